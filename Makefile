@@ -1,0 +1,60 @@
+# Two commands on a fresh machine: `make serve` and `make test`.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# One thread: two OpenMP threads on two busy cores can be a hundred times slower.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help serve demo test test-slow check format proto demo-model evaluate clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+serve: $(VENV)/.installed ## install what serving needs, then run `graftwork serve --demo`
+	$(BIN)/graftwork serve --demo
+
+demo: $(VENV)/.installed ## run the story: three tenants, a fork, a restart
+	$(BIN)/graftwork demo
+
+test: $(VENV)/.installed-dev ## everything that can be tested on this machine
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.installed-dev ## the suites that take minutes
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-dev ## ruff and mypy strict
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## let ruff format and mend what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(VENV)/.installed-dev ## regenerate engine/wire from engine.proto
+	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
+		src/graftwork/engine/wire/engine.proto
+
+demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (about an hour)
+	$(BIN)/python demo/build.py
+
+evaluate: $(VENV)/.installed-dev ## exact match of the demo model and its adapters on held-out cases
+	$(BIN)/python demo/evaluate.py
+
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info src/*.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(VENV)/.installed $@

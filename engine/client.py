@@ -1,0 +1,34 @@
+"""The engine as the rest of the platform sees it."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from graftwork.engine.request import EngineDescription, EngineEvent, EngineRequest, EngineStats
+
+
+class EngineClient(Protocol):
+    """One engine process. Every failure is a `GraftworkError`."""
+
+    async def describe(self) -> EngineDescription:
+        """What model this is. Raises CapacityAbsent while no engine answers."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        """Continue one sequence; closing the generator early cancels the request and frees its pages.
+
+        Raises InvalidRequest, NotFound (no such adapter), CapacityContended (queue full, with the seconds to
+        wait), CapacityAbsent (the engine is gone).
+        """
+        ...
+
+    async def stats(self) -> EngineStats:
+        """A reading of the gauges and counters."""
+        ...
+
+    async def forget_adapter(self, digest: str) -> None:
+        """Free an adapter's memory once the requests that use it have ended; new ones may load it again."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection; the engine cancels whatever it still served for it."""
+        ...

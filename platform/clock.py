@@ -1,0 +1,43 @@
+"""Time as an argument: whoever needs it receives a Clock, so that tests never sleep."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two clocks: `now` for what is stored and shown, `monotonic` for what is measured."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks forward by `seconds`."""
+        self._now += seconds

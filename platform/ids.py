@@ -1,0 +1,27 @@
+"""Identifiers: typed, prefixed, sortable by the time they were made."""
+
+import secrets
+import time
+from typing import NewType
+
+TenantId = NewType("TenantId", str)
+KeyId = NewType("KeyId", str)
+AdapterId = NewType("AdapterId", str)
+SessionId = NewType("SessionId", str)
+TurnId = NewType("TurnId", str)
+CheckpointId = NewType("CheckpointId", str)
+ItemId = NewType("ItemId", str)
+CallId = NewType("CallId", str)
+RequestId = NewType("RequestId", str)
+
+IsolationDomain = NewType("IsolationDomain", bytes)
+"""An opaque digest of whoever may share a prefix cache; the engine never learns whose it is."""
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
+
+
+def new_id(prefix: str) -> str:
+    """`prefix_` and 26 characters: 48 bits of milliseconds, then 80 random bits (a ULID in lower case)."""
+    value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    characters = [_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)]
+    return f"{prefix}_{''.join(characters)}"
