@@ -1,0 +1,95 @@
+"""Puts one engine together from its configuration."""
+
+from dataclasses import dataclass
+from queue import SimpleQueue
+from random import Random
+
+import torch
+
+from graftwork.engine.adapter_weights import AdapterSource
+from graftwork.engine.attention import KvCache
+from graftwork.engine.batch_tensors import BatchBuilder
+from graftwork.engine.checkpoint import fingerprint
+from graftwork.engine.config import EngineConfig
+from graftwork.engine.loop import EngineLoop, Message
+from graftwork.engine.lora_pool import LoraPool
+from graftwork.engine.model_config import ModelConfig, read_model_config
+from graftwork.engine.pages import PagePool
+from graftwork.engine.prefix_tree import PrefixTree
+from graftwork.engine.request import EngineDescription
+from graftwork.engine.runner import ModelRunner, choose_device, choose_dtype, load_decoder, num_device_pages
+from graftwork.engine.scheduler import Scheduler, SchedulerLimits
+from graftwork.engine.scope import ScopeMaker
+from graftwork.platform.clock import Clock, SystemClock
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loop that is ready to run, and what it says of itself."""
+
+    loop: EngineLoop
+    description: EngineDescription
+
+
+def build_engine(config: EngineConfig, source: AdapterSource, clock: Clock | None = None) -> Engine:
+    """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served."""
+    torch.set_num_threads(config.threads)
+    model = read_model_config(config.model)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, model)
+    pages = PagePool(num_device_pages(config, model, dtype))
+    description = _describe(config, model, pages)
+    clock = clock or SystemClock()
+    inbox: SimpleQueue[Message] = SimpleQueue()
+    adapters = LoraPool(
+        source,
+        {target: shape[0] for target, shape in model.target_shapes.items()},
+        budget_bytes=config.lora_pool_bytes,
+        device=device,
+        dtype=dtype,
+        deliver=inbox.put,
+    )
+    scheduler = Scheduler(
+        _limits(config, model),
+        pages,
+        PrefixTree(pages, config.page_tokens),
+        adapters,
+        ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}"),
+        clock=clock,
+        seeds=Random(),
+    )
+    cache = KvCache(model, pages.num_pages, config.page_tokens, device, dtype)
+    runner = ModelRunner(
+        load_decoder(config, model, device, dtype),
+        cache,
+        BatchBuilder(config.page_tokens, cache.null_page, device),
+        adapters,
+    )
+    return Engine(EngineLoop(inbox, scheduler, adapters, pages, runner), description)
+
+
+def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
+    return SchedulerLimits(
+        page_tokens=config.page_tokens,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=min(config.max_running, config.max_batch_tokens),
+        max_waiting=config.max_waiting,
+        context_tokens=model.context_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+    )
+
+
+def _describe(config: EngineConfig, model: ModelConfig, pages: PagePool) -> EngineDescription:
+    return EngineDescription(
+        model_name=config.model_name or config.model.resolve().name,
+        fingerprint=fingerprint(config.model),
+        vocab_size=model.vocab_size,
+        context_tokens=model.context_tokens,
+        eos_token_ids=model.eos_token_ids,
+        num_layers=model.num_layers,
+        target_shapes=model.target_shapes,
+        max_lora_rank=config.max_lora_rank,
+        page_tokens=config.page_tokens,
+        device_pages=pages.num_pages,
+    )

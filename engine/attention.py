@@ -1,0 +1,87 @@
+"""The KV cache of one device, and attention over its pages.
+
+Pages are gathered whole: on a CPU that is a fifth of a step faster than gathering tokens.
+A page is scrubbed when its first token is written, so that nothing of its last owner, and no stray NaN, is ever in
+the padding that a masked softmax multiplies by zero.
+"""
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.batch_tensors import BatchTensors, ChunkRows, DecodeRows
+from graftwork.engine.model_config import ModelConfig
+
+
+class KvCache:
+    """Keys and values of every layer; page `num_pages` is the null page, always zero."""
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._config = config
+        self._page_tokens = page_tokens
+        self.null_page = num_pages
+        shape = (config.num_layers, num_pages + 1, page_tokens, config.num_kv_heads, config.head_dim)
+        self._keys = torch.empty(shape, device=device, dtype=dtype)
+        self._values = torch.empty(shape, device=device, dtype=dtype)
+        self._keys[:, self.null_page] = 0
+        self._values[:, self.null_page] = 0
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: BatchTensors
+    ) -> torch.Tensor:
+        """Write the rows' keys and values, then mix what each row may see.
+
+        query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
+        Returns [num_tokens, heads * head_dim].
+        """
+        keys, values = self._keys[layer], self._values[layer]
+        self._write(keys, key, batch)
+        self._write(values, value, batch)
+        mixed = torch.empty_like(query)
+        if batch.decode is not None:
+            rows = batch.decode.rows
+            mixed[rows] = self._decode(query[rows], keys, values, batch.decode)
+        for chunk in batch.chunks:
+            rows_of_chunk = slice(chunk.start_row, chunk.end_row)
+            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], keys, values, chunk)
+        return mixed.flatten(1)
+
+    def _write(self, pages: torch.Tensor, rows: torch.Tensor, batch: BatchTensors) -> None:
+        pages.index_fill_(0, batch.begun_pages, 0)
+        pages.flatten(0, 1).index_copy_(0, batch.slots, rows)
+
+    def _decode(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows
+    ) -> torch.Tensor:
+        """One query a sequence: the heads that share a KV head stand as its query positions."""
+        count, kv_heads = len(decode), self._config.num_kv_heads
+        grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [sequences, kv_heads, group, head_dim]
+        mixed = functional.scaled_dot_product_attention(
+            grouped,
+            self._gather(keys, decode.pages, count),
+            self._gather(values, decode.pages, count),
+            attn_mask=decode.visible,
+        )
+        return mixed.flatten(1, 2)  # [sequences, heads, head_dim]
+
+    def _chunk(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows) -> torch.Tensor:
+        """Several queries of one sequence, each seeing the keys up to its own position."""
+        group = self._config.num_heads // self._config.num_kv_heads
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
+            self._gather(keys, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
+            self._gather(values, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
+            attn_mask=chunk.visible,
+        )
+        return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
+
+    def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
+        """Whole pages of `count` sequences.  # [count, kv_heads, pages * page_tokens, head_dim]"""
+        gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
+        return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)
+
+
+def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype) -> int:
+    """Keys and values of one page over all layers."""
+    return 2 * config.num_layers * page_tokens * config.kv_width * dtype.itemsize

@@ -1,0 +1,62 @@
+"""One step's work and its result. No torch: the scheduler plans it, the runner carries it out."""
+
+from dataclasses import dataclass
+
+from graftwork.engine.pages import PageId
+from graftwork.engine.request import SamplingParams
+from graftwork.platform.ids import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """How to choose the token after the last one of a slice."""
+
+    params: SamplingParams
+    seed: int
+    """The request's own, or the one drawn for it."""
+    position: int
+    """Of the token to choose, from 0 at the start of the prompt; noise is keyed by (seed, position)."""
+    banned_token_ids: tuple[int, ...]
+    """Tokens that may not be chosen here (the stop tokens, before `min_tokens`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """A run of one sequence's tokens [start, start + len(token_ids)) that this step computes."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    start: int
+    """Position of the first of them; everything before it has its KV in `pages`."""
+    pages: tuple[PageId, ...]
+    """In order; the first ceil((start + len) / page_tokens) of the sequence."""
+    adapter_digest: str | None
+    sample: SampleSpec | None
+    """None while the prompt is not yet computed to its end."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """All slices of one forward pass, at most one for each sequence."""
+
+    slices: tuple[SequenceSlice, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(piece.token_ids) for piece in self.slices)
+
+    @property
+    def num_adapters(self) -> int:
+        """Distinct adapters, the bare base not counted."""
+        return len({piece.adapter_digest for piece in self.slices} - {None})
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The token chosen for every slice that asked for one."""
+
+    token_ids: dict[RequestId, int]

@@ -1,0 +1,33 @@
+"""The engine's settings, each with its unit and what goes wrong outside its range."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine process runs one model on one device."""
+
+    model: Path
+    """A Hugging Face folder: config.json and safetensors."""
+    model_name: str = ""
+    """What clients call the base model; empty takes the folder's name."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, or `cuda:N`."""
+    dtype: str = "auto"
+    """Of weights and KV: `auto` (the checkpoint's), `float32`, `bfloat16`, `float16`."""
+    threads: int = 1
+    """CPU threads of the forward pass. Above the number of idle cores a step can become a hundred times slower."""
+    page_tokens: int = 16
+    """Tokens of one KV page: small wastes less on tails, large gathers faster."""
+    device_kv_bytes: int = 512 * 2**20
+    """Bytes of KV on the device; at least one full context."""
+    lora_pool_bytes: int = 256 * 2**20
+    """Bytes of adapter weights on the device; idle ones make room, least recently used first."""
+    max_lora_rank: int = 128
+    max_batch_tokens: int = 512
+    """Tokens of one step over all requests: large prefills faster, small disturbs decodes less."""
+    max_running: int = 64
+    """Requests in one batch; at most `max_batch_tokens`."""
+    max_waiting: int = 256
+    """Requests in the queue; one more is refused with the seconds to wait."""

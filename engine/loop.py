@@ -1,0 +1,190 @@
+"""The engine's own loop: receive, admit, plan, run, absorb, deliver.
+
+It runs on one thread and owns the scheduler, the LoRA pool and the runner; everybody else talks to it by messages.
+Nothing blocks it but the forward pass itself, and having nothing to do.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from graftwork.engine.batch import StepPlan, StepResult
+from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
+from graftwork.engine.pages import PagePool
+from graftwork.engine.request import EngineRequest, EngineStats
+from graftwork.engine.scheduler import Output, Scheduler
+from graftwork.platform.errors import GraftworkError, InternalFailure
+from graftwork.platform.ids import RequestId
+
+_log = logging.getLogger(__name__)
+
+Sink = Callable[[list[Output]], None]
+"""Takes one gateway's outputs of one step; called on the loop's thread, so it must only hand them over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    request: EngineRequest
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSink:
+    """A gateway is gone: cancel everything that it submitted."""
+
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetAdapter:
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStats:
+    answer: Callable[[EngineStats], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Message = SubmitRequest | CancelRequest | CancelSink | ForgetAdapter | ReadStats | AdapterLoaded | Stop
+
+
+class Runner(Protocol):
+    """Carries a step out."""
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+
+class EngineLoop:
+    """`inbox` is the only way in; sinks are the only way out."""
+
+    def __init__(
+        self, inbox: SimpleQueue[Message], scheduler: Scheduler, adapters: LoraPool, pages: PagePool, runner: Runner
+    ) -> None:
+        self.inbox = inbox
+        self._scheduler = scheduler
+        self._adapters = adapters
+        self._pages = pages
+        self._runner = runner
+        self._sinks: dict[RequestId, Sink] = {}
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until a Stop message."""
+        worked = False
+        while True:
+            self._receive(wait=not worked)
+            if self._stopping:
+                break
+            worked = self.step()
+        self._adapters.close()
+
+    def step(self) -> bool:
+        """One step of everything that can be admitted; False if there was nothing to do.
+
+        After a False, only a message can bring work: what still waits, waits for a load.
+        """
+        self._deliver(self._scheduler.admit())
+        plan = self._scheduler.plan()
+        if plan is None:
+            return False
+        self._deliver(self._carry_out(plan))
+        return True
+
+    def _carry_out(self, plan: StepPlan) -> list[Output]:
+        try:
+            return self._scheduler.absorb(plan, self._runner.run(plan))
+        except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
+            _log.exception("step_failed", extra={"request_ids": [piece.request_id for piece in plan.slices]})
+            failure = InternalFailure("The engine failed while it computed this request; the engine's log says why.")
+            return self._scheduler.fail_running([piece.request_id for piece in plan.slices], failure)
+
+    # ---- in ---------------------------------------------------------------------------------------------------
+
+    def _receive(self, *, wait: bool) -> None:
+        """Take every message in; where there is nothing else to do, wait for the next one."""
+        if wait:
+            self.take(self.inbox.get())
+        while not self._stopping:
+            try:
+                self.take(self.inbox.get_nowait())
+            except Empty:
+                return
+
+    def take(self, message: Message) -> None:
+        """Act on one message."""
+        match message:
+            case SubmitRequest(request, sink):
+                self._submit(request, sink)
+            case CancelRequest(request_id):
+                self._cancel(request_id)
+            case CancelSink(sink):
+                for request_id in [request_id for request_id, other in self._sinks.items() if other is sink]:
+                    self._cancel(request_id)
+            case AdapterLoaded():
+                error = self._adapters.absorb(message)
+                if error is not None:
+                    self._deliver(self._scheduler.fail_waiting_for(message.digest, error))
+            case ForgetAdapter(digest):
+                self._adapters.forget(digest)
+            case ReadStats(answer):
+                answer(self.stats())
+            case Stop():
+                self._stopping = True
+
+    def _submit(self, request: EngineRequest, sink: Sink) -> None:
+        try:
+            self._scheduler.submit(request)
+        except GraftworkError as error:
+            sink([Output(request.request_id, error)])
+        else:
+            self._sinks[request.request_id] = sink
+
+    def _cancel(self, request_id: RequestId) -> None:
+        self._sinks.pop(request_id, None)
+        self._scheduler.cancel(request_id)
+
+    # ---- out --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        """Hand each gateway its outputs of this step, in one piece."""
+        by_sink: dict[Sink, list[Output]] = {}
+        for output in outputs:
+            by_sink.setdefault(self._sinks[output.request_id], []).append(output)
+        for sink, own in by_sink.items():
+            sink(own)
+        for output in outputs:
+            if output.is_last:
+                self._sinks.pop(output.request_id, None)
+
+    def stats(self) -> EngineStats:
+        """A reading of everything that is counted."""
+        counters = self._scheduler.counters
+        return EngineStats(
+            running_requests=self._scheduler.num_running,
+            waiting_requests=self._scheduler.num_waiting,
+            free_pages=self._pages.free_pages,
+            cached_pages=self._pages.idle_pages,
+            active_pages=self._pages.active_pages,
+            resident_adapters=self._adapters.resident_digests,
+            lora_pool_bytes=self._adapters.num_bytes,
+            running_adapters=tuple(sorted(self._scheduler.running_adapters())),
+            waiting_adapters=tuple(sorted(self._scheduler.waiting_adapters())),
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            generated_tokens=counters.generated_tokens,
+            adapter_loads=self._adapters.num_loads,
+            max_adapters_in_a_step=counters.max_adapters_in_a_step,
+        )

@@ -1,0 +1,80 @@
+"""Turns a StepPlan into a StepResult: the one place where plans meet weights."""
+
+import torch
+
+from graftwork.engine.attention import KvCache, bytes_per_page
+from graftwork.engine.batch import StepPlan, StepResult
+from graftwork.engine.batch_tensors import AdapterRun, BatchBuilder, BatchTensors
+from graftwork.engine.checkpoint import Checkpoint
+from graftwork.engine.config import EngineConfig
+from graftwork.engine.decoder import Decoder, load_decoder_weights
+from graftwork.engine.lora import LoraSegments, Segment
+from graftwork.engine.lora_pool import LoraPool
+from graftwork.engine.model_config import ModelConfig
+from graftwork.engine.rotary import RotaryTable
+from graftwork.engine.sampler import choose_tokens
+from graftwork.engine.sequence import pages_for
+from graftwork.platform.errors import InvalidRequest
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelRunner:
+    """Owns the decoder and the KV memory; reads the LoRA pool."""
+
+    def __init__(self, decoder: Decoder, cache: KvCache, builder: BatchBuilder, pool: LoraPool) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._builder = builder
+        self._pool = pool
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """One forward pass, and a token for every slice that asked for one."""
+        batch = self._builder.build(plan)
+        sampled = [piece for piece in batch.slices if piece.sample is not None]
+        logits = self.logits(batch)
+        tokens = choose_tokens(logits, [piece.sample for piece in sampled if piece.sample is not None])
+        return StepResult({piece.request_id: token for piece, token in zip(sampled, tokens, strict=True)})
+
+    def logits(self, batch: BatchTensors) -> torch.Tensor:
+        """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
+        return self._decoder.logits(batch, self._cache, self._segments(batch.adapter_runs))
+
+    def _segments(self, runs: tuple[AdapterRun, ...]) -> LoraSegments:
+        return LoraSegments(tuple(Segment(run.start_row, run.end_row, self._pool.get(run.digest)) for run in runs))
+
+
+def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """Read the checkpoint onto the device."""
+    weights = load_decoder_weights(Checkpoint(config.model), model, device, dtype)
+    return Decoder(model, weights, RotaryTable(model.head_dim, model.rope_theta, model.context_tokens, device))
+
+
+def num_device_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Pages that the KV budget buys. Raises InvalidRequest if not even one full context fits."""
+    each = bytes_per_page(model, config.page_tokens, dtype)
+    pages = config.device_kv_bytes // each
+    needed = pages_for(model.context_tokens, config.page_tokens)
+    if pages < needed:
+        raise InvalidRequest(
+            f"--device-kv-bytes {config.device_kv_bytes} holds {pages} pages; one context of {model.context_tokens} "
+            f"tokens needs {needed}. Give at least {needed * each} bytes.",
+            param="device_kv_bytes",
+        )
+    return pages
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def choose_dtype(name: str, model: ModelConfig) -> torch.dtype:
+    """`auto` is the checkpoint's own."""
+    wanted = model.dtype if name == "auto" else name
+    if wanted not in _DTYPES:
+        raise InvalidRequest(f"dtype {wanted!r} is not served: choose one of {', '.join(_DTYPES)}.", param="dtype")
+    return _DTYPES[wanted]

@@ -1,0 +1,125 @@
+"""The engine's gRPC face: one conversation for each gateway, on top of the loop's inbox."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from graftwork.engine.adapter_weights import AdapterSource
+from graftwork.engine.assembly import Engine, build_engine
+from graftwork.engine.config import EngineConfig
+from graftwork.engine.loop import CancelRequest, CancelSink, ForgetAdapter, ReadStats, Stop, SubmitRequest
+from graftwork.engine.request import EngineStats
+from graftwork.engine.scheduler import Output
+from graftwork.engine.wire import codec, engine_pb2_grpc
+from graftwork.engine.wire import engine_pb2 as wire
+from graftwork.platform.ids import RequestId
+
+_log = logging.getLogger(__name__)
+
+_OPTIONS = [("grpc.max_receive_message_length", 64 * 2**20), ("grpc.so_reuseport", 0)]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EngineServicer(engine_pb2_grpc.EngineServicer):
+    """Passes messages between gateways and the loop; decides nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._inbox = engine.loop.inbox
+        self._description = engine.description
+
+    async def Converse(  # noqa: N802 - gRPC's name
+        self, messages: AsyncIterator[wire.GatewayMessage], context: Context
+    ) -> AsyncIterator[wire.StepOutput]:
+        """Until the gateway hangs up; then everything it submitted is cancelled."""
+        event_loop = asyncio.get_running_loop()
+        outputs: asyncio.Queue[list[Output]] = asyncio.Queue()
+
+        def sink(step: list[Output]) -> None:
+            event_loop.call_soon_threadsafe(outputs.put_nowait, step)
+
+        reading = asyncio.create_task(self._read(messages, sink))
+        try:
+            while True:
+                step = await outputs.get()
+                yield wire.StepOutput(
+                    outputs=[codec.output_to_wire(output.request_id, output.event) for output in step]
+                )
+        finally:
+            reading.cancel()
+            self._inbox.put(CancelSink(sink))
+
+    async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Callable[[list[Output]], None]) -> None:
+        async for message in messages:
+            if message.WhichOneof("message") == "submit":
+                self._inbox.put(SubmitRequest(codec.request_from_wire(message.submit), sink))
+            else:
+                self._inbox.put(CancelRequest(RequestId(message.cancel.request_id)))
+
+    async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.Description:  # noqa: N802
+        return codec.description_to_wire(self._description)
+
+    async def ReadStats(self, request: wire.StatsRequest, context: Context) -> wire.Stats:  # noqa: N802
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[EngineStats] = event_loop.create_future()
+
+        def settle(stats: EngineStats) -> None:
+            event_loop.call_soon_threadsafe(_settle, answer, stats)
+
+        self._inbox.put(ReadStats(settle))
+        return codec.stats_to_wire(await answer)
+
+    async def ForgetAdapter(  # noqa: N802
+        self, request: wire.ForgetAdapterRequest, context: Context
+    ) -> wire.ForgetAdapterReply:
+        self._inbox.put(ForgetAdapter(request.digest))
+        return wire.ForgetAdapterReply()
+
+
+def _settle(answer: "asyncio.Future[EngineStats]", stats: EngineStats) -> None:
+    if not answer.done():  # its caller may have gone meanwhile
+        answer.set_result(stats)
+
+
+class EngineServer:
+    """The loop's thread and the gRPC server around it."""
+
+    def __init__(self, engine: Engine, listen: str) -> None:
+        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`; port 0 takes a free one."""
+        self._engine = engine
+        self._server = grpc.aio.server(options=_OPTIONS)
+        engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
+        self.port = self._server.add_insecure_port(listen)
+        self._thread = threading.Thread(target=engine.loop.run, name="engine-loop", daemon=True)
+
+    async def start(self) -> None:
+        self._thread.start()
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Hang up on every gateway, then end the loop."""
+        await self._server.stop(grace=None)
+        self._engine.loop.inbox.put(Stop())
+        await asyncio.to_thread(self._thread.join)
+
+
+def serve_engine(config: EngineConfig, source: AdapterSource, listen: str) -> None:
+    """Build an engine and serve it until SIGTERM or SIGINT."""
+    asyncio.run(_serve(build_engine(config, source), listen))
+
+
+async def _serve(engine: Engine, listen: str) -> None:
+    server = EngineServer(engine, listen)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await server.start()
+    _log.info("engine_ready", extra={"listen": listen, "model": engine.description.model_name})
+    await stopping.wait()
+    await server.stop()

@@ -1,0 +1,171 @@
+"""Between the dataclasses of engine/request.py and the messages of engine.proto.
+
+WARNING: every field of engine.proto is named here, once for each direction; change the three together.
+"""
+
+from dataclasses import asdict
+
+from graftwork.engine.request import (
+    CacheReport,
+    EngineDescription,
+    EngineEvent,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    MissReason,
+    PromptAdmitted,
+    RequestFinished,
+    SamplingParams,
+    ServiceTier,
+    TokensGenerated,
+)
+from graftwork.engine.wire import engine_pb2 as wire
+from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
+from graftwork.platform.ids import IsolationDomain, RequestId
+
+
+def request_to_wire(request: EngineRequest) -> wire.Submit:
+    return wire.Submit(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=wire.Sampling(**asdict(request.sampling)),
+        isolation=request.isolation,
+        adapter_digest=request.adapter_digest,
+        tier=request.tier,
+        share=request.share,
+        weight=request.weight,
+    )
+
+
+def request_from_wire(submit: wire.Submit) -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId(submit.request_id),
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        sampling=_sampling_from_wire(submit.sampling),
+        isolation=IsolationDomain(submit.isolation),
+        adapter_digest=submit.adapter_digest if submit.HasField("adapter_digest") else None,
+        tier=ServiceTier(submit.tier),
+        share=submit.share,
+        weight=submit.weight,
+    )
+
+
+def _sampling_from_wire(sampling: wire.Sampling) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -> wire.RequestOutput:
+    match event:
+        case PromptAdmitted(cache):
+            return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
+        case TokensGenerated(token_ids):
+            return wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=token_ids))
+        case RequestFinished(reason, completion_tokens):
+            finished = wire.Finished(reason=reason, completion_tokens=completion_tokens)
+            return wire.RequestOutput(request_id=request_id, finished=finished)
+        case GraftworkError():
+            return wire.RequestOutput(request_id=request_id, failed=_error_to_wire(event))
+
+
+def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
+    match output.WhichOneof("event"):
+        case "admitted":
+            return PromptAdmitted(_cache_from_wire(output.admitted))
+        case "tokens":
+            return TokensGenerated(tuple(output.tokens.token_ids))
+        case "finished":
+            return RequestFinished(FinishReason(output.finished.reason), output.finished.completion_tokens)
+        case "failed":
+            return _error_from_wire(output.failed)
+        case unknown:
+            return InternalFailure(f"The engine sent an event of unknown kind {unknown!r}.")
+
+
+def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
+    return CacheReport(
+        device_tokens=admitted.device_tokens,
+        host_tokens=admitted.host_tokens,
+        disk_tokens=admitted.disk_tokens,
+        recomputed_tokens=admitted.recomputed_tokens,
+        miss_reason=MissReason(admitted.miss_reason) if admitted.HasField("miss_reason") else None,
+    )
+
+
+def _error_to_wire(error: GraftworkError) -> wire.Failed:
+    return wire.Failed(
+        kind=type(error).__name__,
+        message=error.message,
+        code=error.code,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def _error_from_wire(failed: wire.Failed) -> GraftworkError:
+    return error_classes().get(failed.kind, InternalFailure)(
+        failed.message,
+        code=failed.code,
+        param=failed.param if failed.HasField("param") else None,
+        retry_after_s=failed.retry_after_s if failed.HasField("retry_after_s") else None,
+    )
+
+
+def description_to_wire(description: EngineDescription) -> wire.Description:
+    fields = asdict(description)
+    shapes = fields.pop("target_shapes")
+    return wire.Description(
+        **fields,
+        target_shapes=[
+            wire.TargetShape(target=target, out_features=out_features, in_features=in_features)
+            for target, (out_features, in_features) in shapes.items()
+        ],
+    )
+
+
+def description_from_wire(message: wire.Description) -> EngineDescription:
+    return EngineDescription(
+        model_name=message.model_name,
+        fingerprint=message.fingerprint,
+        vocab_size=message.vocab_size,
+        context_tokens=message.context_tokens,
+        eos_token_ids=tuple(message.eos_token_ids),
+        num_layers=message.num_layers,
+        target_shapes={shape.target: (shape.out_features, shape.in_features) for shape in message.target_shapes},
+        max_lora_rank=message.max_lora_rank,
+        page_tokens=message.page_tokens,
+        device_pages=message.device_pages,
+    )
+
+
+def stats_to_wire(stats: EngineStats) -> wire.Stats:
+    return wire.Stats(**asdict(stats))
+
+
+def stats_from_wire(message: wire.Stats) -> EngineStats:
+    return EngineStats(
+        running_requests=message.running_requests,
+        waiting_requests=message.waiting_requests,
+        free_pages=message.free_pages,
+        cached_pages=message.cached_pages,
+        active_pages=message.active_pages,
+        resident_adapters=tuple(message.resident_adapters),
+        lora_pool_bytes=message.lora_pool_bytes,
+        running_adapters=tuple(message.running_adapters),
+        waiting_adapters=tuple(message.waiting_adapters),
+        steps=message.steps,
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        generated_tokens=message.generated_tokens,
+        adapter_loads=message.adapter_loads,
+        max_adapters_in_a_step=message.max_adapters_in_a_step,
+    )

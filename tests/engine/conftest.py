@@ -1,0 +1,53 @@
+"""Random models and engines over them, made once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graftwork.engine.assembly import build_engine
+from graftwork.engine.config import EngineConfig
+from tests.engine.harness import Harness
+from tests.engine.random_models import FolderSource, make_adapter, make_base, reference_model
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A base, three adapters unlike one another, and the reference of each."""
+
+    base: Path
+    source: FolderSource
+    references: dict[str | None, torch.nn.Module]
+
+    def engine(self, **options: Any) -> Harness:
+        """A fresh engine in fp32 over the lab's base."""
+        settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_kv_bytes": 4 * 2**20} | options
+        return Harness(build_engine(EngineConfig(model=self.base, **settings), self.source))
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("lab")
+    base = make_base(root / "base")
+    options: dict[str, dict[str, Any]] = {
+        "sha256:wide": {"r": 8, "lora_alpha": 16},
+        "sha256:narrow": {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+        "sha256:rooted": {"r": 4, "lora_alpha": 6, "use_rslora": True, "layers_to_transform": [1]},
+    }
+    folders = {
+        digest: make_adapter(base, root / digest[7:], seed=seed, **settings)
+        for seed, (digest, settings) in enumerate(options.items(), start=1)
+    }
+    scales = {"sha256:wide": 2.0, "sha256:narrow": 5 / 3, "sha256:rooted": 6 / 2}
+    references: dict[str | None, torch.nn.Module] = {None: reference_model(base, None)}
+    references |= {digest: reference_model(base, folder) for digest, folder in folders.items()}
+    return Lab(base, FolderSource(folders, scales), references)
+
+
+@pytest.fixture
+def make_engine(lab: Lab) -> Callable[..., Harness]:
+    return lab.engine

@@ -1,0 +1,112 @@
+"""Drives an engine's loop by hand, without threads or gRPC: submit, then step until everyone has an end."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from graftwork.engine.assembly import Engine
+from graftwork.engine.loop import CancelRequest, SubmitRequest
+from graftwork.engine.request import (
+    CacheReport,
+    EngineRequest,
+    FinishReason,
+    PromptAdmitted,
+    RequestFinished,
+    SamplingParams,
+    TokensGenerated,
+)
+from graftwork.engine.scheduler import Output
+from graftwork.platform.errors import GraftworkError
+from graftwork.platform.ids import IsolationDomain, RequestId
+
+_LOAD_WITHIN_S = 20
+
+
+@dataclass
+class Outcome:
+    """Everything that one request was told."""
+
+    token_ids: list[int] = field(default_factory=list)
+    cache: CacheReport | None = None
+    finish: FinishReason | None = None
+    error: GraftworkError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+class Harness:
+    """One engine and the outcomes of what was submitted to it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.loop = engine.loop
+        self.outcomes: dict[RequestId, Outcome] = {}
+        self._numbers = count(1)
+
+    def submit(
+        self,
+        prompt: list[int],
+        *,
+        adapter: str | None = None,
+        domain: bytes = b"tenant",
+        share: str = "",
+        **sampling: object,
+    ) -> Outcome:
+        """Queue a greedy request, unless `sampling` says otherwise."""
+        request_id = RequestId(f"req_{next(self._numbers)}")
+        options = {"max_tokens": 8, "temperature": 0.0} | sampling
+        request = EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(**options),  # type: ignore[arg-type]
+            isolation=IsolationDomain(domain),
+            adapter_digest=adapter,
+            share=share,
+        )
+        self.outcomes[request_id] = Outcome()
+        self.loop.take(SubmitRequest(request, self._sink))
+        return self.outcomes[request_id]
+
+    def cancel(self, outcome: Outcome) -> None:
+        request_id = next(key for key, value in self.outcomes.items() if value is outcome)
+        self.loop.take(CancelRequest(request_id))
+        outcome.error = GraftworkError("cancelled by the test")
+
+    def step(self) -> None:
+        """One step; where all wait for a load, the load is waited for first."""
+        while not self.loop.inbox.empty():
+            self.loop.take(self.loop.inbox.get())
+        worked = self.loop.step()
+        if not worked and self.loop.stats().waiting_requests:
+            self.loop.take(self.loop.inbox.get(timeout=_LOAD_WITHIN_S))
+
+    def finish(self) -> None:
+        """Step until every request is over."""
+        while not all(outcome.is_over for outcome in self.outcomes.values()):
+            self.step()
+
+    def run(self, prompt: list[int], **options: object) -> Outcome:
+        """Submit one request and see it through."""
+        outcome = self.submit(prompt, **options)  # type: ignore[arg-type]
+        self.finish()
+        return outcome
+
+    def warm(self, *digests: str | None) -> None:
+        """Have some adapters resident before the scene begins."""
+        for digest in digests:
+            self.run([2], adapter=digest, max_tokens=1)
+
+    def _sink(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            outcome = self.outcomes[output.request_id]
+            match output.event:
+                case PromptAdmitted(cache):
+                    outcome.cache = cache
+                case TokensGenerated(token_ids):
+                    outcome.token_ids.extend(token_ids)
+                case RequestFinished(reason, completion_tokens):
+                    assert completion_tokens == len(outcome.token_ids)
+                    outcome.finish = reason
+                case GraftworkError() as error:
+                    outcome.error = error
