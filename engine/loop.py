@@ -130,7 +130,7 @@ class EngineLoop:
             case CancelRequest(request_id):
                 self._cancel(request_id)
             case CancelSink(sink):
-                for request_id in [request_id for request_id, other in self._sinks.items() if other is sink]:
+                for request_id in [request_id for request_id, other in self._sinks.items() if other == sink]:
                     self._cancel(request_id)
             case AdapterLoaded():
                 error = self._adapters.absorb(message)

@@ -133,7 +133,8 @@ class Scheduler:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises a typed error, and changes nothing, if it cannot be served."""
         self._validate(request)
-        if len(self._waiting) >= self._limits.max_waiting:
+        free_places = self._limits.max_running - len(self._running)
+        if len(self._waiting) >= self._limits.max_waiting + free_places:
             raise CapacityContended(
                 f"The queue is full: {self._limits.max_waiting} requests are waiting. Try again later.",
                 retry_after_s=self._pace.seconds_until_room(),

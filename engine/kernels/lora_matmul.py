@@ -109,7 +109,7 @@ def shrink_kernel(
         total = sum_span(x_rows, a_rows, row_mask, rank_mask, first, last, UPCAST, BLOCK_ROWS, BLOCK_RANK, BLOCK_IN)
     else:
         total = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
-        for span in range(0, num_spans):
+        for span in range(num_spans):
             first = span * span_features
             last = min(first + span_features, in_features)
             total += sum_span(
@@ -121,6 +121,48 @@ def shrink_kernel(
     if PARALLEL_SPANS:
         v_pointers += tl.program_id(1).to(tl.int64) * plane_stride
     tl.store(v_pointers, total, mask=row_mask[:, None])  # zeros above the rank
+
+
+@triton.jit
+def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
+    """The slice that an output block lies in, and that slice's first block."""
+    slice_index = 0
+    first_block = 0
+    blocks_before = 0
+    for candidate in tl.static_range(NUM_SLICES):
+        slice_index = tl.where(block >= blocks_before, candidate, slice_index)
+        first_block = tl.where(block >= blocks_before, blocks_before, first_block)
+        blocks_before += (tl.load(widths + candidate) + BLOCK_OUT - 1) // BLOCK_OUT
+    return slice_index, first_block
+
+
+@triton.jit
+def sum_planes(
+    v_pointers, row_mask, plane_stride, NUM_PLANES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr
+):
+    """v, the planes added in order: fp32 [BLOCK_ROWS, BLOCK_RANK]."""
+    v = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
+    for _ in tl.static_range(NUM_PLANES):
+        v += tl.load(v_pointers, mask=row_mask[:, None], other=0.0)
+        v_pointers += plane_stride
+    return v
+
+
+@triton.jit
+def multiply_precisely(v, b_block, total, SPLIT_V: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
+    """total + v @ b_block, with v's fp32 precision (see expand_precision)."""
+    if SPLIT_V:
+        v_high = v.to(b_block.dtype)
+        v_low = (v - v_high.to(tl.float32)).to(b_block.dtype)
+        if UPCAST:
+            v_high = v_high.to(tl.float32)
+            v_low = v_low.to(tl.float32)
+            b_block = b_block.to(tl.float32)
+        total = tl.dot(v_high, b_block, total)
+        total = tl.dot(v_low, b_block, total)
+    else:
+        total = tl.dot(v, b_block.to(tl.float32), total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
@@ -159,13 +201,7 @@ def expand_kernel(
     length = tl.load(tile_length + tile)
     if length == 0:
         return
-    slice_index = 0
-    first_block = 0
-    blocks_before = 0
-    for candidate in tl.static_range(NUM_SLICES):
-        slice_index = tl.where(block >= blocks_before, candidate, slice_index)
-        first_block = tl.where(block >= blocks_before, blocks_before, first_block)
-        blocks_before += (tl.load(widths + candidate) + BLOCK_OUT - 1) // BLOCK_OUT
+    slice_index, first_block = find_slice(block, widths, NUM_SLICES, BLOCK_OUT)
     entry = tl.load(tile_slot + tile) * NUM_SLICES + slice_index
     rank = tl.load(ranks + entry)
     if rank == 0:
@@ -189,24 +225,11 @@ def expand_kernel(
     for first_rank in range(0, rank, BLOCK_RANK):
         rank_ids = first_rank + tl.arange(0, BLOCK_RANK)
         rank_mask = rank_ids < rank
-        v = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
         v_pointers = v_rows + rank_ids[None, :]
-        for _ in tl.static_range(NUM_PLANES):
-            v += tl.load(v_pointers, mask=row_mask[:, None], other=0.0)
-            v_pointers += plane_stride
+        v = sum_planes(v_pointers, row_mask, plane_stride, NUM_PLANES, BLOCK_ROWS, BLOCK_RANK)
         b_pointers_block = b + rank_ids[:, None].to(tl.int64) * width + columns[None, :]
         b_block = tl.load(b_pointers_block, mask=rank_mask[:, None] & column_mask[None, :], other=0.0)
-        if SPLIT_V:
-            v_high = v.to(WEIGHT_DTYPE)
-            v_low = (v - v_high.to(tl.float32)).to(WEIGHT_DTYPE)
-            if UPCAST:
-                v_high = v_high.to(tl.float32)
-                v_low = v_low.to(tl.float32)
-                b_block = b_block.to(tl.float32)
-            delta = tl.dot(v_high, b_block, delta)
-            delta = tl.dot(v_low, b_block, delta)
-        else:
-            delta = tl.dot(v, b_block.to(tl.float32), delta, input_precision=PRECISION)
+        delta = multiply_precisely(v, b_block, delta, SPLIT_V, PRECISION, UPCAST)
 
     scale = tl.load(scales + entry)
     tl.store(y_pointers, (y_block + scale * delta).to(y.dtype.element_ty), mask=y_mask)

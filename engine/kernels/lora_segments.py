@@ -138,5 +138,7 @@ def _pack(
     for array, offset in zip(arrays, offsets, strict=False):
         on_host[offset : offset + len(array)] = torch.tensor(array, dtype=torch.int32)
     packed = on_host.to(device)
-    views = [packed[offset : offset + size] for offset, size in zip(offsets, sizes, strict=False)]
-    return LoraSegments(packed, *views, tile_rows=tile_rows, num_rows=num_rows)
+    start, length, slot, permutation = (
+        packed[offset : offset + size] for offset, size in zip(offsets, sizes, strict=False)
+    )
+    return LoraSegments(packed, start, length, slot, permutation, tile_rows, num_rows)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from graftwork.engine.assembly import Engine
 from graftwork.engine.loop import CancelRequest, SubmitRequest
@@ -51,15 +52,15 @@ class Harness:
         adapter: str | None = None,
         domain: bytes = b"tenant",
         share: str = "",
-        **sampling: object,
+        **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
         request_id = RequestId(f"req_{next(self._numbers)}")
-        options = {"max_tokens": 8, "temperature": 0.0} | sampling
+        options: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0} | sampling
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(**options),  # type: ignore[arg-type]
+            sampling=SamplingParams(**options),
             isolation=IsolationDomain(domain),
             adapter_digest=adapter,
             share=share,
@@ -86,9 +87,9 @@ class Harness:
         while not all(outcome.is_over for outcome in self.outcomes.values()):
             self.step()
 
-    def run(self, prompt: list[int], **options: object) -> Outcome:
+    def run(self, prompt: list[int], **options: Any) -> Outcome:
         """Submit one request and see it through."""
-        outcome = self.submit(prompt, **options)  # type: ignore[arg-type]
+        outcome = self.submit(prompt, **options)
         self.finish()
         return outcome
 

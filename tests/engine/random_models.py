@@ -44,16 +44,16 @@ def make_adapter(base: Path, folder: Path, seed: int, **options: Any) -> Path:
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.normal_(std=0.3)
-    model.save_pretrained(folder)
+    model.save_pretrained(str(folder))
     return folder
 
 
 def reference_model(base: Path, adapter: Path | None) -> torch.nn.Module:
     """The reference of one row: transformers alone, or peft over it, unmerged, in fp32."""
-    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
-    if adapter is None:
-        return model.eval()  # type: ignore[no-any-return]
-    return PeftModel.from_pretrained(model, adapter).eval()  # type: ignore[no-any-return]
+    model: torch.nn.Module = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
+    return model.requires_grad_(False).train(False)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The engine's logits and tokens against transformers and peft, row by row."""
 
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -41,9 +42,7 @@ class RecordingRunner:
             logits = runner.logits(batch)  # type: ignore[attr-defined]
         sampled = [piece for piece in batch.slices if piece.sample is not None]
         self.rows += zip(sampled, logits, strict=True)
-        return StepResult(
-            {piece.request_id: int(row.argmax()) for piece, row in zip(sampled, logits, strict=True)}
-        )
+        return StepResult({piece.request_id: int(row.argmax()) for piece, row in zip(sampled, logits, strict=True)})
 
 
 @pytest.mark.parametrize("max_batch_tokens", [512, 7])
@@ -135,7 +134,7 @@ def test_stale_and_poisoned_memory_is_never_read(lab: Lab) -> None:
 def test_a_seeded_output_does_not_depend_on_the_batch(lab: Lab) -> None:
     """A sampled request with a seed gets the same tokens alone and among others; without a seed they vary."""
     prompt = random_prompt(Random(5), 12)
-    sampling = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "max_tokens": 12, "ignore_eos": True}
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "max_tokens": 12, "ignore_eos": True}
     alone = lab.engine().run(prompt, seed=42, **sampling)
     crowded = lab.engine(max_batch_tokens=16, max_running=8)
 

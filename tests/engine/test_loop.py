@@ -1,0 +1,63 @@
+"""The loop: what goes wrong in one place stays there."""
+
+from collections.abc import Callable
+
+from graftwork.engine.batch import StepPlan, StepResult
+from graftwork.engine.loop import CancelSink, Runner
+from graftwork.platform.errors import InternalFailure, NotFound
+from tests.engine.harness import Harness
+
+MakeEngine = Callable[..., Harness]
+
+
+class FailsOnce:
+    """A runner whose first step fails."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._failed = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if not self._failed:
+            self._failed = True
+            raise RuntimeError("the device is gone")
+        return self._runner.run(plan)
+
+
+def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) -> None:
+    """The requests of the step get a typed error, their pages come back, and the next request is served."""
+    harness = make_engine()
+    harness.loop._runner = FailsOnce(harness.loop._runner)
+
+    failed = harness.run([5, 6, 7])
+    served = harness.run([5, 6, 7])
+
+    assert isinstance(failed.error, InternalFailure)
+    assert served.finish is not None
+    assert harness.loop.stats().active_pages == 0
+
+
+def test_an_adapter_that_does_not_exist_ends_only_its_requests(make_engine: MakeEngine) -> None:
+    """A load that fails is a NotFound for its requests; the base goes on."""
+    harness = make_engine()
+
+    lost = harness.submit([5, 6], adapter="sha256:nowhere")
+    base = harness.submit([5, 6])
+    harness.finish()
+
+    assert isinstance(lost.error, NotFound)
+    assert base.finish is not None
+
+
+def test_a_gateway_that_is_gone_takes_its_requests_with_it(make_engine: MakeEngine) -> None:
+    """Everything submitted through a sink is cancelled with it; pages and queue are empty."""
+    harness = make_engine(max_running=2)
+    for number in range(5):
+        harness.submit([9, 8, 7, number + 2], max_tokens=50, ignore_eos=True)
+    harness.step()
+
+    harness.loop.take(CancelSink(harness._sink))
+
+    stats = harness.loop.stats()
+    assert (stats.running_requests, stats.waiting_requests, stats.active_pages) == (0, 0, 0)
+    assert harness.loop.step() is False
