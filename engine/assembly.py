@@ -1,5 +1,6 @@
 """Puts one engine together from its configuration."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from random import Random
@@ -31,18 +32,22 @@ class Engine:
     description: EngineDescription
 
 
-def build_engine(config: EngineConfig, source: AdapterSource, clock: Clock | None = None) -> Engine:
+SourceFor = Callable[[EngineDescription], AdapterSource]
+"""Makes the source of adapters for a model: what they are checked against is known only once the model is read."""
+
+
+def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | None = None) -> Engine:
     """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served."""
     torch.set_num_threads(config.threads)
     model = read_model_config(config.model)
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, model)
+    dtype = choose_dtype(config.dtype, model, device)
     pages = PagePool(num_device_pages(config, model, dtype))
     description = _describe(config, model, pages)
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
     adapters = LoraPool(
-        source,
+        source_for(description),
         {target: shape[0] for target, shape in model.target_shapes.items()},
         budget_bytes=config.lora_pool_bytes,
         device=device,

@@ -15,7 +15,7 @@ class EngineConfig:
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, or `cuda:N`."""
     dtype: str = "auto"
-    """Of weights and KV: `auto` (the checkpoint's), `float32`, `bfloat16`, `float16`."""
+    """Of weights and KV: `auto` (the checkpoint's; float32 on CPUs without bf16), `float32`, `bfloat16`, `float16`."""
     threads: int = 1
     """CPU threads of the forward pass. Above the number of idle cores a step can become a hundred times slower."""
     page_tokens: int = 16

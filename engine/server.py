@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from graftwork.engine.adapter_weights import AdapterSource
-from graftwork.engine.assembly import Engine, build_engine
+from graftwork.engine.assembly import Engine, SourceFor, build_engine
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.loop import CancelRequest, CancelSink, ForgetAdapter, ReadStats, Stop, SubmitRequest
 from graftwork.engine.request import EngineStats
@@ -109,9 +108,9 @@ class EngineServer:
         await asyncio.to_thread(self._thread.join)
 
 
-def serve_engine(config: EngineConfig, source: AdapterSource, listen: str) -> None:
+def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str) -> None:
     """Build an engine and serve it until SIGTERM or SIGINT."""
-    asyncio.run(_serve(build_engine(config, source), listen))
+    asyncio.run(_serve(build_engine(config, source_for), listen))
 
 
 async def _serve(engine: Engine, listen: str) -> None:

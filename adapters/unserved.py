@@ -1,0 +1,147 @@
+"""What PEFT can put into an adapter and this server does not apply yet.
+
+Two tables: fields of the configuration, and tensors. Each row says what the thing is, so that a refusal does too.
+Serving one of them means removing its row here and giving checkpoint.py a place for it.
+Whatever is in no table and not understood is refused as well: an adapter is applied whole or not at all.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graftwork.adapters.names import shown
+from graftwork.platform.errors import ValidationFailed
+
+
+def _is_set(value: object) -> bool:
+    return value not in (None, False, "", [], {})
+
+
+def _is_bias(value: object) -> bool:
+    return value not in (None, "none")
+
+
+def _changes_base(value: object) -> bool:
+    """Whether an initialisation moved part of the base's weights into the adapter, or is one nobody here knows."""
+    return not (value is None or isinstance(value, bool) or value in _INITIALISATIONS_THAT_KEEP_THE_BASE)
+
+
+_INITIALISATIONS_THAT_KEEP_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedSetting:
+    """A field of adapter_config.json that changes how an adapter is applied."""
+
+    field: str
+    what: str
+    in_use: Callable[[object], bool] = _is_set
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedTensor:
+    """Tensors by their names."""
+
+    pattern: re.Pattern[str]
+    what: str
+
+
+_CONVERT = "an initialisation that changes the base's weights: save with path_initial_model_for_weight_conversion"
+
+UNSERVED_SETTINGS = (
+    UnservedSetting("use_dora", "DoRA, whose magnitude vectors rescale the base's weights"),
+    UnservedSetting("bias", "trained bias terms of the base ('all' or 'lora_only')", _is_bias),
+    UnservedSetting("lora_bias", "a bias on lora_B"),
+    UnservedSetting("modules_to_save", "whole modules that replace the base's"),
+    UnservedSetting("trainable_token_indices", "rows of the embedding that replace the base's"),
+    UnservedSetting("fan_in_fan_out", "weights stored transposed, as for GPT-2's Conv1D"),
+    UnservedSetting("layer_replication", "layers of the base repeated into a larger model"),
+    UnservedSetting("init_lora_weights", _CONVERT, _changes_base),
+    UnservedSetting("loftq_config", "LoftQ, an adapter to a quantised base"),
+    UnservedSetting("alora_invocation_tokens", "aLoRA, active only behind its invocation tokens"),
+    UnservedSetting("use_qalora", "QALoRA, whose lora_A reads pooled inputs"),
+    UnservedSetting("target_parameters", "LoRA on bare parameters, as in mixtures of experts"),
+    UnservedSetting("use_bdlora", "BD-LoRA, block-diagonal factors"),
+    UnservedSetting("arrow_config", "Arrow routing between adapters"),
+    UnservedSetting("kasa_config", "KaSA, singular values between the factors"),
+    UnservedSetting("velora_config", "VeLoRA"),
+    UnservedSetting("monteclora_config", "MonteCLoRA"),
+    UnservedSetting("megatron_config", "LoRA on Megatron's parallel layers"),
+    UnservedSetting("ensure_weight_tying", "adapters shared between tied layers"),
+)
+
+_SERVED_FIELDS = frozenset(
+    [
+        "alpha_pattern",
+        "base_fingerprint",
+        "base_model_name_or_path",
+        "exclude_modules",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "peft_type",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "use_rslora",
+    ]
+)
+
+_TRAINING_FIELDS = frozenset(
+    [
+        "auto_mapping",
+        "corda_config",
+        "eva_config",
+        "inference_mode",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    ]
+)
+"""Fields that say how the adapter was made, or that do nothing without a setting refused above."""
+
+UNSERVED_TENSORS = (
+    UnservedTensor(re.compile(r"lora_magnitude_vector"), "DoRA's magnitude vectors"),
+    UnservedTensor(re.compile(r"lora_embedding_[AB]"), "LoRA on an embedding"),
+    UnservedTensor(re.compile(r"(^|\.)embed_tokens\."), "LoRA on, or a copy of, the input embedding"),
+    UnservedTensor(re.compile(r"(^|\.)lm_head\."), "LoRA on, or a copy of, the output head"),
+    UnservedTensor(re.compile(r"modules_to_save"), "whole modules that replace the base's"),
+    UnservedTensor(re.compile(r"token_adapter|trainable_tokens"), "trained rows of the embedding"),
+    UnservedTensor(re.compile(r"lora_diag"), "KaSA's singular values"),
+    UnservedTensor(re.compile(r"\.lora_[AB](\.default)?\.bias$"), "a bias on a factor"),
+    UnservedTensor(re.compile(r"\.bias$"), "trained bias terms of the base"),
+    UnservedTensor(re.compile(r"hada_|lokr_|oft_|ia3_|vera_lambda|boft_|loha_"), "another method than LoRA"),
+    UnservedTensor(re.compile(r"\.experts?\."), "LoRA on a mixture's experts"),
+)
+
+
+def refuse_unserved_settings(config: dict[str, Any]) -> None:
+    """Raises ValidationFailed naming the first field that would be silently dropped."""
+    for setting in UNSERVED_SETTINGS:
+        if setting.in_use(config.get(setting.field)):
+            raise _unserved(f"config.{setting.field}", setting.what)
+    known = _SERVED_FIELDS | _TRAINING_FIELDS | {setting.field for setting in UNSERVED_SETTINGS}
+    for field, value in config.items():
+        if field not in known and _switches_on(value):
+            raise _unserved(f"config.{shown(field)}", "a setting this server does not know")
+
+
+def describe_unserved_tensor(name: str) -> str | None:
+    """What this tensor is, if it is a thing known and not served."""
+    return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
+
+
+def _switches_on(value: object) -> bool:
+    """PEFT's variants are switched on by `true`, a list or an object; a bare number or text only tunes one."""
+    return value is True or (isinstance(value, list | dict) and bool(value))
+
+
+def _unserved(param: str, what: str) -> ValidationFailed:
+    message = f"{param}: not served: {what}. The adapter would not behave as trained, so it is refused."
+    return ValidationFailed(message, param=param, code="unsupported_feature")

@@ -1,0 +1,88 @@
+"""The engine as a process of its own: what `graftwork engine` runs, and what the supervisor starts as its child.
+
+A child gets its settings as the first line of its standard input, so that nothing shows in the process list, and
+lives no longer than that pipe: when the parent goes, in whatever way, the pipe closes and the child ends.
+Importing this module loads no torch; running an engine does.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import fields
+from functools import partial
+
+from graftwork.api.demo_folder import model_dtype, model_folder, model_name
+from graftwork.engine.config import EngineConfig
+from graftwork.platform.logs import configure_logging
+from graftwork.platform.settings import Settings
+
+ARTIFACTS_FOLDER = "artifacts"
+"""Under the data folder; the gateway writes adapters there and the engine reads them."""
+
+_GRACE_S = 10.0
+"""How long an engine whose parent has gone may take to end by itself."""
+_SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
+"""The engine has no use for them, so it is not told."""
+
+
+def run_engine(settings: Settings, listen: str) -> None:
+    """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks. Raises InvalidRequest."""
+    from graftwork.adapters.weights import ArtifactAdapterSource
+    from graftwork.engine.server import serve_engine
+
+    sizes = {} if settings.device_kv_bytes is None else {"device_kv_bytes": settings.device_kv_bytes}
+    config = EngineConfig(
+        model=model_folder(settings),
+        model_name=model_name(settings),
+        device=settings.device,
+        dtype=model_dtype(settings),
+        threads=settings.threads,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        **sizes,
+    )
+    serve_engine(config, partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER), listen)
+
+
+def child_command() -> list[str]:
+    return [sys.executable, "-m", "graftwork.api.engine_process"]
+
+
+def child_orders(settings: Settings, listen: str) -> bytes:
+    """The line that a child is sent: where to listen, and every setting it needs."""
+    values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
+    told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
+    return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
+
+
+def main() -> None:
+    """A child's life: read the orders, watch the pipe they came through, serve."""
+    lifeline = sys.stdin.fileno()
+    orders = json.loads(_read_line(lifeline))
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    settings = Settings.from_environment(orders["settings"])
+    configure_logging(settings.log_level)
+    run_engine(settings, orders["listen"])
+
+
+def _read_line(descriptor: int) -> bytes:
+    """Unbuffered: a thread that waits in a buffered reader would hold its lock when the interpreter ends."""
+    line = b""
+    while not line.endswith(b"\n") and (read := os.read(descriptor, 1)):
+        line += read
+    return line
+
+
+def _end_with_parent(lifeline: int) -> None:
+    """Blocks until the pipe closes, which happens when its only writer ends."""
+    while os.read(lifeline, 1024):
+        continue
+    threading.Timer(_GRACE_S, os._exit, args=(1,)).start()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Adapters made by hand, byte by byte: what the container and its names look like when nobody helps."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graftwork.engine.request import EngineDescription
+
+DESCRIPTION = EngineDescription(
+    model_name="tiny",
+    fingerprint="sha256:" + "b" * 64,
+    vocab_size=64,
+    context_tokens=128,
+    eos_token_ids=(1,),
+    num_layers=2,
+    target_shapes={
+        "q_proj": (32, 32),
+        "k_proj": (16, 32),
+        "v_proj": (16, 32),
+        "o_proj": (32, 32),
+        "gate_proj": (48, 32),
+        "up_proj": (48, 32),
+        "down_proj": (32, 48),
+    },
+    max_lora_rank=16,
+    page_tokens=16,
+    device_pages=64,
+)
+PREFIX = "base_model.model.model.layers"
+Q0_A = f"{PREFIX}.0.self_attn.q_proj.lora_A.weight"
+Q0_B = f"{PREFIX}.0.self_attn.q_proj.lora_B.weight"
+Tensors = dict[str, npt.NDArray[Any]]
+_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int32": "I32", "float64": "F64"}
+
+
+def config_bytes(**changes: Any) -> bytes:
+    """A configuration as PEFT writes it, the fields that matter only."""
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "v_proj", "down_proj"],
+        "base_model_name_or_path": "somewhere/else",
+    }
+    return json.dumps(config | changes).encode()
+
+
+def tensors(seed: int = 0, rank: int = 4, targets: tuple[str, ...] = ("q_proj", "v_proj", "down_proj")) -> Tensors:
+    """Random factors for every layer, under PEFT's names."""
+    random = np.random.default_rng(seed)
+    found: Tensors = {}
+    for layer in range(DESCRIPTION.num_layers):
+        for target in targets:
+            out_features, in_features = DESCRIPTION.target_shapes[target]
+            parent = "mlp" if target in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+            module = f"{PREFIX}.{layer}.{parent}.{target}"
+            found[f"{module}.lora_A.weight"] = random.standard_normal((rank, in_features)).astype(np.float32)
+            found[f"{module}.lora_B.weight"] = random.standard_normal((out_features, rank)).astype(np.float32)
+    return found
+
+
+def entries(found: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, Any], bytes]:
+    """The header's object and the data; uint16 stands for bfloat16."""
+    header: dict[str, Any] = {}
+    data = b""
+    for name, tensor in found.items():
+        raw = tensor.tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": _DTYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": offsets}
+        data += raw
+    return header, data
+
+
+def container(header: object, data: bytes) -> bytes:
+    """A safetensors file of any header, true or not."""
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def weights_bytes(found: Mapping[str, npt.NDArray[Any]] | None = None) -> bytes:
+    """A well-formed file."""
+    return container(*entries(tensors() if found is None else found))
