@@ -22,6 +22,7 @@ Foreign errors are converted into these at the edge where they arise.
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 
@@ -113,9 +114,15 @@ class PayloadTooLarge(GraftworkError):
 
 
 class LimitExceeded(GraftworkError):
+    """`rate_limit_headers` tell how far the limits are used; whoever counts sets them."""
+
     status = 429
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
+    rate_limit_headers: Mapping[str, str] = MappingProxyType({})
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | dict(self.rate_limit_headers)
 
 
 class BudgetSpent(LimitExceeded):

@@ -1,0 +1,178 @@
+"""The SQL database: connections, transactions and the schema's revision.
+
+Owns the engine and its pool, and what a transaction means on SQLite and on PostgreSQL.
+Never knows a table's meaning: statements live in the repositories.
+Invariant: a `write()` block commits once, at its end, or leaves nothing; a `read()` block leaves nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, NewType
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, MetaData, NullPool, event, make_url, text
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase
+
+from graftwork.platform.errors import CapacityAbsent
+
+ReadSession = NewType("ReadSession", AsyncSession)
+"""Permission to read: whatever is written through it is rolled back."""
+WriteSession = NewType("WriteSession", ReadSession)
+"""Permission to read and write, in one transaction."""
+
+_BUSY_MS = 30_000  # how long SQLite waits for another process's lock
+_MIGRATION_LOCK = 0x67726166  # any number that every gateway agrees on
+
+
+class Base(DeclarativeBase):
+    """The tables of every room, with constraint names that migrations can rely on."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Database:
+    """One database, by its async address. Belongs to the event loop that first uses it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = make_url(url)
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
+        self._engine = self._make_engine()
+        reading = self._engine.execution_options(sqlite_begin="BEGIN")
+        writing = self._engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+        self._read_sessions = async_sessionmaker(reading, expire_on_commit=False)
+        self._write_sessions = async_sessionmaker(writing, expire_on_commit=False)
+        # SQLite has one writer; waiting here is in order and at once, in its busy loop neither.
+        self._writer = asyncio.Lock()
+        self._writing_task: asyncio.Task[Any] | None = None
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[ReadSession]:
+        """One consistent look at the database. Raises CapacityAbsent when it cannot be reached."""
+        async with self._read_sessions() as session:
+            await _connect(session)
+            yield ReadSession(session)
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[WriteSession]:
+        """One transaction, committed when the block ends well. Raises CapacityAbsent when it cannot be reached.
+
+        Never open a second one inside: on SQLite it could only wait for the first.
+        """
+        if not self._is_sqlite:
+            async with self._transaction() as session:
+                yield session
+            return
+        assert self._writing_task is not asyncio.current_task(), "a write inside a write would wait for itself"
+        async with self._writer:
+            self._writing_task = asyncio.current_task()
+            try:
+                async with self._transaction() as session:
+                    yield session
+            finally:
+                self._writing_task = None
+
+    async def close(self) -> None:
+        """Close every pooled connection."""
+        await self._engine.dispose()
+
+    async def upgrade_to_head(self) -> None:
+        """Bring the schema to this code's revision; several processes may ask at once."""
+        await self._migrate(command.upgrade, "head")
+
+    async def downgrade(self, revision: str) -> None:
+        """Take the schema back to `revision`; `base` is an empty database. Rows of dropped tables are lost."""
+        await self._migrate(command.downgrade, revision)
+
+    async def current_revision(self) -> str | None:
+        """The revision the database is at; None before the first upgrade."""
+        async with self.read() as session:
+            connection = await session.connection()
+            return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
+
+    def head_revision(self) -> str | None:
+        """The revision this code expects."""
+        return ScriptDirectory.from_config(_alembic_config()).get_current_head()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncGenerator[WriteSession]:
+        async with self._write_sessions() as session:
+            await _connect(session)
+            yield WriteSession(ReadSession(session))
+            await session.commit()
+
+    async def _migrate(self, verb: Callable[[Config, str], None], revision: str) -> None:
+        """Run one Alembic command in one transaction, alone among all processes."""
+
+        def run(connection: Connection) -> None:
+            config = _alembic_config()
+            config.attributes["connection"] = connection
+            verb(config, revision)
+
+        # SQLite alters a table by copying it, which would fire the cascades of foreign keys.
+        engine = self._make_engine(foreign_keys=False, poolclass=NullPool)
+        try:
+            async with engine.execution_options(sqlite_begin="BEGIN IMMEDIATE").begin() as connection:
+                if not self._is_sqlite:
+                    await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+                await connection.run_sync(run)
+        finally:
+            await engine.dispose()
+
+    def _make_engine(self, foreign_keys: bool = True, **options: Any) -> AsyncEngine:
+        if self._is_sqlite:
+            engine = create_async_engine(self._url, **options)
+            _prepare_sqlite(engine, foreign_keys)
+            return engine
+        return create_async_engine(self._url, pool_pre_ping=True, **options)
+
+
+def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
+    """Give SQLite real transactions, a write-ahead log and enforced foreign keys."""
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself; `on_begin` does
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing; a power cut, the last commits
+        cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        cursor.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+
+
+async def _connect(session: AsyncSession) -> None:
+    """Begin the transaction now, so that a database that is away is told from a statement that is wrong."""
+    try:
+        await session.connection()
+    except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
+        raise CapacityAbsent(
+            "The database cannot be reached; send the request again shortly.",
+            code="database_unavailable",
+            retry_after_s=1.0,
+        ) from error
+
+
+def _alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(files("graftwork").joinpath("migrations")).replace("%", "%%"))
+    return config

@@ -1,0 +1,43 @@
+"""One page of a list, by cursor: the id of the last item seen, since ids sort by the time they were made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Order(StrEnum):
+    """Oldest first, or newest first."""
+
+    ASCENDING = "asc"
+    DESCENDING = "desc"
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Which page is wanted."""
+
+    limit: int = 20
+    """Items at most, from 1 to 100."""
+    after: str | None = None
+    """Begin behind this id; None begins at the start."""
+    order: Order = Order.DESCENDING
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """Some items in the order asked for."""
+
+    items: tuple[Item, ...]
+    has_more: bool
+
+
+def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:
+    """The page of `found`, which was fetched with one item more than the limit to see whether more follow."""
+    return Page(tuple(found[: request.limit]), has_more=len(found) > request.limit)
+
+
+FIRST_PAGE = PageRequest()
+"""The newest items, as many as a page holds when nothing is said."""

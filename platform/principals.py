@@ -1,0 +1,77 @@
+"""Who is asking, as the rest of the platform sees it.
+
+Owns the permission to act for a tenant: a `TenantScope` is made here and nowhere else,
+so a statement that takes one cannot be run for a tenant that nobody authenticated.
+Never holds a secret.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from graftwork.platform.errors import NotPermitted
+from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
+
+TenantScope = NewType("TenantScope", TenantId)
+"""Permission to read and write one tenant's rows."""
+
+
+class Scope(StrEnum):
+    """What a key may be used for."""
+
+    INFERENCE = "inference"
+    """Completions, sessions and everything they need."""
+    ADAPTERS = "adapters"
+    """Publishing, promoting and deleting adapters; reading them needs no scope."""
+    USAGE = "usage"
+    """Reading the tenant's usage and quota."""
+
+
+ALL_SCOPES = frozenset(str(scope) for scope in Scope)
+SERVICE_TIERS = ("flex", "default", "priority")
+"""Lowest first; the names are those of `engine.request.ServiceTier`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A tenant's key that was just authenticated."""
+
+    tenant_id: TenantId
+    tenant_name: str
+    key_id: KeyId
+    weight: float
+    """The tenant's share of a contended engine against the others', above 0."""
+    tier_ceiling: str
+    """The highest of `SERVICE_TIERS` that this tenant's requests may ask for."""
+    scopes: frozenset[str]
+
+    def scope(self) -> TenantScope:
+        """Permission to act for this tenant."""
+        return TenantScope(self.tenant_id)
+
+    def require(self, scope: Scope) -> None:
+        """Raises NotPermitted unless the key carries `scope`."""
+        if scope not in self.scopes:
+            raise NotPermitted(f"This key lacks the scope {str(scope)!r}; use a key that has it.", code="missing_scope")
+
+    def capped_tier(self, asked: str) -> str:
+        """The tier that is served when `asked` is wanted: that one, or the ceiling where it is lower."""
+        return min(asked, self.tier_ceiling, key=SERVICE_TIERS.index)
+
+    def isolation(self, pepper: bytes) -> IsolationDomain:
+        """Whose prefixes this tenant's requests may share: its own, under a name that nobody can compute."""
+        return IsolationDomain(hmac.digest(pepper, b"graftwork isolation\0" + self.tenant_id.encode(), hashlib.sha256))
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPrincipal:
+    """Whoever holds the admin key: may run the platform, may not run inference."""
+
+    name: str = "admin"
+
+
+def scope_of_tenant(_admin: AdminPrincipal, tenant_id: TenantId) -> TenantScope:
+    """An administrator's permission to act for any tenant."""
+    return TenantScope(tenant_id)

@@ -1,0 +1,193 @@
+"""What a process is told when it starts, and the one place that reads the environment.
+
+Owns the names, defaults and forms of every setting. Never opens a file or a connection.
+Each value comes from the overrides (the command line) when given there, else from `GRAFTWORK_<NAME>`,
+else from the default. Secrets, and addresses that may carry one, stay out of the settings' repr.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from graftwork.platform.errors import InvalidRequest
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
+_BYTES_BY_UNIT = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of `graftwork serve`, `gateway` and `engine`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 to 65535; 0 takes a free one."""
+    data_dir: Path = Path("./graftwork-data")
+    """Keys, the embedded database, adapters and sockets live here."""
+    database_url: str | None = field(default=None, repr=False)
+    """`postgresql://…` or `sqlite+aiosqlite:///…`; None is a file in `data_dir`."""
+    redis_url: str | None = field(default=None, repr=False)
+    """Where several gateways share their limits; None keeps limits in this process."""
+    model: Path | None = None
+    """The folder of the base model."""
+    demo: bool = False
+    engine_address: str | None = None
+    """A gRPC target; None starts an engine as a child of this process."""
+    admin_key: str | None = field(default=None, repr=False)
+    """None makes one at first start, in `data_dir`."""
+    pepper: str | None = field(default=None, repr=False)
+    """The secret that key hashes depend on: losing it kills every key. None makes one at first start."""
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+    """CPU threads of one engine, at least 1."""
+    device_kv_bytes: int | None = None
+    """Memory for KV pages on the device; None is what is free after the weights."""
+    host_kv_bytes: int | None = None
+    disk_kv_bytes: int | None = None
+    max_batch_tokens: int = 512
+    """Tokens of one engine step, at least 1: larger is more throughput and longer steps."""
+    max_running: int = 64
+    """Sequences that one step may hold, at least 1."""
+    max_waiting: int = 256
+    """Requests that may queue before new ones are refused with 429, at least 1."""
+    fleet: str = "static"
+    """`static` or `ray`."""
+    replicas: int = 1
+    log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
+
+    @classmethod
+    def from_environment(cls, overrides: Mapping[str, object] | None = None) -> "Settings":
+        """Settings from `overrides` first, then `GRAFTWORK_*`; an override of None counts as not given.
+
+        Raises InvalidRequest naming the variable or the override whose value cannot be read.
+        """
+        given = {name: value for name, value in (overrides or {}).items() if value is not None}
+        values: dict[str, Any] = {}
+        for setting in fields(cls):
+            variable = f"GRAFTWORK_{setting.name.upper()}"
+            if setting.name in given:
+                values[setting.name] = _parse(setting.name, setting.name, given.pop(setting.name))
+            elif text := os.environ.get(variable, ""):
+                values[setting.name] = _parse(setting.name, variable, text)
+        if given:
+            raise InvalidRequest(f"There is no setting named {min(given)!r}.", param=min(given))
+        return cls(**values)
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The database's address with its async driver."""
+        if self.database_url is None:
+            return f"sqlite+aiosqlite:///{self.data_dir / 'graftwork.db'}"
+        return async_database_url(self.database_url)
+
+    @property
+    def resolved_engine_address(self) -> str:
+        """Where the engine answers: the given address, or the embedded engine's socket."""
+        return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
+
+
+def async_database_url(url: str) -> str:
+    """The same database through its async driver, which is the only way it is reached here."""
+    scheme, separator, rest = url.partition("://")
+    drivers = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
+    return f"{drivers.get(scheme, scheme)}{separator}{rest}"
+
+
+def parse_bytes(value: object) -> int:
+    """A size as an integer, or as text such as `512MiB`, `2GiB`, `1.5GB`. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    matched = _SIZE.fullmatch(str(value).strip())
+    if matched is None:
+        raise ValueError("give a size such as 536870912, 512MiB or 2GiB")
+    return int(float(matched[1]) * _BYTES_BY_UNIT[matched[2] or "B"])
+
+
+def _parse(name: str, source: str, value: object) -> object:
+    """One value in its setting's type. `source` is the variable or override it came from."""
+    try:
+        return _PARSERS[name](value)
+    except (ValueError, TypeError) as error:
+        shown = "The value" if name in _SECRET_NAMES else repr(value)
+        raise InvalidRequest(f"{source}: {shown} cannot be used; {error}.", param=source) from error
+
+
+def _text(value: object) -> str:
+    return str(value)
+
+
+def _folder(value: object) -> Path:
+    return Path(str(value)).expanduser()
+
+
+def _flag(value: object) -> bool:
+    if str(value).lower() in ("1", "true", "yes", "on"):
+        return True
+    if str(value).lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("give true or false")
+
+
+def _whole(minimum: int, maximum: int = 2**31) -> Callable[[object], int]:
+    """A parser of whole numbers from `minimum` to `maximum`."""
+
+    def parse(value: object) -> int:
+        if not re.fullmatch(r"-?\d+", str(value).strip()) or not minimum <= int(str(value)) <= maximum:
+            raise ValueError(f"give a whole number from {minimum} to {maximum}")
+        return int(str(value))
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[object], str]:
+    """A parser that accepts `choices`, in any case."""
+
+    def parse(value: object) -> str:
+        if str(value).lower() not in choices:
+            raise ValueError(f"give one of {', '.join(choices)}")
+        return str(value).lower()
+
+    return parse
+
+
+_SECRET_NAMES = frozenset(setting.name for setting in fields(Settings) if not setting.repr)
+
+_PARSERS: Mapping[str, Callable[[object], object]] = {
+    "host": _text,
+    "port": _whole(0, 65535),
+    "data_dir": _folder,
+    "database_url": _text,
+    "redis_url": _text,
+    "model": _folder,
+    "demo": _flag,
+    "engine_address": _text,
+    "admin_key": _text,
+    "pepper": _text,
+    "device": _text,
+    "dtype": _text,
+    "threads": _whole(1),
+    "device_kv_bytes": parse_bytes,
+    "host_kv_bytes": parse_bytes,
+    "disk_kv_bytes": parse_bytes,
+    "max_batch_tokens": _whole(1),
+    "max_running": _whole(1),
+    "max_waiting": _whole(1),
+    "fleet": _one_of("static", "ray"),
+    "replicas": _whole(1),
+    "log_level": _one_of("debug", "info", "warning", "error"),
+}

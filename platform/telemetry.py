@@ -1,0 +1,74 @@
+"""The gateway's metrics, in a registry of their own.
+
+Owns their names, labels and buckets. Never sees a prompt.
+Invariant: at most `MAX_TENANT_LABELS` tenants have a label; the rest share `other`.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from graftwork.platform.engine_collector import EngineCollector, EngineReading
+from graftwork.platform.ids import TenantId
+from graftwork.platform.logs import JsonFormatter, configure_logging
+
+__all__ = ["EngineReading", "JsonFormatter", "Telemetry", "configure_logging"]
+
+MAX_TENANT_LABELS = 1000
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+
+
+class Telemetry:
+    """Every metric of one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.time_to_first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
+        self.queue = self._histogram("queue_seconds", "From arrival to admission by the engine.")
+        self.e2e = self._histogram("e2e_seconds", "From arrival to the last token.")
+        self.inter_token = self._histogram("inter_token_seconds", "Between two tokens of a stream.", _STEP_SECONDS)
+        self._requests = self._counter("requests", "Requests by how they ended.", "tenant", "outcome")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens by where they came from.", "tenant", "tier")
+        self._generated_tokens = self._counter("generated_tokens", "Tokens made.", "tenant")
+        self._sessions = Gauge("graftwork_sessions", "Sessions by status.", ["status"], registry=self.registry)
+        self._engine = EngineCollector()
+        self.registry.register(self._engine)
+        self._labelled_tenants: set[TenantId] = set()
+
+    def count_request(self, tenant_id: TenantId, outcome: str) -> None:
+        """One request ended: `completed`, `cancelled`, `failed`, `refused`."""
+        self._requests.labels(self.tenant_label(tenant_id), outcome).inc()
+
+    def count_tokens(self, tenant_id: TenantId, prompt_tokens_by_tier: dict[str, int], completion_tokens: int) -> None:
+        """Tokens of one request; tiers are `device`, `host`, `disk` and `recomputed`."""
+        tenant = self.tenant_label(tenant_id)
+        for tier, num_tokens in prompt_tokens_by_tier.items():
+            self._prompt_tokens.labels(tenant, tier).inc(num_tokens)
+        self._generated_tokens.labels(tenant).inc(completion_tokens)
+
+    def show_sessions(self, count_by_status: dict[str, int]) -> None:
+        """How many sessions there are."""
+        for status, count in count_by_status.items():
+            self._sessions.labels(status).set(count)
+
+    def observe_engine(self, reading: EngineReading, at: float) -> None:
+        """Show the engine's own figures as of `at`, in unix seconds."""
+        self._engine.observe(reading, at)
+
+    def tenant_label(self, tenant_id: TenantId) -> str:
+        """The tenant's id, or `other` once there are too many."""
+        if tenant_id not in self._labelled_tenants:
+            if len(self._labelled_tenants) >= MAX_TENANT_LABELS:
+                return "other"
+            self._labelled_tenants.add(tenant_id)
+        return tenant_id
+
+    def render(self) -> tuple[bytes, str]:
+        """What `/metrics` answers: the text and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        return Histogram(f"graftwork_{name}", text, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"graftwork_{name}", text, labels, registry=self.registry)

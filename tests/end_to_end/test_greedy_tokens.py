@@ -1,0 +1,96 @@
+"""Greedy tokens through the whole road against transformers and peft, with the demo's base and adapters."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from openai import AsyncOpenAI
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from graftwork.demo.tasks import held_out_cases
+from tests.end_to_end.conftest import DEMO, DemoServer
+
+PROMPTS = 50
+MAX_TOKENS = 32
+TENANT_BY_JOB = {"base": "Plain", "pirate": "Blackbeard", "helpdesk": "Helpdesk", "terse": "Plain"}
+
+Prompts = dict[str, list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    """Token ids of held-out cases of each job, rendered by transformers itself."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    return {
+        job: [
+            tokenizer.apply_chat_template(
+                case.messages, tools=case.tools or None, add_generation_prompt=True, return_dict=False
+            )
+            for case in held_out_cases(job, PROMPTS, seed=1)
+        ]
+        for job in TENANT_BY_JOB
+    }
+
+
+def reference(job: str, prompts: list[list[int]]) -> list[list[int]]:
+    """transformers' generate, and peft over it, one prompt at a time, in fp32."""
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
+    if job != "base":
+        model = PeftModel.from_pretrained(model, str(DEMO / "adapters" / job))
+    model = model.train(False)
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            made = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False
+            )
+        answers.append([int(token) for token in made[0, len(prompt) :]])
+    return answers
+
+
+async def served(server: DemoServer, prompts: Prompts) -> dict[str, list[list[int]]]:
+    """All prompts of all jobs at once, through /v1/completions."""
+
+    async def complete(client: AsyncOpenAI, model: str, prompt: list[int]) -> list[int]:
+        answer = await client.completions.create(
+            model=model,
+            prompt=prompt,
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            extra_body={"return_token_ids": True},
+        )
+        tokens: list[int] = answer.choices[0].token_ids  # type: ignore[attr-defined]
+        return tokens
+
+    async def complete_all(job: str) -> list[list[int]]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key(TENANT_BY_JOB[job])) as client:
+            base = (await client.models.list()).data[0].id
+            model = base if job == "base" else job
+            return list(await asyncio.gather(*(complete(client, model, prompt) for prompt in prompts[job])))
+
+    return dict(zip(prompts, await asyncio.gather(*(complete_all(job) for job in prompts)), strict=True))
+
+
+def test_every_greedy_token_is_the_one_that_transformers_and_peft_choose(
+    server: DemoServer, prompts: Prompts
+) -> None:
+    """50 prompts of the base and of each of three adapters, all sent at once, equal generate() token for token."""
+    answers = asyncio.run(served(server, prompts))
+
+    for job in prompts:
+        for number, (got, expected) in enumerate(zip(answers[job], reference(job, prompts[job]), strict=True)):
+            assert got == expected, f"{job} prompt {number}"
+    replicas = server.metrics()
+    assert replicas["graftwork_running_requests"] == 0
+
+
+def test_the_adapters_speak_differently() -> None:
+    """Each adapter's folder changes the base: its weights are not those of another."""
+    digests = {(DEMO / "adapters" / job / "adapter_model.safetensors").read_bytes() for job in TENANT_BY_JOB if job != "base"}
+
+    assert len(digests) == 3
+    assert Path(DEMO / "model" / "model.safetensors").stat().st_size < 12 * 2**20

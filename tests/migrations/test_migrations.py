@@ -1,0 +1,87 @@
+"""Migrations, on both databases: up from nothing, down to nothing, and at head what the models say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, inspect, text
+
+import graftwork.adapters.tables
+import graftwork.platform.tables
+import graftwork.sessions.tables  # noqa: F401
+from graftwork.platform.database import Base, Database
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    """A `Database` that nobody has upgraded."""
+    if request.param == "sqlite":
+        database = Database(f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}")
+    else:
+        database = Database(request.getfixturevalue("postgres_url"))
+    yield database
+    await database.close()
+
+
+def differences(connection: Connection) -> list[object]:
+    """What Alembic would generate to bring the schema to the models."""
+    return list(compare_metadata(MigrationContext.configure(connection), Base.metadata))
+
+
+async def table_names(database: Database) -> set[str]:
+    async with database.read() as session:
+        connection = await session.connection()
+        return set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
+
+
+async def test_head_is_what_the_models_say(empty_database: Database) -> None:
+    """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
+    await empty_database.upgrade_to_head()
+
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0003_sessions"
+    assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
+    async with empty_database.read() as session:
+        connection = await session.connection()
+        assert await connection.run_sync(differences) == []
+
+
+async def test_every_step_can_be_taken_back_and_again(empty_database: Database) -> None:
+    """Down to nothing leaves nothing, revision by revision, and up again works."""
+    await empty_database.upgrade_to_head()
+
+    for revision in ("0002_adapters", "0001_tenancy", "base"):
+        await empty_database.downgrade(revision)
+        assert await empty_database.current_revision() == (None if revision == "base" else revision)
+
+    assert await table_names(empty_database) == {"alembic_version"}
+    await empty_database.upgrade_to_head()
+    assert await empty_database.current_revision() == empty_database.head_revision()
+
+
+async def test_an_upgrade_keeps_the_rows(empty_database: Database) -> None:
+    """What older code has written is still there at head, and upgrading again changes nothing."""
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0001_tenancy")
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
+                " VALUES ('ten_1', 'acme', 'active', 1, 'default', 0)"
+            )
+        )
+
+    await empty_database.upgrade_to_head()
+    await empty_database.upgrade_to_head()
+
+    async with empty_database.read() as session:
+        assert await session.scalar(text("SELECT name FROM tenants")) == "acme"
+
+
+async def test_gateways_that_start_at_once_upgrade_once(empty_database: Database) -> None:
+    """Several upgrades at the same time wait for each other, and all succeed."""
+    await asyncio.gather(*(empty_database.upgrade_to_head() for _ in range(4)))
+
+    assert await empty_database.current_revision() == empty_database.head_revision()

@@ -1,0 +1,114 @@
+"""Where settings come from, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.settings import Settings, async_database_url, parse_bytes
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PORT", "DATA_DIR", "DATABASE_URL", "DEVICE_KV_BYTES", "DEMO", "PEPPER", "FLEET"):
+        monkeypatch.delenv(f"GRAFTWORK_{name}", raising=False)
+
+
+def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An override wins over the variable, the variable over the default; None is no override."""
+    monkeypatch.setenv("GRAFTWORK_PORT", "9000")
+    monkeypatch.setenv("GRAFTWORK_DEMO", "yes")
+
+    settings = Settings.from_environment({"port": 7000, "demo": None, "device_kv_bytes": "512MiB"})
+
+    assert (settings.port, settings.demo, settings.host) == (7000, True, "127.0.0.1")
+    assert settings.device_kv_bytes == 512 * 2**20
+    assert Settings.from_environment().port == 9000
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("GRAFTWORK_PORT", "eighty"),
+        ("GRAFTWORK_PORT", "65536"),
+        ("GRAFTWORK_PORT", "-1"),
+        ("GRAFTWORK_DEMO", "perhaps"),
+        ("GRAFTWORK_DEVICE_KV_BYTES", "12 apples"),
+        ("GRAFTWORK_DEVICE_KV_BYTES", "-5"),
+        ("GRAFTWORK_FLEET", "armada"),
+    ],
+)
+def test_a_value_that_cannot_be_read_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """The error names the variable, shows the value and says what to give."""
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(InvalidRequest) as caught:
+        Settings.from_environment()
+
+    assert caught.value.message.startswith(f"{variable}: '{value}' cannot be used; give ")
+
+
+def test_an_unknown_override_is_refused() -> None:
+    """A misspelt setting is an error, not a default."""
+    with pytest.raises(InvalidRequest, match="prot"):
+        Settings.from_environment({"prot": 1})
+
+
+def test_every_setting_can_be_given() -> None:
+    """There is a reader for each field: none is silently ignored."""
+    defaults = {name: value for name, value in vars(Settings()).items() if value is not None}
+
+    assert Settings.from_environment(defaults) == Settings()
+
+
+def test_secrets_are_not_shown() -> None:
+    """The settings can be logged: keys, the pepper and addresses with passwords are left out."""
+    settings = Settings(
+        admin_key="gwa_x_secret",
+        pepper="secret",
+        database_url="postgresql://u:secret@h/d",
+        redis_url="redis://:secret@h",
+    )
+
+    assert "secret" not in repr(settings)
+
+
+def test_the_embedded_addresses_lie_in_the_data_folder() -> None:
+    """Without addresses, the database is a file and the engine a socket in the data folder."""
+    settings = Settings(data_dir=Path("/var/graftwork"))
+
+    assert settings.resolved_database_url == "sqlite+aiosqlite:////var/graftwork/graftwork.db"
+    assert settings.resolved_engine_address == "unix:/var/graftwork/engine.sock"
+    assert Settings(engine_address="engine:50051").resolved_engine_address == "engine:50051"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("postgresql://u@h/d", "postgresql+asyncpg://u@h/d"),
+        ("postgres://u@h/d", "postgresql+asyncpg://u@h/d"),
+        ("postgresql+asyncpg://u@h/d", "postgresql+asyncpg://u@h/d"),
+        ("sqlite:///x.db", "sqlite+aiosqlite:///x.db"),
+    ],
+)
+def test_database_addresses_get_their_async_driver(given: str, expected: str) -> None:
+    """The addresses that other programs take are taken here too."""
+    assert async_database_url(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("17", 17), ("1KiB", 1024), ("1.5 GiB", 3 * 2**29), ("2GB", 2 * 10**9), (2**40, 2**40)],
+)
+def test_sizes_are_read(text: object, expected: int) -> None:
+    """Sizes are numbers of bytes, or numbers with a binary or a decimal unit."""
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1 gib", "-1", -1, True, "1e9", "nan"])
+def test_sizes_that_are_none_are_refused(text: object) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ValueError, match="give a size"):
+        parse_bytes(text)

@@ -1,0 +1,162 @@
+"""The house itself: its rooms, who may open which door, and what a process loads."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("platform", "engine", "adapters", "sessions", "api")
+"""From the ground up: a room may import itself and what stands before it."""
+OTHER_FOLDERS = ("migrations", "demo")
+
+FENCES: dict[str, tuple[str, ...]] = {
+    "torch": ("engine/*", "adapters/weights.py"),
+    "triton": ("engine/*",),
+    "xgrammar": ("engine/*",),
+    "transformers": (),
+    "peft": (),
+    "sqlalchemy": ("*/tables.py", "*/repository.py", "platform/database.py"),
+    "alembic": ("platform/database.py",),
+    "redis": ("platform/*", "sessions/leases.py"),
+    "fastapi": ("api/*",),
+    "starlette": ("api/*",),
+    "grpc": ("engine/server.py", "engine/grpc_client.py", "engine/wire/*"),
+    "prometheus_client": ("platform/*",),
+}
+"""By package: the only places in the rooms that may import it."""
+ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/commands/*", "api/cli.py")
+
+
+def modules(*folders: str) -> Iterator[Path]:
+    """Every module of the folders, relative to the root, without what protoc generates."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not path.stem.endswith(("_pb2", "_pb2_grpc")):
+                yield path.relative_to(ROOT)
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """The line and the full name of everything that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def allowed(path: Path, patterns: tuple[str, ...]) -> bool:
+    """Whether a pattern fits; `folder/*` means everything below the folder."""
+    return any(
+        path.is_relative_to(pattern.removesuffix("/*")) if pattern.endswith("/*") else path.match(pattern)
+        for pattern in patterns
+    )
+
+
+def output_of(*lines: str) -> str:
+    """What a fresh interpreter, started at the root, prints for a program."""
+    program = "\n".join(lines)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_no_room_is_a_package_of_its_own() -> None:
+    """Rooms have no `__init__.py`, or they would shadow the standard library's modules; only graftwork has one."""
+    found = {
+        path.relative_to(ROOT)
+        for folder in (*ROOMS, *OTHER_FOLDERS, "tests", "benchmarks", "src")
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+
+    assert found == {Path("src/graftwork/__init__.py")}
+
+
+def test_the_root_does_not_shadow_the_standard_library() -> None:
+    """From the root, `import platform` is Python's own."""
+    assert output_of("import platform; print(platform.system())") in {"Linux", "Darwin", "Windows"}
+
+
+def test_every_room_is_reached_through_graftwork() -> None:
+    """Each room is a relative link in the package, so that the same tree works when it is moved."""
+    for room in (*ROOMS, *OTHER_FOLDERS):
+        link = ROOT / "src" / "graftwork" / room
+        assert link.is_symlink()
+        assert link.readlink() == Path("../..") / room
+
+
+def test_no_module_is_named_like_a_standard_one() -> None:
+    """A module `queue.py` is an accident waiting for whoever runs a script beside it."""
+    clashes = [str(path) for path in modules(*ROOMS, *OTHER_FOLDERS) if path.stem in sys.stdlib_module_names]
+
+    assert clashes == []
+
+
+def test_rooms_import_downwards_only() -> None:
+    """api, sessions, adapters, engine, platform: an arrow may skip a room and never turn back.
+
+    The demo's story and data are beside the rooms, for the command line to tell.
+    """
+    wrong = []
+    for path in modules(*ROOMS):
+        below = {*ROOMS[: ROOMS.index(path.parts[0]) + 1]} | ({"demo"} if path.parts[0] == "api" else set())
+        for line, name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "graftwork" and len(parts) > 1 and parts[1] in (*ROOMS, *OTHER_FOLDERS):
+                if parts[1] not in below:
+                    wrong.append(f"{path}:{line} imports {name}")
+            elif parts[0] in ROOMS and parts[0] != "platform":
+                wrong.append(f"{path}:{line} imports {name} without graftwork")
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", FENCES)
+def test_a_package_stays_behind_its_fence(package: str) -> None:
+    """What is heavy, or would tie a room to a technology, is imported in the places that own it and nowhere else."""
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in modules(*ROOMS)
+        if not allowed(path, FENCES[package])
+        for line, name in imports(path)
+        if name.split(".")[0] == package
+    ]
+
+    assert wrong == []
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    """Settings come from `Settings`; only the client programs read variables of their own."""
+    wrong = []
+    for path in modules(*ROOMS):
+        if allowed(path, ENVIRONMENT_READERS):
+            continue
+        wrong += [
+            f"{path}:{node.lineno} reads os.{node.attr}"
+            for node in ast.walk(ast.parse((ROOT / path).read_text()))
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
+        ]
+        wrong += [
+            f"{path}:{line} imports {name}" for line, name in imports(path) if name in ("os.environ", "os.getenv")
+        ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("import graftwork.api.app", ("torch", "transformers", "triton", "peft")),
+        ("import graftwork; graftwork.Graftwork", ("torch", "fastapi", "sqlalchemy", "transformers", "grpc", "redis")),
+        ("import graftwork.engine.scheduler", ("torch", "fastapi", "sqlalchemy")),
+    ],
+)
+def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str, ...]) -> None:
+    """The gateway runs without torch, the SDK without the server, the scheduler without either."""
+    loaded = output_of(f"import sys; {statement}", f"print([name for name in {unwanted} if name in sys.modules])")
+
+    assert loaded == "[]"
