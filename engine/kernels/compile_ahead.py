@@ -50,12 +50,12 @@ class LayerShape:
 
 
 SHAPES = (
-    LayerShape("qkv decode", 32, TILE_ROWS[0], 4096, 3, 16, torch.bfloat16),
     LayerShape("qkv prefill", 256, TILE_ROWS[1], 4096, 3, 128, torch.bfloat16),
     LayerShape("down decode", 32, TILE_ROWS[0], 14336, 1, 64, torch.bfloat16),
-    LayerShape("gate_up prefill", 256, TILE_ROWS[1], 4096, 2, 64, torch.float16),
-    LayerShape("o decode", 32, TILE_ROWS[0], 4096, 1, 128, torch.float32),
+    LayerShape("gate_up decode", 8, TILE_ROWS[0], 4096, 2, 16, torch.float16),
+    LayerShape("o prefill", 256, TILE_ROWS[1], 4096, 1, 128, torch.float32),
 )
+"""Between them: every dtype, both tile sizes, spans in parallel and not, one and several blocks of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +151,28 @@ def expand_constants(shape: LayerShape) -> dict[str, Any]:
     }
 
 
+_LINE = "{:<14} {:<16} {:<9} {:>5} {:>7} {:>13} {:>11}"
+HEADING = _LINE.format("kernel", "layer", "dtype", "rank", "arch", "shared bytes", "cubin bytes")
+
+
+def line_of(built: CompiledKernel) -> str:
+    """One kernel's line under HEADING."""
+    return _LINE.format(
+        built.kernel,
+        built.shape.name,
+        str(built.shape.dtype).removeprefix("torch."),
+        built.shape.max_rank,
+        f"sm_{built.capability}",
+        f"{built.shared_bytes:,}",
+        f"{built.cubin_bytes:,}",
+    )
+
+
 def main() -> None:
     """Print a line for every kernel, shape and architecture."""
-    line = "{:<14} {:<16} {:<9} {:>5} {:>5} {:>13} {:>11}\n"
-    sys.stdout.write(line.format("kernel", "layer", "dtype", "rank", "arch", "shared bytes", "cubin bytes"))
+    sys.stdout.write(HEADING + "\n")
     for built in compile_all(tuple(SHARED_LIMIT_BYTES)):
-        shape = built.shape
-        dtype = str(shape.dtype).removeprefix("torch.")
-        arch = f"sm_{built.capability}"
-        sys.stdout.write(
-            line.format(
-                built.kernel,
-                shape.name,
-                dtype,
-                shape.max_rank,
-                arch,
-                f"{built.shared_bytes:,}",
-                f"{built.cubin_bytes:,}",
-            )
-        )
+        sys.stdout.write(line_of(built) + "\n")
 
 
 if __name__ == "__main__":

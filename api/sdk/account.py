@@ -1,0 +1,29 @@
+"""`client.usage` and `client.quota`: what this tenant used and may use."""
+
+from graftwork.api.sdk.admin_answers import Quota, UsageRow
+from graftwork.api.sdk.answers import Page
+from graftwork.api.sdk.api_resource import R, Resource, operation
+from graftwork.api.sdk.effects import Call, Steps
+
+Moment = float | str
+"""Unix seconds, or ISO 8601."""
+
+
+class UsageLedger(Resource[R]):
+    """`GET /v1/usage`."""
+
+    @operation
+    def list(
+        self, *, start: Moment | None = None, end: Moment | None = None, group_by: str | None = None
+    ) -> Steps[Page[UsageRow]]:
+        """Rows by `group_by`: day, adapter, session or key."""
+        query = {"from": start, "to": end, "group_by": group_by}
+        return (yield from self._page(UsageRow, Call("GET", "/v1/usage", query=query)))
+
+
+class OwnQuota(Resource[R]):
+    """`GET /v1/quota`."""
+
+    @operation
+    def get(self) -> Steps[Quota]:
+        return (yield from self._read(Quota, Call("GET", "/v1/quota")))

@@ -1,0 +1,146 @@
+"""`client.admin`: tenants, keys, quotas, usage, audit and replicas, with the admin key."""
+
+from typing import Any, Unpack
+
+from graftwork.api.sdk.account import Moment
+from graftwork.api.sdk.admin_answers import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantKey, UsageRow
+from graftwork.api.sdk.answers import Deleted, Page
+from graftwork.api.sdk.api_resource import R, Resource, operation
+from graftwork.api.sdk.effects import Call, Steps
+from graftwork.api.sdk.paths import segment
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _tenant_path(tenant_id: str) -> str:
+    return f"/v1/admin/tenants/{segment(tenant_id)}"
+
+
+class Tenants(Resource[R]):
+    """`/v1/admin/tenants`."""
+
+    @operation
+    def create(
+        self, name: str, *, weight: float | None = None, service_tier_ceiling: str | None = None
+    ) -> Steps[Tenant]:
+        body = {"name": name} | _given(weight=weight, service_tier_ceiling=service_tier_ceiling)
+        call = Call("POST", "/v1/admin/tenants", json=body, admin=True, creates=True)
+        return (yield from self._read(Tenant, call))
+
+    @operation
+    def list(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[Tenant]]:
+        call = Call("GET", "/v1/admin/tenants", query={"limit": limit, "after": after}, admin=True)
+        return (yield from self._page(Tenant, call))
+
+    @operation
+    def get(self, tenant_id: str) -> Steps[Tenant]:
+        return (yield from self._read(Tenant, Call("GET", _tenant_path(tenant_id), admin=True)))
+
+    @operation
+    def update(
+        self,
+        tenant_id: str,
+        *,
+        name: str | None = None,
+        weight: float | None = None,
+        service_tier_ceiling: str | None = None,
+    ) -> Steps[Tenant]:
+        body = _given(name=name, weight=weight, service_tier_ceiling=service_tier_ceiling)
+        return (yield from self._read(Tenant, Call("PATCH", _tenant_path(tenant_id), json=body, admin=True)))
+
+    @operation
+    def suspend(self, tenant_id: str) -> Steps[Tenant]:
+        """Refuse all its keys, until `resume`."""
+        return (yield from self._read(Tenant, Call("POST", f"{_tenant_path(tenant_id)}/suspend", admin=True)))
+
+    @operation
+    def resume(self, tenant_id: str) -> Steps[Tenant]:
+        return (yield from self._read(Tenant, Call("POST", f"{_tenant_path(tenant_id)}/resume", admin=True)))
+
+    @operation
+    def delete(self, tenant_id: str) -> Steps[Deleted]:
+        return (yield from self._read(Deleted, Call("DELETE", _tenant_path(tenant_id), admin=True)))
+
+
+class Keys(Resource[R]):
+    """`/v1/admin/tenants/{id}/keys`."""
+
+    @operation
+    def create(
+        self, tenant_id: str, *, name: str, scopes: tuple[str, ...] | None = None, expires_at: Moment | None = None
+    ) -> Steps[TenantKey]:
+        """The answer's `key` is the plaintext, shown this once."""
+        body = {"name": name} | _given(scopes=list(scopes) if scopes else None, expires_at=expires_at)
+        call = Call("POST", f"{_tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
+        return (yield from self._read(TenantKey, call))
+
+    @operation
+    def list(self, tenant_id: str) -> Steps[Page[TenantKey]]:
+        return (yield from self._page(TenantKey, Call("GET", f"{_tenant_path(tenant_id)}/keys", admin=True)))
+
+    @operation
+    def rotate(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
+        """A new secret in place of the old one."""
+        path = f"{_tenant_path(tenant_id)}/keys/{segment(key_id)}/rotate"
+        return (yield from self._read(TenantKey, Call("POST", path, admin=True, creates=True)))
+
+    @operation
+    def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
+        """End a key for good; it stays in the list as revoked."""
+        path = f"{_tenant_path(tenant_id)}/keys/{segment(key_id)}"
+        return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
+
+
+class Quotas(Resource[R]):
+    """`/v1/admin/tenants/{id}/quota`."""
+
+    @operation
+    def get(self, tenant_id: str) -> Steps[Quota]:
+        return (yield from self._read(Quota, Call("GET", f"{_tenant_path(tenant_id)}/quota", admin=True)))
+
+    @operation
+    def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
+        """Replaces the whole quota: a limit that is left out is lifted."""
+        call = Call("PUT", f"{_tenant_path(tenant_id)}/quota", json=dict(limits), admin=True)
+        return (yield from self._read(Quota, call))
+
+
+class Admin(Resource[R]):
+    """`client.admin`."""
+
+    @property
+    def tenants(self) -> Tenants[R]:
+        return Tenants(self._runtime)
+
+    @property
+    def keys(self) -> Keys[R]:
+        return Keys(self._runtime)
+
+    @property
+    def quotas(self) -> Quotas[R]:
+        return Quotas(self._runtime)
+
+    @operation
+    def usage(
+        self,
+        *,
+        tenant_id: str | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        group_by: str | None = None,
+    ) -> Steps[Page[UsageRow]]:
+        query = {"tenant_id": tenant_id, "from": start, "to": end, "group_by": group_by}
+        return (yield from self._page(UsageRow, Call("GET", "/v1/admin/usage", query=query, admin=True)))
+
+    @operation
+    def audit(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[AuditEntry]]:
+        """Who changed what, newest first."""
+        call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
+        return (yield from self._page(AuditEntry, call))
+
+    @operation
+    def replicas(self) -> Steps[Page[Replica]]:
+        """The engines and what they are doing."""
+        return (yield from self._page(Replica, Call("GET", "/v1/admin/replicas", admin=True)))

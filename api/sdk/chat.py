@@ -1,0 +1,138 @@
+"""`client.chat.completions` and `client.models`: the part of the API that is OpenAI's."""
+
+import json
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+from graftwork.api.sdk.answers import Page
+from graftwork.api.sdk.api_resource import R, Resource, operation
+from graftwork.api.sdk.chat_answers import ChatCompletion, ChatCompletionChunk, Model
+from graftwork.api.sdk.effects import Call, Connection, Emit, Opened, ReadStream, Steps
+from graftwork.api.sdk.errors import APIConnectionError, error_from_description
+from graftwork.api.sdk.paths import segment
+from graftwork.api.sdk.retries import open_stream
+from graftwork.api.sdk.runtimes import AsyncRuntime, SyncRuntime
+from graftwork.api.sdk.server_sent_events import FrameParser
+from graftwork.api.sdk.streams import AsyncStream, Stream, start_stream
+
+
+class ChatParameters(TypedDict, total=False):
+    """Everything beside `model`, `messages` and `stream`; the names are OpenAI's, then vLLM's."""
+
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    response_format: dict[str, Any]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[str, float]
+    seed: int
+    n: int
+    stop: str | list[str]
+    max_tokens: int
+    max_completion_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    logprobs: bool
+    top_logprobs: int
+    stream_options: dict[str, Any]
+    service_tier: str
+    user: str
+    metadata: dict[str, str]
+    extra_body: dict[str, Any]
+    """Fields that this SDK does not name, merged into the body."""
+
+
+Messages = list[dict[str, Any]]
+
+
+class Completions(Resource[R]):
+    """`POST /v1/chat/completions`."""
+
+    @overload
+    def create(
+        self: "Completions[SyncRuntime]",
+        *,
+        model: str,
+        messages: Messages,
+        stream: Literal[True],
+        **parameters: Unpack[ChatParameters],
+    ) -> Stream[ChatCompletionChunk]: ...
+    @overload
+    def create(
+        self: "Completions[SyncRuntime]",
+        *,
+        model: str,
+        messages: Messages,
+        stream: Literal[False] = False,
+        **parameters: Unpack[ChatParameters],
+    ) -> ChatCompletion: ...
+    @overload
+    def create(
+        self: "Completions[AsyncRuntime]",
+        *,
+        model: str,
+        messages: Messages,
+        stream: Literal[True],
+        **parameters: Unpack[ChatParameters],
+    ) -> AsyncStream[ChatCompletionChunk]: ...
+    @overload
+    async def create(
+        self: "Completions[AsyncRuntime]",
+        *,
+        model: str,
+        messages: Messages,
+        stream: Literal[False] = False,
+        **parameters: Unpack[ChatParameters],
+    ) -> ChatCompletion: ...
+    def create(
+        self, *, model: str, messages: Messages, stream: bool = False, **parameters: Unpack[ChatParameters]
+    ) -> Any:
+        """Answer a conversation; with `stream=True`, piece by piece."""
+        extra_body = parameters.pop("extra_body", {})
+        body = {"model": model, "messages": messages, **parameters, **extra_body}
+        call = Call("POST", "/v1/chat/completions", json={**body, "stream": True} if stream else body)
+        if not stream:
+            return self._runtime.run(self._read(ChatCompletion, call))
+        connection = Connection()
+        return start_stream(self._runtime, self._chunks(call, connection), connection)
+
+    def _chunks(self, call: Call, connection: Connection) -> Steps[None]:
+        """Such a stream cannot be resumed: the server keeps no answer that nobody stores."""
+        yield from open_stream(call, connection, self._runtime.policy)
+        yield Opened()
+        parser = FrameParser()
+        while (chunk := (yield ReadStream(connection))) is not None:
+            for frame in parser.feed(chunk):
+                if frame.data == "[DONE]":
+                    return
+                body = json.loads(frame.data)
+                if "error" in body:
+                    raise error_from_description(body["error"], None)
+                yield Emit(ChatCompletionChunk.read(body))
+        raise APIConnectionError("The stream broke off before the answer was complete.", code="dropped")
+
+
+class Chat(Resource[R]):
+    """`client.chat`, as in OpenAI's SDK."""
+
+    @property
+    def completions(self) -> Completions[R]:
+        return Completions(self._runtime)
+
+
+class Models(Resource[R]):
+    """The names that `model` may have."""
+
+    @operation
+    def list(self) -> Steps[Page[Model]]:
+        """The base model first, then this tenant's adapters and their aliases."""
+        return (yield from self._page(Model, Call("GET", "/v1/models")))
+
+    @operation
+    def get(self, model: str) -> Steps[Model]:
+        return (yield from self._read(Model, Call("GET", f"/v1/models/{segment(model)}")))

@@ -1,0 +1,137 @@
+"""The two clients: `Graftwork` for plain code, `AsyncGraftwork` for asyncio.
+
+They offer the same resources; the methods are written once (see api_resource.py) and performed by their runtime.
+
+    client = Graftwork(api_key="gw_…")
+    session = client.sessions.create(model="support", tools=[…])
+    print(session.run("Where is my order?", tools={"get_order": get_order}).text)
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Generic, Self
+
+import httpx
+
+from graftwork import __version__
+from graftwork.api.sdk.account import OwnQuota, UsageLedger
+from graftwork.api.sdk.adapters import Adapters
+from graftwork.api.sdk.admin import Admin
+from graftwork.api.sdk.api_resource import R
+from graftwork.api.sdk.chat import Chat, Models
+from graftwork.api.sdk.retries import RetryPolicy
+from graftwork.api.sdk.runtimes import AsyncRuntime, Keys, SyncRuntime
+from graftwork.api.sdk.sessions import Sessions
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+ANSWER_TIMEOUT_S = 600.0
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Resources(Generic[R]):
+    """What both clients offer."""
+
+    def __init__(self, runtime: R) -> None:
+        self._runtime: R = runtime
+        self.chat: Chat[R] = Chat(runtime)
+        self.models: Models[R] = Models(runtime)
+        self.adapters: Adapters[R] = Adapters(runtime)
+        self.sessions: Sessions[R] = Sessions(runtime)
+        self.usage: UsageLedger[R] = UsageLedger(runtime)
+        self.quota: OwnQuota[R] = OwnQuota(runtime)
+        self.admin: Admin[R] = Admin(runtime)
+
+    @property
+    def base_url(self) -> str:
+        return str(self._runtime.http.base_url).rstrip("/")
+
+
+class Graftwork(Resources[SyncRuntime]):
+    """The client. Use it in a `with`, or close it.
+
+    What is not given is read from GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY. `base_url` is without
+    `/v1`; `timeout` is in seconds; `max_retries` counts the tries after the first; `transport` replaces the network
+    and `sleep` the waiting, for tests.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        *,
+        timeout: float = ANSWER_TIMEOUT_S,
+        max_retries: int = 2,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        http = httpx.Client(
+            base_url=_base_url(base_url), timeout=_timeout(timeout), transport=transport, headers=_headers()
+        )
+        super().__init__(SyncRuntime(http, _keys(api_key, admin_key), RetryPolicy(max_retries), sleep))
+
+    def close(self) -> None:
+        self._runtime.http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncGraftwork(Resources[AsyncRuntime]):
+    """The client for asyncio, with the arguments of `Graftwork`. Use it in an `async with`, or close it."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        *,
+        timeout: float = ANSWER_TIMEOUT_S,
+        max_retries: int = 2,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        http = httpx.AsyncClient(
+            base_url=_base_url(base_url), timeout=_timeout(timeout), transport=transport, headers=_headers()
+        )
+        super().__init__(AsyncRuntime(http, _keys(api_key, admin_key), RetryPolicy(max_retries), sleep))
+
+    async def close(self) -> None:
+        await self._runtime.http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _base_url(given: str | None) -> str:
+    """The server's address; a `/v1` at its end is forgiven."""
+    url = given or os.environ.get("GRAFTWORK_URL") or DEFAULT_URL
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _keys(api_key: str | None, admin_key: str | None) -> Keys:
+    return Keys(
+        api_key or os.environ.get("GRAFTWORK_API_KEY") or None,
+        admin_key or os.environ.get("GRAFTWORK_ADMIN_KEY") or None,
+    )
+
+
+def _timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=min(CONNECT_TIMEOUT_S, seconds))
+
+
+def _headers() -> dict[str, str]:
+    return {"user-agent": f"graftwork-python/{__version__}"}

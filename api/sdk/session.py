@@ -1,0 +1,257 @@
+"""One session: say something, run the tools it asks for, branch it, look at it.
+
+`Session` remembers what the server last said of it: `state`, `head`, and the last event seen. Everything else it
+asks the server for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+from graftwork.api.sdk.answers import Page, Usage
+from graftwork.api.sdk.api_resource import R, Resource, operation
+from graftwork.api.sdk.effects import Call, Connection, RunTools, Steps
+from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
+from graftwork.api.sdk.paths import segment
+from graftwork.api.sdk.runtimes import AsyncRuntime, SyncRuntime
+from graftwork.api.sdk.session_answers import Item, PinnedModel, SessionCache, SessionState, Turn
+from graftwork.api.sdk.session_events import SessionEvent, TurnAwaitingTool, TurnCompleted
+from graftwork.api.sdk.session_feed import SessionFeed
+from graftwork.api.sdk.streams import AsyncStream, Stream, start_stream
+from graftwork.api.sdk.tools import ToolOutput, Tools
+
+Input = str | Sequence[Mapping[str, Any]]
+TOOL_TIMEOUT_S = 60.0
+
+
+class TurnOptions(TypedDict, total=False):
+    """What one turn may set for itself alone."""
+
+    if_head: str
+    """Refuse with ConflictError unless the session's head is still this checkpoint."""
+    tool_hints: dict[str, dict[str, Any]]
+    """`{name: {"expected_ms": 800}}`: how long the session's cache should be kept warm for."""
+    tool_choice: str | dict[str, Any]
+    response_format: dict[str, Any]
+    sampling: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All the turns that one `run` took; the last one holds the answer."""
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def turn(self) -> Turn:
+        return self.turns[-1]
+
+    @property
+    def text(self) -> str:
+        return self.turn.text
+
+    @property
+    def usages(self) -> tuple[Usage, ...]:
+        return tuple(turn.usage for turn in self.turns if turn.usage is not None)
+
+
+class Session(Resource[R]):
+    """`/v1/sessions/{id}`. Made by `client.sessions`."""
+
+    def __init__(self, runtime: R, state: SessionState) -> None:
+        super().__init__(runtime)
+        self.state = state
+        self._last_seq = state.last_seq
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id} {self.state.status} model={self.model.name!r} head={self.head}>"
+
+    @property
+    def id(self) -> str:
+        return self.state.id
+
+    @property
+    def status(self) -> str:
+        return self.state.status
+
+    @property
+    def model(self) -> PinnedModel:
+        return self.state.model
+
+    @property
+    def head(self) -> str | None:
+        """The checkpoint that the next turn goes on from."""
+        return self.state.head
+
+    @overload
+    def turn(
+        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnOptions]
+    ) -> Stream[SessionEvent]: ...
+    @overload
+    def turn(
+        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnOptions]
+    ) -> Turn: ...
+    @overload
+    def turn(
+        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnOptions]
+    ) -> AsyncStream[SessionEvent]: ...
+    @overload
+    async def turn(
+        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnOptions]
+    ) -> Turn: ...
+    def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnOptions]) -> Any:
+        """Say something: text, or a list of items. With `stream=True`, the turn's typed events as they come."""
+        call = self._turn_call(input, stream, options)
+        return self._stream(call) if stream else self._runtime.run(self._turn(call))
+
+    @overload
+    def tool_outputs(
+        self: "Session[SyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[True]
+    ) -> Stream[SessionEvent]: ...
+    @overload
+    def tool_outputs(
+        self: "Session[SyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
+    ) -> Turn: ...
+    @overload
+    def tool_outputs(
+        self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[True]
+    ) -> AsyncStream[SessionEvent]: ...
+    @overload
+    async def tool_outputs(
+        self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
+    ) -> Turn: ...
+    def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> Any:
+        """Answer the calls that the last turn ended with; the last missing one starts the next turn."""
+        call = self._tool_outputs_call(outputs, stream)
+        return self._stream(call) if stream else self._runtime.run(self._turn(call))
+
+    @overload
+    def events(self: "Session[SyncRuntime]", *, after: int = 0) -> Stream[SessionEvent]: ...
+    @overload
+    def events(self: "Session[AsyncRuntime]", *, after: int = 0) -> AsyncStream[SessionEvent]: ...
+    def events(self, *, after: int = 0) -> Any:
+        """The stored events after `after`, then those of the turn that runs, up to its end."""
+        connection = Connection()
+        feed = self._feed(connection, after, ends_with_turn=False)
+        return start_stream(self._runtime, feed.read(feed.replay_call(after)), connection)
+
+    @operation
+    def run(
+        self,
+        input: Input,
+        *,
+        tools: Tools,
+        tool_timeout: float | None = TOOL_TIMEOUT_S,
+        max_rounds: int = 16,
+        **options: Unpack[TurnOptions],
+    ) -> Steps[Run]:
+        """Say something and run the tools it asks for, until there is an answer.
+
+        `tools` maps names to plain or async functions that are called with the arguments as keywords. The calls of
+        one turn run at the same time; a failure, a timeout or an unknown name is an answer to the model, not an
+        error. Raises ToolLoopError after `max_rounds` turns with calls, TurnFailedError if a turn fails.
+        """
+        turns = [(yield from self._turn(self._turn_call(input, False, options)))]
+        while turns[-1].status == "awaiting_tool":
+            if len(turns) > max_rounds:
+                raise ToolLoopError(f"The model still called tools after {max_rounds} rounds.")
+            outputs = yield RunTools(turns[-1].tool_calls, tools, tool_timeout)
+            turns.append((yield from self._turn(self._tool_outputs_call(outputs, False))))
+        if turns[-1].status != "completed":
+            reason = (turns[-1].error or {}).get("message", "no reason was given")
+            raise TurnFailedError(f"The turn ended as {turns[-1].status}: {reason}", turns[-1])
+        return Run(tuple(turns))
+
+    @operation
+    def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
+        """New sessions that share this one's past, up to the checkpoint `at` or else the head."""
+        body: dict[str, Any] = {"count": count} | ({"at": at} if at is not None else {})
+        answer = yield from self._json(self._post("/fork", body, creates=True))
+        return [Session(self._runtime, SessionState.read(state)) for state in answer["data"]]
+
+    @operation
+    def rewind(self, to: str) -> Steps[SessionState]:
+        """Go back to a checkpoint; the next turn goes on from there."""
+        return (yield from self._update(self._post("/rewind", {"to": to})))
+
+    @operation
+    def cancel(self) -> Steps[SessionState]:
+        """Stop the turn that runs."""
+        return (yield from self._update(self._post("/cancel", {})))
+
+    @operation
+    def change(self, *, model: str | None = None, metadata: Mapping[str, str] | None = None) -> Steps[SessionState]:
+        """Move to another adapter version, which gives up the cache; or replace the metadata."""
+        given = {"model": model, "metadata": metadata}
+        body = {name: value for name, value in given.items() if value is not None}
+        return (yield from self._update(Call("PATCH", self._path, json=body)))
+
+    @operation
+    def suspend(self) -> Steps[SessionState]:
+        """Let go of its cache; the next turn, or tool output, wakes it."""
+        return (yield from self._update(self._post("/suspend", {})))
+
+    @operation
+    def refresh(self) -> Steps[SessionState]:
+        """Ask the server what the session is now."""
+        return (yield from self._update(Call("GET", self._path)))
+
+    @operation
+    def close(self) -> Steps[SessionState]:
+        """No more turns; the session stays readable until its time is over."""
+        return (yield from self._update(Call("DELETE", self._path)))
+
+    @operation
+    def items(
+        self, *, limit: int | None = None, after: str | None = None, order: str | None = None
+    ) -> Steps[Page[Item]]:
+        """The transcript up to the head."""
+        query = {"limit": limit, "after": after, "order": order}
+        return (yield from self._page(Item, Call("GET", f"{self._path}/items", query=query)))
+
+    @operation
+    def cache(self) -> Steps[SessionCache]:
+        """What the server holds of this session."""
+        return (yield from self._read(SessionCache, Call("GET", f"{self._path}/cache")))
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/sessions/{segment(self.id)}"
+
+    def _post(self, action: str, body: Mapping[str, Any], *, creates: bool = False) -> Call:
+        return Call("POST", self._path + action, json=body, creates=creates)
+
+    def _turn_call(self, input: Input, stream: bool, options: TurnOptions) -> Call:
+        said = input if isinstance(input, str) else list(input)
+        return self._post("/turns", {"input": said, "stream": stream, **options}, creates=True)
+
+    def _tool_outputs_call(self, outputs: Sequence[ToolOutput], stream: bool) -> Call:
+        return self._post("/tool_outputs", {"outputs": [output.body() for output in outputs], "stream": stream})
+
+    def _turn(self, call: Call) -> Steps[Turn]:
+        turn = yield from self._read(Turn, call)
+        self._last_seq = None  # its events went by unseen
+        status = "awaiting_tool" if turn.status == "awaiting_tool" else "idle"
+        self.state = replace(self.state, status=status, head=turn.checkpoint_id or self.head)
+        return turn
+
+    def _update(self, call: Call) -> Steps[SessionState]:
+        """Some answers hold only part of a session, or nothing: what they leave out stays as it was."""
+        answer = yield from self._json(call)
+        self.state = SessionState.read({**self.state.raw, "head": self.head, **answer})
+        return self.state
+
+    def _stream(self, call: Call) -> Any:
+        connection = Connection()
+        feed = self._feed(connection, self._last_seq, ends_with_turn=True)
+        return start_stream(self._runtime, feed.read(call), connection)
+
+    def _feed(self, connection: Connection, last_seq: int | None, *, ends_with_turn: bool) -> SessionFeed:
+        path = f"{self._path}/events"
+        return SessionFeed(path, self._runtime.policy, connection, last_seq, ends_with_turn, self._observe)
+
+    def _observe(self, event: SessionEvent) -> None:
+        self._last_seq = max(event.seq, self._last_seq or 0)
+        if isinstance(event, TurnCompleted | TurnAwaitingTool):
+            status = "idle" if isinstance(event, TurnCompleted) else "awaiting_tool"
+            self.state = replace(self.state, status=status, head=event.checkpoint_id or self.head)

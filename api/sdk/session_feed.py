@@ -1,0 +1,85 @@
+"""Reads a session's events to their end, across dropped connections.
+
+The server keeps every event under its `seq`, so that a stream that broke is asked for again from the last one seen.
+Invariant: each `seq` is emitted once, in order.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graftwork.api.sdk.effects import Call, Connection, Emit, Opened, ReadStream, Sleep, Steps
+from graftwork.api.sdk.errors import APIConnectionError, error_from_description
+from graftwork.api.sdk.retries import RetryPolicy, open_stream
+from graftwork.api.sdk.server_sent_events import Frame, FrameParser
+from graftwork.api.sdk.session_events import TERMINAL_EVENTS, SessionEvent, read_session_event
+
+
+@dataclass(slots=True)
+class SessionFeed:
+    """One reader of one session; `last_seq` is the last event it has emitted."""
+
+    events_path: str
+    policy: RetryPolicy
+    connection: Connection
+    last_seq: int | None
+    """None where unknown: a turn that breaks off before its first event then cannot be resumed."""
+    ends_with_turn: bool
+    """Stop after a turn's terminal event, and take anything less for a break."""
+    observe: Callable[[SessionEvent], None]
+    """Called with each event just before it is emitted."""
+
+    def read(self, opening: Call) -> Steps[None]:
+        """The events that `opening` streams, and those that follow should it break."""
+        yield from open_stream(opening, self.connection, self.policy)
+        yield Opened()
+        futile = 0
+        while True:
+            seen = self.last_seq
+            dropped: APIConnectionError | None = None
+            try:
+                if (yield from self._read_connection()):
+                    return
+            except APIConnectionError as error:
+                dropped = error
+            futile = 0 if self.last_seq != seen else futile + 1
+            if self.last_seq is None or futile > self.policy.max_retries:
+                raise dropped or self._broken_off()
+            yield Sleep(self.policy.backoff(futile))
+            yield from open_stream(self.replay_call(self.last_seq), self.connection, self.policy)
+
+    def replay_call(self, after: int) -> Call:
+        call = Call("GET", self.events_path, query={"after": after})
+        return call.with_headers(last_event_id=str(after))
+
+    def _read_connection(self) -> Steps[bool]:
+        """Emit until the connection ends; whether nothing more is to come."""
+        parser = FrameParser()
+        while (chunk := (yield ReadStream(self.connection))) is not None:
+            for frame in parser.feed(chunk):
+                event = self._accept(frame)
+                if event is None:
+                    continue
+                self.observe(event)
+                yield Emit(event)
+                if self.ends_with_turn and isinstance(event, TERMINAL_EVENTS):
+                    return True
+        return not self.ends_with_turn
+
+    def _accept(self, frame: Frame) -> SessionEvent | None:
+        """The frame's event, or None for a ping and for what was emitted before. Raises on an `error` event."""
+        if frame.event == "ping" or frame.data == "[DONE]":
+            return None
+        body = json.loads(frame.data)
+        if frame.event == "error":
+            raise error_from_description(body.get("error", body), None)
+        event = read_session_event(body)
+        if self.last_seq is not None and event.seq <= self.last_seq:
+            return None
+        self.last_seq = event.seq
+        return event
+
+    def _broken_off(self) -> APIConnectionError:
+        return APIConnectionError(
+            "The stream broke off before the turn's end; read on with session.events(after=…).", code="dropped"
+        )

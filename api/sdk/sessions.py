@@ -1,0 +1,47 @@
+"""`client.sessions`: make and find sessions."""
+
+from typing import Any, TypedDict, Unpack
+
+from graftwork.api.sdk.answers import Page
+from graftwork.api.sdk.api_resource import R, Resource, operation
+from graftwork.api.sdk.effects import Call, Steps
+from graftwork.api.sdk.paths import segment
+from graftwork.api.sdk.session import Session
+from graftwork.api.sdk.session_answers import SessionState
+
+
+class SessionParameters(TypedDict, total=False):
+    """What a session is made with, beside its model; tools and sampling as in chat completions."""
+
+    instructions: str
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    response_format: dict[str, Any]
+    sampling: dict[str, Any]
+    metadata: dict[str, Any]
+    retention: dict[str, Any]
+    """`{"ttl_s": 86400}`."""
+
+
+class Sessions(Resource[R]):
+    """`/v1/sessions`."""
+
+    @operation
+    def create(self, *, model: str, **parameters: Unpack[SessionParameters]) -> Steps[Session[R]]:
+        """Open a session; the adapter version that `model` means now is pinned for its whole life."""
+        call = Call("POST", "/v1/sessions", json={"model": model, **parameters}, creates=True)
+        return Session(self._runtime, (yield from self._read(SessionState, call)))
+
+    @operation
+    def get(self, session_id: str) -> Steps[Session[R]]:
+        """A session that was made before, perhaps by another process."""
+        state = yield from self._read(SessionState, Call("GET", f"/v1/sessions/{segment(session_id)}"))
+        return Session(self._runtime, state)
+
+    @operation
+    def list(
+        self, *, limit: int | None = None, after: str | None = None, order: str | None = None
+    ) -> Steps[Page[SessionState]]:
+        query = {"limit": limit, "after": after, "order": order}
+        return (yield from self._page(SessionState, Call("GET", "/v1/sessions", query=query)))

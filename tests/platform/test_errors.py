@@ -1,0 +1,42 @@
+"""The tree of errors, its face on HTTP, and its table in the docs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from graftwork.platform.errors import BudgetSpent, CapacityContended, Conflict, GraftworkError, error_classes
+
+TABLE = Path(__file__).parents[2] / "docs" / "errors.md"
+
+
+def test_the_table_in_the_docs_is_the_tree() -> None:
+    """Every class stands in docs/errors.md with its own status and code, and nothing else does."""
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| `(\w+)` \|", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    leaves = {name: found for name, found in error_classes().items() if found is not GraftworkError}
+
+    assert {name: (int(status), code) for name, status, code in rows} == {
+        name: (found.status, found.default_code) for name, found in leaves.items()
+    }
+
+
+@pytest.mark.parametrize("error_class", error_classes().values(), ids=lambda found: found.__name__)
+def test_every_error_has_openais_four_fields(error_class: type[GraftworkError]) -> None:
+    """message, type, param and code, with details beside them."""
+    body = error_class("Say what to do.", param="field", details={"head": "ckp_1"}).body()
+
+    assert set(body["error"]) == {"message", "type", "param", "code", "head"}
+    assert body["error"]["param"] == "field"
+
+
+def test_waiting_is_named_in_seconds_and_milliseconds() -> None:
+    """A retry-after of 0.25 s is at least one whole second, and 250 ms."""
+    headers = CapacityContended("Full.", retry_after_s=0.25).headers()
+
+    assert headers == {"retry-after": "1", "retry-after-ms": "250"}
+
+
+@pytest.mark.parametrize("error_class", [BudgetSpent, Conflict])
+def test_what_waiting_does_not_mend_says_so(error_class: type[GraftworkError]) -> None:
+    """Clients that retry 409 and 429 by default are told not to."""
+    assert error_class("No.").headers()["x-should-retry"] == "false"

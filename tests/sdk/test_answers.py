@@ -1,0 +1,62 @@
+"""Reading is tolerant: another version's answer is never an error."""
+
+from graftwork.api.sdk.adapter_answers import Adapter
+from graftwork.api.sdk.answers import Usage
+from graftwork.api.sdk.chat_answers import ChatCompletion, ChatCompletionChunk
+from graftwork.api.sdk.session_answers import Item, SessionState, Turn
+
+
+def test_nested_answers_are_typed() -> None:
+    """Objects within lists within objects are read to the bottom."""
+    function = {"name": "f", "arguments": "{}"}
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "function": function}]}
+
+    read = ChatCompletion.read(
+        {"id": "c", "choices": [{"index": 0, "message": message}], "usage": {"prompt_tokens": 3}}
+    )
+
+    calls = read.choices[0].message.tool_calls
+    assert calls is not None
+    assert (calls[0].id, calls[0].function.name) == ("call_1", "f")
+    assert read.usage is not None
+    assert read.usage.prompt_tokens == 3
+    assert read.text == ""
+
+
+def test_missing_and_unknown_fields_are_tolerated() -> None:
+    """Missing fields take defaults, unknown ones stay in `raw`, null stays None."""
+    read = SessionState.read({"id": "ses_1", "head": None, "colour": "red"})
+
+    assert (read.id, read.status, read.head) == ("ses_1", "", None)
+    assert read.raw["colour"] == "red"
+
+
+def test_unexpected_kinds_are_handed_through() -> None:
+    """A field that has become something else does not break the rest."""
+    read = Adapter.read({"name": "a", "versions": "many", "aliases": {"prod": {"version": 1}}})
+
+    assert read.raw["versions"] == "many"
+    assert read.aliases == {"prod": {"version": 1}}
+
+
+def test_cached_share_needs_no_prompt() -> None:
+    """An empty prompt has a share of nothing, not a division by zero."""
+    usage = Usage.read({"prompt_tokens": 8, "prompt_tokens_details": {"cached_tokens": 6}})
+
+    assert usage.cached_share == 0.75
+    assert Usage().cached_share == 0.0
+
+
+def test_text_of_items_in_both_forms() -> None:
+    """A message's content is a string or a list of parts; a call has no text."""
+    parts = [{"type": "output_text", "text": "Hel"}, {"type": "output_text", "text": "lo"}, {"type": "image"}]
+
+    turn = Turn.read({"output": [{"type": "message", "content": parts}, {"type": "function_call", "name": "f"}]})
+
+    assert turn.text == "Hello"
+    assert Item(type="message", content="Hi").text == "Hi"
+
+
+def test_chunks_without_choices_have_no_text() -> None:
+    """The last chunk of a stream carries only the usage."""
+    assert ChatCompletionChunk.read({"choices": [], "usage": {"total_tokens": 5}}).text == ""
