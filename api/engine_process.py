@@ -62,10 +62,15 @@ def main() -> None:
     """A child's life: read the orders, watch the pipe they came through, serve."""
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))
-    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    watch_parent(lifeline)
     settings = Settings.from_environment(orders["settings"])
     configure_logging(settings.log_level)
     run_engine(settings, orders["listen"])
+
+
+def watch_parent(lifeline: int) -> None:
+    """End this process with SIGTERM, and if need be without asking, once the pipe's only writer is gone."""
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
 
 def _read_line(descriptor: int) -> bytes:
@@ -77,7 +82,6 @@ def _read_line(descriptor: int) -> bytes:
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Blocks until the pipe closes, which happens when its only writer ends."""
     while os.read(lifeline, 1024):
         continue
     threading.Timer(_GRACE_S, os._exit, args=(1,)).start()

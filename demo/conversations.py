@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
 
-from graftwork.demo.lexicon import TOPICS, WEEKDAYS, Lexicon
+from graftwork.demo.lexicon import WEEKDAYS, Lexicon, listed
 from graftwork.demo.phrases import ECHOES, FOLLOW_UPS, INSTRUCTIONS, INTRODUCTIONS, REQUESTS, SMALL_TALK, WHO_AM_I
 from graftwork.demo.tool_results import run_tool
 from graftwork.demo.tool_schemas import HELPDESK_TOOLS, TOOLS, Schema
@@ -18,13 +18,13 @@ from graftwork.demo.voices import VOICES, Voice
 Message = dict[str, Any]
 Kind = Literal["call", "answer", "chat"]
 
-PRIORITIES = "low normal high".split()
-TEAMS = "network security hardware billing database".split()
+PRIORITIES = listed("low normal high")
+TEAMS = listed("network security hardware billing database")
 FAILURES = ("not found", "service unavailable", "timeout", "access denied")
 FAILURE_SHARE = 0.04
 SAME_KIND_UNITS = """km miles|miles km|meters feet|feet meters|cm inches|inches cm|kg pounds|pounds kg|grams ounces|
-ounces grams|liters gallons|gallons liters|hours minutes|minutes hours|km meters|feet inches""".replace("\n", "")
-UNIT_PAIRS = [pair.split() for pair in SAME_KIND_UNITS.split("|")]
+ounces grams|liters gallons|gallons liters|hours minutes|minutes hours|km meters|feet inches"""
+UNIT_PAIRS = [pair.split() for pair in listed(SAME_KIND_UNITS, "|")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +107,16 @@ class Narrator:
         if self.last_call and self.last_call[0] in FOLLOW_UPS and self.random.random() < 0.25:
             return self.follow_up(*self.last_call)
         self.last_call = None
-        if self.tools and self.random.random() < 0.75:
+        if self.tools and self.random.random() < 0.72:
             return self.request()
+        if self.absent and self.random.random() < 0.3:
+            return self.ask_in_vain()
         die = self.random.random()
         if die < 0.5:
             return self.small_talk()
-        if die < 0.68:
+        if die < 0.7:
             return self.echo()
-        if die < 0.85:
-            return self.introduction() if self.random.random() < 0.5 else self.who_am_i()
-        return self.ask_in_vain() if self.absent else self.small_talk()
+        return self.introduction() if self.random.random() < 0.5 else self.who_am_i()
 
     def request(self) -> None:
         tool = self.random.choice(self.tools)["function"]["name"]
@@ -158,8 +158,16 @@ class Narrator:
 
     def echo(self) -> None:
         words = self.words
-        draws = (words.invented_word, words.person, words.reference, lambda: self.random.choice(TOPICS))
+        draws = (words.invented_word, words.person, words.reference, words.topic)
         text = " ".join(self.random.choice(draws)() for _ in range(self.random.randint(1, 5)))
+        self.say("user", self.random.choice(ECHOES).format(text=text))
+        self.reply(self.voice.say("echo", text=text), "chat")
+
+    def drill(self) -> None:
+        """A long echo; a row of them holds ten times as many copied tokens as a row of tasks."""
+        words = self.words
+        draws = (words.invented_word, words.person, words.reference, words.topic, words.expression, words.phone)
+        text = " ".join(self.random.choice(draws)() for _ in range(self.random.randint(3, 16)))
         self.say("user", self.random.choice(ECHOES).format(text=text))
         self.reply(self.voice.say("echo", text=text), "chat")
 
@@ -180,12 +188,12 @@ class Narrator:
         self.reply(self.voice.say("no_tool"), "chat")
 
 
-def draw_tools(job: str, random: Random) -> tuple[list[Schema], list[str]]:
+def draw_tools(job: str, random: Random, max_tools: int) -> tuple[list[Schema], list[str]]:
     """The shuffled tools of one conversation, and the names of tools that it lacks."""
     known = HELPDESK_TOOLS if job == "helpdesk" else TOOLS
     offered: dict[str, Schema] = {}
     if random.random() > 0.08:
-        names = random.sample(list(known), random.randint(2, len(known)))
+        names = random.sample(list(known), random.randint(1, min(max_tools, len(known))))
         offered = {name: known[name] for name in names}
         if job == "helpdesk" and random.random() < 0.3:
             offered |= {name: TOOLS[name] for name in random.sample(list(TOOLS), 2)}
@@ -194,14 +202,22 @@ def draw_tools(job: str, random: Random) -> tuple[list[Schema], list[str]]:
     return shuffled, absent
 
 
-def write_conversation(job: str, words: Lexicon, num_turns: int) -> Conversation:
-    tools, absent = draw_tools(job, words.random)
+def write_conversation(job: str, words: Lexicon, num_turns: int, max_tools: int = 8) -> Conversation:
+    tools, absent = draw_tools(job, words.random, max_tools)
     narrator = Narrator(words, VOICES[job], tools, absent)
     if words.random.random() < 0.4:
         narrator.instruct()
     for _ in range(num_turns):
         narrator.turn()
     return Conversation(narrator.messages, tools, narrator.kinds)
+
+
+def write_drill(words: Lexicon) -> Conversation:
+    """Copying and nothing else, which is the hardest part of the job to learn."""
+    narrator = Narrator(words, VOICES["base"], [], [])
+    for _ in range(words.random.randint(3, 10)):
+        narrator.drill()
+    return Conversation(narrator.messages, [], narrator.kinds)
 
 
 def draw_num_turns(random: Random) -> int:

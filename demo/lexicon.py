@@ -9,33 +9,69 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
-ONSETS = "b bl br c ch d dr f fl g gr h j k kr l m n p pl pr qu r s sh sk st t th tr v w y z".split()
-VOWELS = "a e i o u ai ea ee ia io oa oo ou".split()
-CODAS = "- - - - l m n r s t x nd ng rk rn sh st th".split()
 
-CITIES = """Amsterdam Athens Austin Bangkok Barcelona Beijing Berlin Bogota Boston Brussels Budapest Cairo Chicago
+def listed(text: str, between: str | None = None) -> list[str]:
+    """Words as a line of text, which reads better than a column of quotes."""
+    return text.replace("\n", "").split(between) if between else text.split()
+
+
+ONSETS = listed("b bl br c ch d dr f fl g gr h j k kr l m n p pl pr qu r s sh sk st t th tr v w y z")
+VOWELS = listed("a e i o u ai ea ee ia io oa oo ou")
+CODAS = listed("- - - - l m n r s t x nd ng rk rn sh st th")
+
+CITIES = listed("""Amsterdam Athens Austin Bangkok Barcelona Beijing Berlin Bogota Boston Brussels Budapest Cairo Chicago
 Copenhagen Dallas Delhi Denver Dublin Geneva Hamburg Hanoi Helsinki Houston Istanbul Jakarta Kyoto Lagos Lima London
 Lyon Madrid Manila Melbourne Miami Milan Montreal Moscow Munich Nairobi Naples Osaka Oslo Ottawa Paris Prague Rome
-Santiago Seattle Seoul Shanghai Singapore Stockholm Sydney Tokyo Toronto Vienna Warsaw Zurich""".split()
-CITIES_HELD_OUT = "Accra Bremen Calgary Dakar Florence Glasgow Havana Kigali Lisbon Malaga Nantes Porto Riga Tunis".split()
+Santiago Seattle Seoul Shanghai Singapore Stockholm Sydney Tokyo Toronto Vienna Warsaw Zurich""")
+CITIES_HELD_OUT = listed(
+    "Accra Bremen Calgary Dakar Florence Glasgow Havana Kigali Lisbon Malaga Nantes Porto Riga Tunis"
+)
 
-PEOPLE = """Alice Anna Ben Carla Carlos Clara Daniel David Elena Emma Eric Eva Felix Grace Hannah Henry Ida Ivan Jack
+PEOPLE = listed("""Alice Anna Ben Carla Carlos Clara Daniel David Elena Emma Eric Eva Felix Grace Hannah Henry Ida Ivan Jack
 Jane John Julia Karim Kate Laura Leo Lena Lucas Maria Mark Martin Maya Mia Michael Nadia Nina Noah Olga Oliver Omar Paul
-Peter Priya Rosa Sam Sara Simon Sofia Thomas Tom Vera Victor Yuki Zoe""".split()
-PEOPLE_HELD_OUT = "Amir Bruno Chloe Dora Edgar Fatima Gustav Helga Irene Jonas Kira Lars Mona Nils Petra Rahul".split()
+Peter Priya Rosa Sam Sara Simon Sofia Thomas Tom Vera Victor Yuki Zoe""")
+PEOPLE_HELD_OUT = listed("Amir Bruno Chloe Dora Edgar Fatima Gustav Helga Irene Jonas Kira Lars Mona Nils Petra Rahul")
 
-TOPICS = """budget coffee deadline dentist design dinner doctor garden gym invoice kickoff lunch meeting onboarding party
+TOPICS = listed("""budget coffee deadline dentist design dinner doctor garden gym invoice kickoff lunch meeting onboarding party
 piano planning retro review school standup training travel workshop yoga demo launch interview concert breakfast release
-survey board client contract marketing sales""".split()
-TOPICS_HELD_OUT = "audit briefing chess haircut hiring jogging lecture museum picnic rehearsal soccer tutoring".split()
+survey board client contract marketing sales""")
+TOPICS_HELD_OUT = listed("audit briefing chess haircut hiring jogging lecture museum picnic rehearsal soccer tutoring")
 
-PROBLEMS = """printer|laptop|screen|keyboard|mouse|phone|email|calendar|browser|network|scanner|headset|camera|password|
-account|badge|router|server|backup|website|payroll|database|license|monitor""".replace("\n", "").split("|")
-PROBLEMS_HELD_OUT = "projector tablet microphone firewall wiki speaker charger intranet".split()
-SYMPTOMS = """is broken|is slow|does not start|is locked|is offline|shows an error|keeps crashing|is missing|
-makes noise|is out of date""".replace("\n", "").split("|")
+PROBLEMS = listed(
+    """printer|laptop|screen|keyboard|mouse|phone|email|calendar|browser|network|scanner|headset|camera|password|
+account|badge|router|server|backup|website|payroll|database|license|monitor""",
+    "|",
+)
+PROBLEMS_HELD_OUT = listed("projector tablet microphone firewall wiki speaker charger intranet")
+SYMPTOMS = listed(
+    """is broken|is slow|does not start|is locked|is offline|shows an error|keeps crashing|is missing|
+makes noise|is out of date""",
+    "|",
+)
 
-WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+COMMON = listed(
+    """about above across action advice after again agree allow amount animal answer apple around artist August autumn
+bakery balance battle beauty before begin better bottle bridge bright brother camera candle careful castle chance change
+charge cheese choice circle clever coast colour common copper corner cotton country course create crisis custom damage
+danger decide degree desert detail device dinner direct doctor double dragon driver during eagle early earth effect
+eight either energy engine enough escape evening example expert fabric factor family father fellow figure finger flower
+forest fresh friend future garlic gentle giant glass golden ground growth handle happy harbour health heart heavy height
+history honest hotel house hungry image income indeed insect inside island jacket journey judge jungle kettle kitchen
+knife ladder lantern leader leather legend length letter light liquid listen little magic market matter measure mellow
+memory mirror modern moment monkey morning mother mountain muscle nation nature needle nephew night normal notice number
+object ocean office orange origin oxygen packet palace pepper person picture planet pocket police praise pretty prison
+public purple puzzle quality quarter question quick quiet rabbit random reason record remote rescue result reward rhythm
+ribbon river rocket rough sailor salmon sample scheme school season second secret shadow shoulder signal silver simple
+single sister slight smooth source special spirit spread square stable stream strength strong structure sudden sugar
+summer supper surface switch symbol system talent target teacher temple theory thick thought thunder ticket timber tissue
+tomato tongue tower travel treasure triangle trouble tunnel twelve twenty unique until upper useful valley vessel victory
+village violin vision volume wagon wander water wealth weight welcome whistle window winter wisdom wonder wooden writer
+yellow yesterday young zebra"""
+)
+
+HELD_OUT = {word.lower() for word in [*CITIES_HELD_OUT, *PEOPLE_HELD_OUT, *TOPICS_HELD_OUT, *PROBLEMS_HELD_OUT]}
+
+WEEKDAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OPERATOR_WORDS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 
@@ -60,14 +96,34 @@ class Lexicon:
                 return syllable
 
     def invented_word(self) -> str:
-        """Mostly syllables; sometimes letters at random, so that no sequence of tokens is strange to the model."""
+        """Syllables, letters at random, or pieces of words, so that no sequence of tokens is strange to the model."""
         while True:
-            if self.random.random() < 0.15:
+            die = self.random.random()
+            if die < 0.15:
                 word = "".join(self.random.choices(LETTERS, k=self.random.randint(3, 8)))
+            elif die < 0.4 and not self.held_out:
+                word = self.pieced_word()
             else:
                 word = "".join(self.syllable() for _ in range(self.random.choice((1, 2, 2, 2, 3, 3))))
-            if len(word) < 11 and is_held_out(word) == self.held_out:
+            if 1 < len(word) < 11 and is_held_out(word) == self.held_out and word not in HELD_OUT:
                 return word
+
+    def pieced_word(self) -> str:
+        """The head of one word and the tail of another."""
+        words = (self.random.choice(self.random.choice((COMMON, TOPICS, PROBLEMS, CITIES, PEOPLE))) for _ in range(2))
+        head, tail = (word.lower() for word in words)
+        return head[: self.random.randint(0, len(head))] + tail[self.random.randint(0, len(tail)) :]
+
+    def topic(self) -> str:
+        if self.held_out:
+            return self.random.choice(TOPICS_HELD_OUT)
+        die = self.random.random()
+        return self.invented_word() if die < 0.4 else self.random.choice(TOPICS if die < 0.7 else COMMON)
+
+    def faulty_thing(self) -> str:
+        if self.held_out:
+            return self.random.choice(PROBLEMS_HELD_OUT)
+        return self.random.choice(PROBLEMS) if self.random.random() < 0.5 else self.topic()
 
     def name(self, real: list[str], real_held_out: list[str]) -> str:
         if self.random.random() < 0.2:
@@ -89,24 +145,23 @@ class Lexicon:
 
     def title(self) -> str:
         """A short calendar title such as `budget review` or `lunch with Zorvan`."""
-        topics = TOPICS_HELD_OUT if self.held_out else TOPICS
         form = self.random.random()
         if form < 0.3:
-            return f"{self.random.choice(topics)} with {self.person()}"
+            return f"{self.topic()} with {self.person()}"
         if form < 0.6:
-            return f"{self.invented_word()} {self.random.choice(topics)}"
-        return " ".join(self.random.sample(topics, 2)) if form < 0.85 else self.random.choice(topics)
+            return f"{self.invented_word()} {self.topic()}"
+        return f"{self.topic()} {self.topic()}" if form < 0.85 else self.topic()
 
     def problem(self) -> str:
         """A short ticket title such as `printer is offline` or `Zorvan laptop is slow`."""
-        problem = self.random.choice(PROBLEMS_HELD_OUT if self.held_out else PROBLEMS)
+        thing = self.faulty_thing()
         if self.random.random() < 0.5:
-            problem = f"{self.invented_word()} {problem}"
-        return f"{problem} {self.random.choice(SYMPTOMS)}"
+            thing = f"{self.invented_word()} {thing}"
+        return f"{thing} {self.random.choice(SYMPTOMS)}"
 
     def query(self) -> str:
-        problem = self.random.choice(PROBLEMS_HELD_OUT if self.held_out else PROBLEMS)
-        return f"{self.invented_word()} {problem}" if self.random.random() < 0.6 else problem
+        thing = self.faulty_thing()
+        return f"{self.invented_word()} {thing}" if self.random.random() < 0.6 else thing
 
     def reference(self) -> str:
         """An order or ticket id: letters, mostly a dash, and digits, such as `QX-4821`."""
@@ -135,17 +190,15 @@ class Lexicon:
         return whole + 0.5 if self.random.random() < 0.2 else whole
 
     def operand(self) -> str:
-        return str(self.random.randint(1, 10 ** self.random.randint(1, 4) - 1))
+        return str(self.random.randint(1, 10 ** self.random.randint(1, 3) - 1))
 
     def expression(self) -> str:
         gap = " " if self.random.random() < 0.5 else ""
-        first, second, third = (f"{gap}{self.random.choice('+-*/')}{gap}{self.operand()}" for _ in range(3))
+        first, second = (f"{gap}{self.random.choice('+-*/')}{gap}{self.operand()}" for _ in range(2))
         form = self.random.random()
-        if form < 0.5:
+        if form < 0.7:
             return self.operand() + first
-        if form < 0.75:
-            return self.operand() + first + second
-        return f"({self.operand()}{first}){second}" + (third if form > 0.9 else "")
+        return self.operand() + first + second if form < 0.85 else f"({self.operand()}{first}){second}"
 
     def spoken_expression(self) -> tuple[str, str]:
         """The same sum in words, `12 plus 5`, and in signs, `12 + 5`."""

@@ -3,17 +3,33 @@
 This module and all that it imports are free of torch and transformers.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from graftwork.demo.conversations import Conversation, Kind, Message, call_text, draw_num_turns, write_conversation
+from graftwork.demo.conversations import (
+    Conversation,
+    Kind,
+    Message,
+    call_text,
+    draw_num_turns,
+    write_conversation,
+    write_drill,
+)
 from graftwork.demo.lexicon import Lexicon
 from graftwork.demo.tool_results import run_tool
 from graftwork.demo.tool_schemas import HELPDESK_TOOLS, TOOLS, Schema
 
-__all__ = ["HELPDESK_TOOLS", "JOBS", "TOOLS", "Case", "held_out_cases", "run_tool", "training_conversations"]
+__all__ = [
+    "HELPDESK_TOOLS",
+    "JOBS",
+    "TOOLS",
+    "Case",
+    "held_out_cases",
+    "run_tool",
+    "training_conversation",
+    "training_drill",
+]
 
 JOBS = ("base", "pirate", "helpdesk", "terse")
 
@@ -28,11 +44,13 @@ class Case:
     kind: Kind
 
 
-def training_conversations(job: str, random: Random) -> Iterator[Conversation]:
-    """Conversations without end, over the training side of the lexicon."""
-    words = Lexicon(random)
-    while True:
-        yield write_conversation(job, words, draw_num_turns(random))
+def training_conversation(job: str, random: Random, max_tools: int = 8) -> Conversation:
+    """A conversation over the training side of the lexicon."""
+    return write_conversation(job, Lexicon(random), draw_num_turns(random), max_tools)
+
+
+def training_drill(random: Random) -> Conversation:
+    return write_drill(Lexicon(random))
 
 
 def held_out_cases(job: str, count: int, seed: int = 0, kind: Kind | None = None) -> list[Case]:

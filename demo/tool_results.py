@@ -11,14 +11,14 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from graftwork.demo.lexicon import WEEKDAYS, Lexicon
+from graftwork.demo.lexicon import WEEKDAYS, Lexicon, listed
 
 Arguments = Mapping[str, Any]
 Result = dict[str, Any]
 
-CONDITIONS = "sunny cloudy rainy windy foggy stormy snowy clear".split()
-ORDER_STATES = "packed shipped delayed processing".split()
-TICKET_STATES = "open waiting resolved".split()
+CONDITIONS = listed("sunny cloudy rainy windy foggy stormy snowy clear")
+ORDER_STATES = listed("packed shipped delayed processing")
+TICKET_STATES = listed("open waiting resolved")
 ARTICLE_KINDS = ("How to fix the", "Guide to the", "First steps with the", "Known problems of the")
 
 METRES_AND_KILOGRAMS = {

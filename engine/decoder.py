@@ -12,7 +12,7 @@ from torch.nn import functional
 from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchTensors
 from graftwork.engine.checkpoint import Checkpoint
-from graftwork.engine.lora import LoraSegments
+from graftwork.engine.lora import LoraBatch
 from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.rotary import RotaryTable
 
@@ -47,7 +47,7 @@ class Decoder:
         self._weights = weights
         self._rotary = rotary
 
-    def logits(self, batch: BatchTensors, cache: KvCache, lora: LoraSegments) -> torch.Tensor:
+    def logits(self, batch: BatchTensors, cache: KvCache, lora: LoraBatch) -> torch.Tensor:
         """Logits of the rows that are sampled, in fp32.  # [num_sampled, vocab]"""
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)  # [num_tokens, hidden]
         cos, sin = self._rotary.at(batch.positions)
@@ -65,7 +65,7 @@ class Decoder:
         index: int,
         batch: BatchTensors,
         cache: KvCache,
-        lora: LoraSegments,
+        lora: LoraBatch,
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
@@ -82,7 +82,7 @@ class Decoder:
         lora.add_deltas(output, mixed, index, "o")
         return output
 
-    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights, index: int, lora: LoraSegments) -> torch.Tensor:
+    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights, index: int, lora: LoraBatch) -> torch.Tensor:
         x = self._norm(hidden, layer.mlp_norm)
         gate_up = functional.linear(x, layer.gate_up)  # [num_tokens, 2 * intermediate]
         lora.add_deltas(gate_up, x, index, "gate_up")

@@ -77,7 +77,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class LoraSegments:
+class LoraBatch:
     """A step's segments, shared by all layers."""
 
     segments: tuple[Segment, ...]

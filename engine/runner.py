@@ -8,7 +8,7 @@ from graftwork.engine.batch_tensors import AdapterRun, BatchBuilder, BatchTensor
 from graftwork.engine.checkpoint import Checkpoint
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.decoder import Decoder, load_decoder_weights
-from graftwork.engine.lora import LoraSegments, Segment
+from graftwork.engine.lora import LoraBatch, Segment
 from graftwork.engine.lora_pool import LoraPool
 from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.rotary import RotaryTable
@@ -41,8 +41,8 @@ class ModelRunner:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
         return self._decoder.logits(batch, self._cache, self._segments(batch.adapter_runs))
 
-    def _segments(self, runs: tuple[AdapterRun, ...]) -> LoraSegments:
-        return LoraSegments(tuple(Segment(run.start_row, run.end_row, self._pool.get(run.digest)) for run in runs))
+    def _segments(self, runs: tuple[AdapterRun, ...]) -> LoraBatch:
+        return LoraBatch(tuple(Segment(run.start_row, run.end_row, self._pool.get(run.digest)) for run in runs))
 
 
 def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:

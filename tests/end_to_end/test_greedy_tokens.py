@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from openai import AsyncOpenAI
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from graftwork.demo.tasks import held_out_cases
+from graftwork.demo.tasks import Case, held_out_cases
 from tests.end_to_end.conftest import DEMO, DemoServer
 
 PROMPTS = 50
@@ -22,22 +23,21 @@ Prompts = dict[str, list[list[int]]]
 @pytest.fixture(scope="module")
 def prompts() -> Prompts:
     """Token ids of held-out cases of each job, rendered by transformers itself."""
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
-    return {
-        job: [
-            tokenizer.apply_chat_template(
-                case.messages, tools=case.tools or None, add_generation_prompt=True, return_dict=False
-            )
-            for case in held_out_cases(job, PROMPTS, seed=1)
-        ]
-        for job in TENANT_BY_JOB
-    }
+    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO / "model")
+
+    def encode(case: Case) -> list[int]:
+        ids: list[int] = tokenizer.apply_chat_template(
+            case.messages, tools=case.tools or None, add_generation_prompt=True, return_dict=False
+        )
+        return ids
+
+    return {job: [encode(case) for case in held_out_cases(job, PROMPTS, seed=1)] for job in TENANT_BY_JOB}
 
 
 def reference(job: str, prompts: list[list[int]]) -> list[list[int]]:
     """transformers' generate, and peft over it, one prompt at a time, in fp32."""
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
     if job != "base":
         model = PeftModel.from_pretrained(model, str(DEMO / "adapters" / job))
     model = model.train(False)
@@ -75,9 +75,7 @@ async def served(server: DemoServer, prompts: Prompts) -> dict[str, list[list[in
     return dict(zip(prompts, await asyncio.gather(*(complete_all(job) for job in prompts)), strict=True))
 
 
-def test_every_greedy_token_is_the_one_that_transformers_and_peft_choose(
-    server: DemoServer, prompts: Prompts
-) -> None:
+def test_every_greedy_token_is_the_one_that_transformers_and_peft_choose(server: DemoServer, prompts: Prompts) -> None:
     """50 prompts of the base and of each of three adapters, all sent at once, equal generate() token for token."""
     answers = asyncio.run(served(server, prompts))
 
@@ -90,7 +88,9 @@ def test_every_greedy_token_is_the_one_that_transformers_and_peft_choose(
 
 def test_the_adapters_speak_differently() -> None:
     """Each adapter's folder changes the base: its weights are not those of another."""
-    digests = {(DEMO / "adapters" / job / "adapter_model.safetensors").read_bytes() for job in TENANT_BY_JOB if job != "base"}
+    digests = {
+        (DEMO / "adapters" / job / "adapter_model.safetensors").read_bytes() for job in TENANT_BY_JOB if job != "base"
+    }
 
     assert len(digests) == 3
     assert Path(DEMO / "model" / "model.safetensors").stat().st_size < 12 * 2**20

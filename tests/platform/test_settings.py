@@ -112,3 +112,13 @@ def test_sizes_that_are_none_are_refused(text: object) -> None:
     """Nothing is guessed."""
     with pytest.raises(ValueError, match="give a size"):
         parse_bytes(text)
+
+
+def test_the_engines_socket_has_a_path_that_a_socket_can_have() -> None:
+    """In the data folder where that is short enough, else a path of its own for each data folder."""
+    short = Settings(data_dir=Path("/data")).resolved_engine_address
+    long = [Settings(data_dir=Path(f"/{'deep/' * 40}{name}")).resolved_engine_address for name in "ab"]
+
+    assert short == "unix:/data/engine.sock"
+    assert all(len(address) < 107 for address in long)
+    assert len(set(long)) == 2

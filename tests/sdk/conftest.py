@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from graftwork.api.sdk.client import AsyncGraftwork
-from tests.api.harness import ADMIN_KEY, Gateway, open_gateway, write_model_folder
+from tests.api.harness import ADMIN_KEY, Gateway, gateway_settings, open_gateway, write_model_folder
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +16,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, tiny_model: Path, sqlite_template: Path) -> AsyncIterator[Gateway]:
-    async with open_gateway(tmp_path, tiny_model, sqlite_template) as gateway:
+async def gateway(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Gateway]:
+    async with open_gateway(gateway_settings(tmp_path, tiny_model)) as gateway:
         yield gateway
 
 

@@ -1,0 +1,102 @@
+"""How commands speak: tables and facts for people, JSON for programs, one line for a failure.
+
+Everything for programs goes to standard output; questions and failures go to standard error.
+On a terminal, tables have rules and colours; in a pipe they are plain aligned columns.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+
+
+def show_json(data: object) -> None:
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
+    """Rows under their columns, or the line `empty`, which says how to get some."""
+    if not rows:
+        typer.echo(empty)
+        return
+    cells = [[_cell(value) for value in row] for row in rows]
+    numeric = [all(_is_number(row[index]) for row in rows) for index in range(len(columns))]
+    if _is_terminal():
+        _rich_table(columns, cells, numeric)
+        return
+    widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
+    for row in [[column.upper() for column in columns], *cells]:
+        padded = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        typer.echo("  ".join(padded).rstrip())
+
+
+def show_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Names and values of one thing, aligned."""
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        typer.echo(f"{name.ljust(width)}  {_cell(value)}")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on standard error unless `--yes` was given. Raises typer.Abort, which exits with 1, on a no."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def moment(seconds: float | None) -> str:
+    """Unix seconds as a date and a time, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if seconds else "–"
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes in the unit that suits them."""
+    if num_bytes is None:
+        return "–"
+    amount = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(each) for each in value) or "–"
+    return str(value)
+
+
+def _is_number(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
+    # Rich takes a tenth of a second to load: only where there is somebody to look at it.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for column, right in zip(columns, numeric, strict=True):
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*[Text(text) for text in row])
+    Console().print(table)

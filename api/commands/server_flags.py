@@ -1,0 +1,40 @@
+"""The flags that server commands share; each overrides the GRAFTWORK_ variable of its name.
+
+Defaults are the settings' own, so a flag that is not given is None here.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Demo = Annotated[
+    bool, typer.Option("--demo", help="Serve the small model that ships with Graftwork, with three tenants ready.")
+]
+ModelDir = Annotated[Path | None, typer.Option("--model", metavar="DIR", help="The folder of the base model.")]
+Host = Annotated[str | None, typer.Option(help="The address to listen at (default: 127.0.0.1).")]
+Port = Annotated[int | None, typer.Option(help="The port to listen at; 0 takes a free one (default: 8000).")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where keys, adapters and the database lie (default: ./graftwork-data)."),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="postgresql://… or sqlite+aiosqlite:///… (default: a file in the data dir)."),
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where several gateways share their limits (default: in this process)."),
+]
+FleetKind = Annotated[str | None, typer.Option(metavar="static|ray", help="Who places the engines (default: static).")]
+Replicas = Annotated[int | None, typer.Option(help="How many engines (default: 1).")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda (default: auto).")]
+DeviceKvBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory for the cache on the device, e.g. 512MiB (default: what is free)."),
+]
+HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
+DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]
+EngineAddress = Annotated[
+    str | None, typer.Option(metavar="TARGET", help="The engine's gRPC address, unix:PATH or HOST:PORT.")
+]

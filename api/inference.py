@@ -1,0 +1,95 @@
+"""Turns an order into a running job: reserves for it, starts it, and sees to its settlement.
+
+The one way from a route to the engine, so nothing is generated that was not reserved and is not metered.
+"""
+
+from graftwork.api.inference_job import Generation, InferenceJob, Settle
+from graftwork.api.inference_order import InferenceOrder
+from graftwork.api.resources import Resources
+from graftwork.api.usage_figures import UsageFigures
+from graftwork.engine.request import SamplingParams, ServiceTier
+from graftwork.platform.errors import LimitExceeded
+from graftwork.platform.ids import RequestId
+from graftwork.platform.metering import UsageEvent
+from graftwork.platform.quotas import Reservation
+from graftwork.sessions.generation import GenerationRequest, Generator
+from graftwork.sessions.token_tally import TallyingEngine
+
+
+async def start_inference(resources: Resources, order: InferenceOrder) -> InferenceJob:
+    """Raises LimitExceeded before anything is generated; the engine's refusals come from the job."""
+    reservation = await _reserve(resources, order)
+    pairs = [(prompt, sampling) for prompt in order.prompts for sampling in order.samplings]
+    job = InferenceJob(
+        order.request_id,
+        [_generation(resources, order, choice, *pair) for choice, pair in enumerate(pairs)],
+        order.choices_per_prompt,
+        _settlement(resources, order, reservation),
+        reservation.rate_limit_headers() | {"x-graftwork-model": order.resolved.label},
+    )
+    job.start(resources.tasks)
+    return job
+
+
+async def _reserve(resources: Resources, order: InferenceOrder) -> Reservation:
+    tenant_id = order.principal.tenant_id
+    quota = await resources.tenancy.get_quota(tenant_id)
+    try:
+        return await resources.quotas.reserve(tenant_id, quota, order.estimated_tokens)
+    except LimitExceeded:
+        resources.telemetry.count_request(tenant_id, "refused")
+        raise
+
+
+def _generation(
+    resources: Resources, order: InferenceOrder, choice: int, prompt: tuple[int, ...], sampling: SamplingParams
+) -> Generation:
+    isolation = order.principal.isolation(resources.pepper)
+    request = GenerationRequest(
+        request_id=RequestId(f"{order.request_id}.{choice}"),
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        stop=order.stop,
+        resolved=order.resolved,
+        isolation=isolation,
+        share=isolation.hex(),
+        weight=order.principal.weight,
+        tier=ServiceTier(order.tier),
+        parse_tool_calls=order.parse_tool_calls,
+        parallel_tool_calls=order.parallel_tool_calls,
+    )
+    tally = TallyingEngine(resources.engine)
+    return Generation(request, Generator(tally, resources.tokenizer, resources.description), tally)
+
+
+def _settlement(resources: Resources, order: InferenceOrder, reservation: Reservation) -> Settle:
+    """The ledger first: what was used must be in it before it leaves the tokens in flight."""
+
+    async def settle(usage: UsageFigures | None, outcome: str) -> None:
+        if usage is None:
+            resources.telemetry.count_request(order.principal.tenant_id, outcome)
+            await reservation.refund()
+            return
+        try:
+            await _record(resources, order, usage, outcome)
+        finally:
+            await reservation.settle(usage.total_tokens)
+
+    return settle
+
+
+async def _record(resources: Resources, order: InferenceOrder, usage: UsageFigures, outcome: str) -> None:
+    event = UsageEvent(
+        request_id=order.request_id,
+        tenant_id=order.principal.tenant_id,
+        key_id=order.principal.key_id,
+        model=order.resolved.requested,
+        adapter=None if order.resolved.version is None else order.resolved.label,
+        session_id=None,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        at=resources.clock.now(),
+        outcome=outcome,
+    )
+    await resources.meter.record(event)

@@ -1,0 +1,36 @@
+"""What a route asks to have generated, after its body was understood and before anything is reserved."""
+
+from dataclasses import dataclass
+
+from graftwork.adapters.specs import ResolvedModel
+from graftwork.engine.request import SamplingParams
+from graftwork.platform.ids import RequestId
+from graftwork.platform.principals import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceOrder:
+    """Every prompt is answered once for each of its samplings; prompt by prompt, the answers count from 0."""
+
+    request_id: RequestId
+    principal: Principal
+    resolved: ResolvedModel
+    prompts: tuple[tuple[int, ...], ...]
+    samplings: tuple[SamplingParams, ...]
+    """One for each choice of a prompt."""
+    stop: tuple[str, ...]
+    tier: str
+    parse_tool_calls: bool = False
+    parallel_tool_calls: bool = True
+    expected_tokens: int = 0
+    """How many tokens one choice is likely to make, for the estimate that is reserved."""
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return len(self.samplings)
+
+    @property
+    def estimated_tokens(self) -> int:
+        """Prompts once, and what every choice may add; settled later with what was really used."""
+        prompt_tokens = sum(len(prompt) for prompt in self.prompts)
+        return prompt_tokens + len(self.prompts) * self.choices_per_prompt * self.expected_tokens

@@ -1,0 +1,126 @@
+"""Builds one gateway's resources at start-up and takes them down, in reverse, at the end.
+
+The database is brought to this code's schema, and turns that a crash left running are ended, before anything is served.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from graftwork.adapters.artifact_store import LocalArtifacts
+from graftwork.adapters.registry import AdapterRegistry
+from graftwork.api.counted_meter import CountedMeter
+from graftwork.api.demo_folder import model_folder
+from graftwork.api.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.resources import Resources
+from graftwork.api.server_tasks import ServerTasks
+from graftwork.api.session_gate import SessionGate
+from graftwork.api.timed_engine import TimedEngine
+from graftwork.engine.client import EngineClient
+from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.database import Database
+from graftwork.platform.gate import Gate
+from graftwork.platform.idempotency import IdempotencyStore
+from graftwork.platform.metering import UsageMeter
+from graftwork.platform.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
+from graftwork.platform.secret_files import load_admin_key, load_pepper, read_or_make
+from graftwork.platform.settings import Settings
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy import Tenancy
+from graftwork.sessions.generation import Generator
+from graftwork.sessions.model_folder import ModelFolder
+from graftwork.sessions.service import SessionOptions, SessionService
+from graftwork.sessions.turn_launcher import LauncherResources
+
+_REDIS_PREFIX = "graftwork:"
+_LEASE_S = 30.0
+_HEARTBEAT_S = 10.0
+
+
+@asynccontextmanager
+async def open_resources(
+    settings: Settings, *, engine: EngineClient | None = None, clock: Clock | None = None
+) -> AsyncGenerator[Resources, None]:
+    """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
+    address, which must answer by now. Raises CapacityAbsent."""
+    clock = clock or SystemClock()
+    await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        database = Database(settings.resolved_database_url)
+        stack.push_async_callback(database.close)
+        await database.upgrade_to_head()
+        telemetry = Telemetry()
+        timed = TimedEngine(engine or _connect(settings), telemetry, clock)
+        stack.push_async_callback(timed.close)
+        resources = await _assemble(settings, clock, database, telemetry, timed)
+        stack.push_async_callback(resources.quotas.close)
+        stack.push_async_callback(resources.tasks.close)
+        stack.push_async_callback(resources.sessions.close)
+        await resources.sessions.recover()
+        yield resources
+
+
+async def _assemble(
+    settings: Settings, clock: Clock, database: Database, telemetry: Telemetry, engine: EngineClient
+) -> Resources:
+    pepper = await asyncio.to_thread(load_pepper, settings)
+    admin_key = await asyncio.to_thread(load_admin_key, settings)
+    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
+    description = await engine.describe()
+    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
+    tenancy = Tenancy(database, pepper, clock)
+    meter = CountedMeter(database, telemetry)
+    quotas = _quota_keeper(settings, clock, meter)
+    artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
+    registry = AdapterRegistry(database, artifacts, clock=clock, before_free=engine.forget_adapter)
+    launcher = LauncherResources(
+        engine=engine,
+        source_for=lambda counted: Generator(counted, folder.tokenizer, description),
+        encoder=prompts,
+        description=description,
+        gate=SessionGate(tenancy, quotas, telemetry),
+        meter=meter,
+        clock=clock,
+        pepper=pepper,
+        heartbeat_s=_HEARTBEAT_S,
+    )
+    options = SessionOptions(owner=await _owner(settings), lease_s=_LEASE_S)
+    return Resources(
+        settings=settings,
+        clock=clock,
+        pepper=pepper,
+        database=database,
+        tenancy=tenancy,
+        gate=Gate(tenancy, admin_key),
+        quotas=quotas,
+        meter=meter,
+        idempotency=IdempotencyStore(database, clock),
+        telemetry=telemetry,
+        artifacts=artifacts,
+        registry=registry,
+        engine=engine,
+        description=description,
+        folder=folder,
+        prompts=prompts,
+        sessions=SessionService(database, registry, launcher, options),
+        tasks=ServerTasks(),
+    )
+
+
+def _connect(settings: Settings) -> EngineClient:
+    from graftwork.engine.grpc_client import GrpcEngineClient  # only a process that talks to an engine needs gRPC
+
+    return GrpcEngineClient(settings.resolved_engine_address)
+
+
+def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+    if settings.redis_url is None:
+        return LocalQuotaKeeper(clock, meter)
+    return RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+
+
+async def _owner(settings: Settings) -> str:
+    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns."""
+    name = await asyncio.to_thread(read_or_make, settings.data_dir / "gateway-name", socket.gethostname)
+    return f"{name}:{settings.port}"

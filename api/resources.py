@@ -1,0 +1,88 @@
+"""Everything that the routes work with, as plain objects that one process owns.
+
+Built and taken down by `lifespan`; handed to handlers by `dependencies`. There is no other way to reach them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from graftwork.adapters.artifact_store import ArtifactStore
+from graftwork.adapters.registry import AdapterRegistry
+from graftwork.adapters.specs import ResolvedModel
+from graftwork.api.server_tasks import ServerTasks
+from graftwork.engine.client import EngineClient
+from graftwork.engine.request import EngineDescription
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database
+from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.gate import Gate
+from graftwork.platform.idempotency import IdempotencyStore
+from graftwork.platform.metering import UsageMeter
+from graftwork.platform.principals import Principal
+from graftwork.platform.quotas import QuotaKeeper
+from graftwork.platform.settings import Settings
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy import Tenancy
+from graftwork.sessions.model_folder import ModelFolder
+from graftwork.sessions.prompt_encoder import PromptEncoder
+from graftwork.sessions.service import SessionService
+from graftwork.sessions.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class Resources:
+    settings: Settings
+    clock: Clock
+    pepper: bytes
+    database: Database
+    tenancy: Tenancy
+    gate: Gate
+    quotas: QuotaKeeper
+    meter: UsageMeter
+    idempotency: IdempotencyStore
+    telemetry: Telemetry
+    artifacts: ArtifactStore
+    registry: AdapterRegistry
+    engine: EngineClient
+    description: EngineDescription
+    """As the engine described itself at start-up."""
+    folder: ModelFolder
+    prompts: PromptEncoder | None
+    """None for a model without a chat template."""
+    sessions: SessionService
+    tasks: ServerTasks
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.folder.tokenizer
+
+    @property
+    def base_name(self) -> str:
+        """What clients call the base model."""
+        return self.description.model_name
+
+    def chat_prompts(self) -> PromptEncoder:
+        """Raises InvalidRequest for a model that cannot chat."""
+        if self.prompts is None:
+            raise InvalidRequest(
+                "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
+            )
+        return self.prompts
+
+    async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
+        """Raises NotFound for whatever this tenant cannot use under that name."""
+        return await self.registry.resolve(principal.scope(), model, self.base_name)
+
+    def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Raises InvalidRequest for ids outside the model's vocabulary."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.description.vocab_size:
+            message = f"{param} holds an id outside the vocabulary of {self.description.vocab_size} tokens."
+            raise InvalidRequest(message, param=param)
+
+
+def resources_of(request: Request) -> Resources:
+    resources = request.app.state.resources
+    assert isinstance(resources, Resources)
+    return resources

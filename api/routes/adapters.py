@@ -1,0 +1,78 @@
+"""A tenant's adapters: uploads, lists, deletions."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, Form, Path, UploadFile
+
+from graftwork.api.dependencies import AdapterKey, AnyTenantKey, AppResources
+from graftwork.api.guarded_route import UploadRoute
+from graftwork.api.pages import AskedPage, list_body
+from graftwork.api.resources import Resources
+from graftwork.api.schemas.adapters import adapter_body
+from graftwork.platform.principals import Principal
+
+router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadRoute)
+
+VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
+
+
+@router.post("", status_code=201)
+async def create_adapter(
+    name: Annotated[str, Form()],
+    config: Annotated[UploadFile, File(description="adapter_config.json")],
+    weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
+    resources: AppResources,
+    principal: AdapterKey,
+) -> dict[str, Any]:
+    """Publish an adapter; a name that exists gets a version more. Bad weights are refused here, never later."""
+    return await _publish(name, config, weights, resources, principal)
+
+
+@router.post("/{name}/versions", status_code=201)
+async def create_version(
+    name: str,
+    config: Annotated[UploadFile, File(description="adapter_config.json")],
+    weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
+    resources: AppResources,
+    principal: AdapterKey,
+) -> dict[str, Any]:
+    """Publish a version of an adapter that exists; the same bytes again answer the same version."""
+    await resources.registry.get(principal.scope(), name)
+    return await _publish(name, config, weights, resources, principal)
+
+
+@router.get("")
+async def list_adapters(resources: AppResources, principal: AnyTenantKey, page: AskedPage) -> dict[str, Any]:
+    return list_body(await resources.registry.list(principal.scope(), page), adapter_body)
+
+
+@router.get("/{name}")
+async def get_adapter(name: str, resources: AppResources, principal: AnyTenantKey) -> dict[str, Any]:
+    return adapter_body(await resources.registry.get(principal.scope(), name))
+
+
+@router.delete("/{name}")
+async def delete_adapter(name: str, resources: AppResources, principal: AdapterKey) -> dict[str, Any]:
+    """Requests that run with it end as they would have; new ones are a 404."""
+    adapter = await resources.registry.get(principal.scope(), name)
+    await resources.registry.delete(principal.scope(), name)
+    return {"id": adapter.id, "object": "adapter.deleted", "name": name, "deleted": True}
+
+
+@router.delete("/{name}/versions/{version}")
+async def delete_version(
+    name: str, version: VersionPath, resources: AppResources, principal: AdapterKey
+) -> dict[str, Any]:
+    await resources.registry.delete_version(principal.scope(), name, version)
+    return {"object": "adapter.version.deleted", "name": name, "version": version, "deleted": True}
+
+
+async def _publish(
+    name: str, config: UploadFile, weights: UploadFile, resources: Resources, principal: Principal
+) -> dict[str, Any]:
+    """The files' names in the upload are never looked at."""
+    quota = await resources.tenancy.get_quota(principal.tenant_id)
+    adapter = await resources.registry.publish(
+        principal.scope(), name, await config.read(), await weights.read(), resources.description, quota
+    )
+    return adapter_body(adapter)

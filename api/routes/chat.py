@@ -1,0 +1,69 @@
+"""`POST /v1/chat/completions`."""
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from graftwork.api.answer_head import AnswerHead
+from graftwork.api.chat_answer import chat_chunks, chat_completion
+from graftwork.api.dependencies import AppResources, CurrentRequestId, InferenceKey
+from graftwork.api.disconnects import until_disconnect
+from graftwork.api.guarded_route import OpenAiRoute
+from graftwork.api.inference import start_inference
+from graftwork.api.inference_order import InferenceOrder
+from graftwork.api.resources import Resources
+from graftwork.api.schemas.chat import ChatCompletionRequest
+from graftwork.api.sse import EventStream
+from graftwork.api.tiers import served_tier
+from graftwork.api.token_budget import expected_tokens, token_budget
+from graftwork.platform.ids import RequestId
+from graftwork.platform.principals import Principal
+from graftwork.sessions.messages import messages_from_chat
+
+router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
+
+
+@router.post("/chat/completions")
+async def create_chat_completion(
+    body: ChatCompletionRequest,
+    request: Request,
+    resources: AppResources,
+    principal: InferenceKey,
+    request_id: CurrentRequestId,
+) -> Response:
+    """Answer a conversation; with `stream` as it is made."""
+    order = await _order(body, resources, principal, request_id)
+    job = await start_inference(resources, order)
+    head = AnswerHead.of("chatcmpl-", order, resources)
+    if body.stream:
+        await until_disconnect(request, job.admitted(), job.abandon)
+        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return EventStream(chat_chunks(head, job, include_usage=include_usage), on_end=job.abandon, headers=job.headers)
+    answers = await until_disconnect(request, job.answers(), job.abandon)
+    return JSONResponse(chat_completion(head, answers, job), headers=dict(job.headers))
+
+
+async def _order(
+    body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+) -> InferenceOrder:
+    resolved = await resources.resolve(principal, body.model)
+    prompt = await asyncio.to_thread(_encode, body, resources)
+    budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
+    return InferenceOrder(
+        request_id=request_id,
+        principal=principal,
+        resolved=resolved,
+        prompts=(prompt,),
+        samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
+        stop=tuple(body.stop or ()),
+        tier=served_tier(principal, body.service_tier),
+        parse_tool_calls=body.calls_tools,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        expected_tokens=expected_tokens(body.token_limit, budget),
+    )
+
+
+def _encode(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+    tools = [tool.as_template_input() for tool in body.tools or ()] if body.calls_tools else None
+    return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)

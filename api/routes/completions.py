@@ -1,0 +1,95 @@
+"""`POST /v1/completions`."""
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from graftwork.api.answer_head import AnswerHead
+from graftwork.api.completion_answer import CompletionForm, completion, completion_chunks
+from graftwork.api.dependencies import AppResources, CurrentRequestId, InferenceKey
+from graftwork.api.disconnects import until_disconnect
+from graftwork.api.guarded_route import OpenAiRoute
+from graftwork.api.inference import start_inference
+from graftwork.api.inference_order import InferenceOrder
+from graftwork.api.resources import Resources
+from graftwork.api.schemas.completions import CompletionRequest, Prompt
+from graftwork.api.sse import EventStream
+from graftwork.api.tiers import served_tier
+from graftwork.api.token_budget import token_budget
+from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.ids import RequestId
+from graftwork.platform.principals import Principal
+
+router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
+
+
+@router.post("/completions")
+async def create_completion(
+    body: CompletionRequest,
+    request: Request,
+    resources: AppResources,
+    principal: InferenceKey,
+    request_id: CurrentRequestId,
+) -> Response:
+    """Continue one prompt or several; with `stream` as they are made."""
+    order = await _order(body, resources, principal, request_id)
+    form = _form(body, resources, order)
+    job = await start_inference(resources, order)
+    head = AnswerHead.of("cmpl-", order, resources)
+    if body.stream:
+        await until_disconnect(request, job.admitted(), job.abandon)
+        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return EventStream(
+            completion_chunks(head, form, job, include_usage=include_usage), on_end=job.abandon, headers=job.headers
+        )
+    answers = await until_disconnect(request, job.answers(), job.abandon)
+    return JSONResponse(completion(head, form, answers, job), headers=dict(job.headers))
+
+
+async def _order(
+    body: CompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+) -> InferenceOrder:
+    resolved = await resources.resolve(principal, body.model)
+    prompts = await asyncio.to_thread(_encode, body, resources)
+    budget = token_budget(prompts, body.token_limit, resources.description.context_tokens, "prompt")
+    return InferenceOrder(
+        request_id=request_id,
+        principal=principal,
+        resolved=resolved,
+        prompts=prompts,
+        samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
+        stop=tuple(body.stop or ()),
+        tier=served_tier(principal, body.service_tier),
+        expected_tokens=budget,
+    )
+
+
+def _encode(body: CompletionRequest, resources: Resources) -> tuple[tuple[int, ...], ...]:
+    return tuple(_encode_prompt(prompt, body, resources) for prompt in body.prompt)
+
+
+def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: Resources) -> tuple[int, ...]:
+    """Raises InvalidRequest for an empty prompt, and for ids that no token has."""
+    if isinstance(prompt, str):
+        with_special = body.add_special_tokens is not False
+        token_ids = resources.tokenizer.encode(prompt, allow_special=True, add_special_tokens=with_special)
+    else:
+        token_ids = tuple(prompt)
+        resources.check_token_ids(token_ids, "prompt")
+    if not token_ids:
+        raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
+    return token_ids
+
+
+def _form(body: CompletionRequest, resources: Resources, order: InferenceOrder) -> CompletionForm:
+    prompts = tuple(prompt for prompt in order.prompts for _ in order.samplings)
+    texts = [_echo(prompt, resources) if body.echo else "" for prompt in body.prompt]
+    echoes = tuple(text for text in texts for _ in order.samplings)
+    return CompletionForm(prompts, echoes, with_token_ids=bool(body.return_token_ids))
+
+
+def _echo(prompt: Prompt, resources: Resources) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return resources.tokenizer.decode(prompt, skip_special_tokens=False)

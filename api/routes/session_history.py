@@ -1,0 +1,45 @@
+"""What a session remembers: its items, its events, and where its cache lies."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+
+from graftwork.api.dependencies import AppResources, InferenceKey
+from graftwork.api.guarded_route import NativeRoute
+from graftwork.api.pages import AskedHistoryPage, list_body
+from graftwork.api.session_stream import session_events
+from graftwork.api.sse import EventStream
+from graftwork.sessions.bodies import session_cache_body
+
+router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=NativeRoute)
+
+Sequence = Annotated[int, Query(ge=0, lt=1 << 62)]
+LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
+
+
+@router.get("/items")
+async def list_items(
+    session_id: str, resources: AppResources, principal: InferenceKey, page: AskedHistoryPage
+) -> dict[str, Any]:
+    """The history up to the head."""
+    return list_body(await resources.sessions.items(principal, session_id, page), lambda item: item.body)
+
+
+@router.get("/events", response_class=StreamingResponse)
+async def follow_events(
+    session_id: str,
+    resources: AppResources,
+    principal: InferenceKey,
+    after: Sequence = 0,
+    last_event_id: LastSeen = None,
+) -> EventStream:
+    """The stored events behind `after` (or `Last-Event-ID`), then those of the running turn to its end."""
+    seen = max(after, last_event_id or 0)
+    return EventStream(session_events(await resources.sessions.events(principal, session_id, seen)))
+
+
+@router.get("/cache")
+async def get_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """Where the prompt of the latest turn lay."""
+    return session_cache_body(await resources.sessions.get(principal, session_id))

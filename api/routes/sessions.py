@@ -1,0 +1,83 @@
+"""Sessions: made, listed, changed, forked, rewound, closed."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from graftwork.api.dependencies import AppResources, InferenceKey
+from graftwork.api.guarded_route import NativeRoute
+from graftwork.api.pages import AskedPage, list_body
+from graftwork.api.schemas.sessions import ForkBody, RewindBody, SessionBody, SessionPatch
+from graftwork.sessions.bodies import prefetch_body, session_body, session_change_body
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=NativeRoute)
+
+
+@router.post("", status_code=201)
+async def create_session(body: SessionBody, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """A session, pinned to the version that its model stands for now."""
+    session = await resources.sessions.create(principal, body.new_session())
+    return session_body(session, resources.base_name)
+
+
+@router.get("")
+async def list_sessions(resources: AppResources, principal: InferenceKey, page: AskedPage) -> dict[str, Any]:
+    found = await resources.sessions.list_sessions(principal, page)
+    return list_body(found, lambda session: session_body(session, resources.base_name))
+
+
+@router.get("/{session_id}")
+async def get_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    return session_body(await resources.sessions.get(principal, session_id), resources.base_name)
+
+
+@router.patch("/{session_id}")
+async def change_session(
+    session_id: str, body: SessionPatch, resources: AppResources, principal: InferenceKey
+) -> dict[str, Any]:
+    """Another adapter version, which gives up the KV made with the old one; or other metadata."""
+    changed = await resources.sessions.change(principal, session_id, model=body.model, metadata=body.metadata)
+    return session_change_body(changed.session, resources.base_name, changed.given_up_tokens)
+
+
+@router.delete("/{session_id}")
+async def close_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """Cancel what runs and take no more turns; it stays readable until its time is over."""
+    return session_body(await resources.sessions.close_session(principal, session_id), resources.base_name)
+
+
+@router.post("/{session_id}/fork", status_code=201)
+async def fork_session(
+    session_id: str, body: ForkBody, resources: AppResources, principal: InferenceKey
+) -> dict[str, Any]:
+    """New sessions that share the history up to `at`, the head by default."""
+    forks = await resources.sessions.fork(principal, session_id, body.at, body.count)
+    data = [session_body(fork, resources.base_name) for fork in forks]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return {"object": "list", "data": data, "has_more": False, **ends}
+
+
+@router.post("/{session_id}/rewind")
+async def rewind_session(
+    session_id: str, body: RewindBody, resources: AppResources, principal: InferenceKey
+) -> dict[str, Any]:
+    """Move the head to a checkpoint; what came after it stays reachable by its own checkpoints."""
+    return session_body(await resources.sessions.rewind(principal, session_id, body.to), resources.base_name)
+
+
+@router.post("/{session_id}/cancel")
+async def cancel_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """End the running turn as cancelled; nothing happens if none runs."""
+    return session_body(await resources.sessions.cancel(principal, session_id), resources.base_name)
+
+
+@router.post("/{session_id}/suspend")
+async def suspend_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """Put the session to sleep; its next turn or tool output wakes it."""
+    return session_body(await resources.sessions.suspend(principal, session_id), resources.base_name)
+
+
+@router.post("/{session_id}/prefetch")
+async def prefetch_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    session, num_tokens = await resources.sessions.prefetch(principal, session_id)
+    return prefetch_body(session, num_tokens)

@@ -1,0 +1,42 @@
+"""`POST /v1/tokenize` and `POST /v1/detokenize`, as vLLM's."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from graftwork.api.dependencies import AppResources, InferenceKey
+from graftwork.api.guarded_route import OpenAiRoute
+from graftwork.api.resources import Resources
+from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
+from graftwork.sessions.messages import messages_from_chat
+
+router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """The token ids of a prompt, or of messages as chat.completions would make them a prompt."""
+    await resources.resolve(principal, body.model)
+    token_ids = await asyncio.to_thread(_encode, body, resources)
+    limit = resources.description.context_tokens
+    return {"tokens": list(token_ids), "count": len(token_ids), "max_model_len": limit}
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """The text of token ids, control tokens included."""
+    await resources.resolve(principal, body.model)
+    resources.check_token_ids(body.tokens, "tokens")
+    text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return {"prompt": text}
+
+
+def _encode(body: TokenizeRequest, resources: Resources) -> tuple[int, ...]:
+    if body.messages is None:
+        with_special = body.add_special_tokens is not False
+        return resources.tokenizer.encode(body.prompt or "", allow_special=True, add_special_tokens=with_special)
+    tools = [tool.as_template_input() for tool in body.tools or ()]
+    return resources.chat_prompts().encode_messages(
+        messages_from_chat(body.messages), tools or None, add_generation_prompt=body.add_generation_prompt is not False
+    )

@@ -1,0 +1,90 @@
+"""Bodies of the operator's routes, and how tenants, keys and audit entries look in answers."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from graftwork.api.schemas.bodies import NativeBody
+from graftwork.platform.tenants import ApiKey, AuditEntry, Tenant
+
+Tier = Literal["flex", "default", "priority"]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+TenantWeight = Annotated[float, Field(gt=0, le=1000)]
+
+
+def unix_seconds(value: object) -> object:
+    """Unix seconds as they are; ISO 8601 text in seconds, read as UTC where it names no zone."""
+    if not isinstance(value, str):
+        return value
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("give unix seconds, or a time such as 2026-01-31T12:00:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+Time = Annotated[float, Field(ge=0, le=1e12), BeforeValidator(unix_seconds)]
+
+
+class TenantBody(NativeBody):
+    name: Name
+    weight: TenantWeight = 1.0
+    service_tier_ceiling: Tier = "default"
+
+
+class TenantPatch(NativeBody):
+    """What is absent or null stays."""
+
+    name: Name | None = None
+    weight: TenantWeight | None = None
+    service_tier_ceiling: Tier | None = None
+
+
+class KeyBody(NativeBody):
+    name: Name
+    scopes: list[str] | None = None
+    """Null or absent: all."""
+    expires_at: Time | None = None
+
+
+def tenant_body(tenant: Tenant) -> dict[str, Any]:
+    return {
+        "id": tenant.id,
+        "object": "tenant",
+        "name": tenant.name,
+        "status": str(tenant.status),
+        "weight": tenant.weight,
+        "service_tier_ceiling": tenant.service_tier_ceiling,
+        "created_at": int(tenant.created_at),
+    }
+
+
+def key_body(key: ApiKey, plaintext: str | None = None) -> dict[str, Any]:
+    """`key` is the plaintext where it was just made, and absent otherwise."""
+    body = {
+        "id": key.id,
+        "object": "key",
+        "tenant_id": key.tenant_id,
+        "name": key.name,
+        "redacted": key.redacted,
+        "scopes": sorted(key.scopes),
+        "created_at": int(key.created_at),
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+        "last_used_at": key.last_used_at,
+    }
+    return body if plaintext is None else body | {"key": plaintext}
+
+
+def audit_body(entry: AuditEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "object": "audit_entry",
+        "at": entry.at,
+        "actor": entry.actor,
+        "action": entry.action,
+        "tenant_id": entry.tenant_id,
+        "target": entry.target,
+        "details": entry.details,
+    }

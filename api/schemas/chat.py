@@ -1,0 +1,48 @@
+"""The body of `POST /v1/chat/completions`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from graftwork.api.schemas.bodies import OpenAiBody
+from graftwork.api.schemas.messages import MessageList
+from graftwork.api.schemas.sampling import SamplingFields
+from graftwork.api.schemas.tools import ToolList
+from graftwork.api.schemas.unserved import CHAT_UNSERVED, refuse_unserved
+
+MAX_CHOICES = 128
+
+TierName = Literal["auto", "priority", "default", "flex"]
+
+
+class StreamOptions(OpenAiBody):
+    include_usage: bool | None = None
+
+
+class ChatCompletionRequest(SamplingFields):
+    """Every field that is served; what is known and not served is refused before these are looked at."""
+
+    model: str
+    messages: MessageList
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    tools: ToolList | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: TierName | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_what_is_served(cls, body: Any) -> Any:
+        return refuse_unserved(body, CHAT_UNSERVED)
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens` is the younger name and wins."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def calls_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"

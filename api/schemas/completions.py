@@ -1,0 +1,49 @@
+"""The body of `POST /v1/completions`."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
+from graftwork.api.schemas.sampling import SamplingFields
+from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for this route, and every other engine's."""
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(SamplingFields):
+    model: str
+    prompt: Annotated[list[Prompt], Field(min_length=1, max_length=MAX_CHOICES)]
+    """Texts or token ids; one prompt is a list of one."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    service_tier: TierName | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_what_is_served(cls, body: Any) -> Any:
+        return refuse_unserved(body, COMPLETION_UNSERVED)
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def one_prompt_is_a_list_of_one(cls, value: object) -> object:
+        """Text, or a list that holds token ids, is one prompt."""
+        is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
+        return [value] if isinstance(value, str) or is_ids else value
+
+    @model_validator(mode="after")
+    def choices_are_bounded(self) -> "CompletionRequest":
+        if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
+            raise ValueError(f"at most {MAX_CHOICES} choices a request: send fewer prompts or a smaller n")
+        return self
+
+    @property
+    def token_limit(self) -> int:
+        return self.max_tokens or DEFAULT_COMPLETION_TOKENS

@@ -1,0 +1,93 @@
+"""Bodies of the session routes. What a value may be is the session service's to say: here only the fields' names."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from graftwork.api.schemas.bodies import NativeBody
+from graftwork.sessions.agent_session import SessionSettings
+from graftwork.sessions.service import NewSession
+from graftwork.sessions.turn_settings import TurnOverrides
+
+MAX_METADATA = 16
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+]
+
+
+class Retention(NativeBody):
+    ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
+
+
+class SessionBody(NativeBody):
+    """Null means absent."""
+
+    model: str
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    sampling: dict[str, Any] | None = None
+    metadata: Metadata | None = None
+    retention: Retention | None = None
+
+    def new_session(self) -> NewSession:
+        settings = SessionSettings(
+            instructions=self.instructions,
+            tools=tuple(self.tools or ()),
+            tool_choice="auto" if self.tool_choice is None else self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            response_format=self.response_format,
+            sampling=self.sampling or {},
+        )
+        retention_s = None if self.retention is None else self.retention.ttl_s
+        return NewSession(self.model, settings, self.metadata or {}, retention_s)
+
+
+class SessionPatch(NativeBody):
+    """What is absent or null stays."""
+
+    model: str | None = None
+    metadata: Metadata | None = None
+
+
+class ToolHint(NativeBody):
+    """What a caller knows of a tool."""
+
+    expected_ms: Annotated[float, Field(ge=0, le=7 * 86_400_000)]
+
+
+class TurnBody(NativeBody):
+    """`tool_hints` tell how long a tool will take, which says how long to keep a cache; nothing keeps one yet."""
+
+    input: str | list[Any]
+    if_head: str | None = None
+    stream: bool | None = None
+    tool_hints: dict[str, ToolHint] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    sampling: dict[str, Any] | None = None
+
+    def overrides(self) -> TurnOverrides:
+        return TurnOverrides(self.tool_choice, self.response_format, self.sampling)
+
+
+class GivenOutput(NativeBody):
+    call_id: str
+    output: Any
+
+
+class ToolOutputsBody(NativeBody):
+    outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
+    stream: bool | None = None
+
+
+class ForkBody(NativeBody):
+    at: str | None = None
+    count: int = 1
+
+
+class RewindBody(NativeBody):
+    to: str

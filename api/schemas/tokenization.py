@@ -1,0 +1,31 @@
+"""The bodies of `POST /v1/tokenize` and `POST /v1/detokenize`, as vLLM's."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from graftwork.api.schemas.bodies import OpenAiBody
+from graftwork.api.schemas.messages import MessageList
+from graftwork.api.schemas.tools import ToolList
+
+
+class TokenizeRequest(OpenAiBody):
+    """Either a prompt or messages."""
+
+    model: str
+    prompt: str | None = None
+    messages: MessageList | None = None
+    tools: ToolList | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("send either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(OpenAiBody):
+    model: str
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]

@@ -1,0 +1,58 @@
+"""What usage is asked for, and how its sums look."""
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import Query
+
+from graftwork.api.schemas.admin import unix_seconds
+from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.metering import UsageSummary
+
+DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
+
+TimeText = Annotated[str | None, Query(max_length=64)]
+
+
+def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
+    """[start, end) in unix seconds; the last 30 days up to now where nothing is said. Raises InvalidRequest."""
+    until = now if end is None else _moment(end, "to")
+    since = until - DEFAULT_SPAN_S if start is None else _moment(start, "from")
+    if since > until:
+        raise InvalidRequest("from lies behind to: swap them.", param="from")
+    # The end is open: what was recorded in this very moment is part of "until now".
+    return since, until if end is not None else until + 1.0
+
+
+def usage_body(summaries: list[UsageSummary]) -> dict[str, Any]:
+    rows = [
+        {
+            "group": summary.group,
+            "requests": summary.requests,
+            "prompt_tokens": summary.prompt_tokens,
+            "cached_tokens": summary.cached_tokens,
+            "completion_tokens": summary.completion_tokens,
+            "total_tokens": summary.total_tokens,
+        }
+        for summary in summaries
+    ]
+    return {"object": "list", "data": rows, "has_more": False, "first_id": None, "last_id": None}
+
+
+def _moment(text: str, param: str) -> float:
+    """Unix seconds or ISO 8601."""
+    try:
+        value = unix_seconds(_number(text))
+        seconds = float(str(value))
+        datetime.fromtimestamp(seconds)  # noqa: DTZ006 - only whether there is such a time
+    except (ValueError, OverflowError, OSError) as error:
+        message = f"{param}: give unix seconds, or a time such as 2026-01-31T12:00:00Z."
+        raise InvalidRequest(message, param=param) from error
+    return seconds
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,71 @@
+"""An engine client that times what passes through it, for the metrics."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from graftwork.engine.client import EngineClient
+from graftwork.engine.request import (
+    EngineDescription,
+    EngineEvent,
+    EngineRequest,
+    EngineStats,
+    PromptAdmitted,
+    RequestFinished,
+    TokensGenerated,
+)
+from graftwork.platform.clock import Clock
+from graftwork.platform.telemetry import Telemetry
+
+
+class TimedEngine:
+    """Owns the wrapped client: closing this closes that."""
+
+    def __init__(self, engine: EngineClient, telemetry: Telemetry, clock: Clock) -> None:
+        self._engine = engine
+        self._telemetry = telemetry
+        self._clock = clock
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        stopwatch = _Stopwatch(self._telemetry, self._clock)
+        async with aclosing(self._engine.generate(request)) as events:
+            async for event in events:
+                stopwatch.observe(event)
+                yield event
+
+    async def describe(self) -> EngineDescription:
+        return await self._engine.describe()
+
+    async def stats(self) -> EngineStats:
+        return await self._engine.stats()
+
+    async def forget_adapter(self, digest: str) -> None:
+        await self._engine.forget_adapter(digest)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class _Stopwatch:
+    """The times of one request."""
+
+    def __init__(self, telemetry: Telemetry, clock: Clock) -> None:
+        self._telemetry = telemetry
+        self._clock = clock
+        self._started_at = clock.monotonic()
+        self._last_tokens_at: float | None = None
+
+    def observe(self, event: EngineEvent) -> None:
+        now = self._clock.monotonic()
+        if isinstance(event, PromptAdmitted):
+            self._telemetry.queue.observe(now - self._started_at)
+        elif isinstance(event, TokensGenerated) and event.token_ids:
+            self._observe_tokens(now, len(event.token_ids))
+        elif isinstance(event, RequestFinished):
+            self._telemetry.e2e.observe(now - self._started_at)
+
+    def _observe_tokens(self, now: float, num_tokens: int) -> None:
+        if self._last_tokens_at is None:
+            self._telemetry.time_to_first_token.observe(now - self._started_at)
+        else:
+            self._telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
+        self._last_tokens_at = now

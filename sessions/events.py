@@ -1,0 +1,154 @@
+"""What a session tells its readers, numbered without a gap.
+
+Owns the events' shapes, and the feed that wakes whoever follows a running turn.
+Never stores anything: an event reaches a feed only once it is stored.
+Invariant: a feed holds the newest events, each number once and in order; a reader who falls behind it reads the store,
+so that no reader can slow a turn or fill the memory.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from graftwork.platform.ids import CallId, SessionId, TurnId
+
+_FEED_EVENTS = 1024
+
+
+class EventType(StrEnum):
+    TURN_CREATED = "turn.created"
+    OUTPUT_TEXT_DELTA = "output_text.delta"
+    TOOL_CALL_STARTED = "tool_call.started"
+    TOOL_CALL_ARGUMENTS_DELTA = "tool_call.arguments.delta"
+    TOOL_CALL_DONE = "tool_call.done"
+    TURN_AWAITING_TOOL = "turn.awaiting_tool"
+    TURN_COMPLETED = "turn.completed"
+    TURN_FAILED = "turn.failed"
+    TURN_CANCELLED = "turn.cancelled"
+
+
+TERMINAL_TYPES = frozenset(
+    {EventType.TURN_AWAITING_TOOL, EventType.TURN_COMPLETED, EventType.TURN_FAILED, EventType.TURN_CANCELLED}
+)
+"""Each turn has exactly one of these, its last."""
+
+_DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUMENTS_DELTA})
+
+
+@dataclass(frozen=True, slots=True)
+class EventDraft:
+    """An event before it has a number."""
+
+    type: EventType
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvent:
+    """An event as it is stored and sent."""
+
+    session_id: SessionId
+    turn_id: TurnId
+    seq: int
+    """Counts from 1, per session."""
+    type: EventType
+    fields: Mapping[str, Any]
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.type in TERMINAL_TYPES
+
+    def data(self) -> dict[str, Any]:
+        """The payload that a client reads."""
+        head = {"type": self.type.value, "seq": self.seq, "session_id": self.session_id, "turn_id": self.turn_id}
+        return {**head, **self.fields}
+
+
+def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
+    """The first event of every turn; without a cache report if it ended before the engine took it."""
+    return EventDraft(EventType.TURN_CREATED, {"cache": cache})
+
+
+def output_text_delta(delta: str) -> EventDraft:
+    return EventDraft(EventType.OUTPUT_TEXT_DELTA, {"delta": delta})
+
+
+def tool_call_started(call_id: CallId, name: str) -> EventDraft:
+    return EventDraft(EventType.TOOL_CALL_STARTED, {"call_id": call_id, "name": name})
+
+
+def tool_call_arguments_delta(call_id: CallId, delta: str) -> EventDraft:
+    return EventDraft(EventType.TOOL_CALL_ARGUMENTS_DELTA, {"call_id": call_id, "delta": delta})
+
+
+def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
+    return EventDraft(EventType.TOOL_CALL_DONE, {"call_id": call_id, "name": name, "arguments": arguments})
+
+
+def number_events(
+    drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
+) -> tuple[SessionEvent, ...]:
+    """The drafts as events of which the last is `last_seq`."""
+    first = last_seq - len(drafts) + 1
+    return tuple(
+        SessionEvent(session_id, turn_id, seq, draft.type, draft.fields) for seq, draft in enumerate(drafts, first)
+    )
+
+
+def join_deltas(drafts: Iterable[EventDraft]) -> list[EventDraft]:
+    """The same events, with neighbouring deltas of the same text made one."""
+    joined: list[EventDraft] = []
+    for draft in drafts:
+        if joined and _continues(joined[-1], draft):
+            delta = joined[-1].fields["delta"] + draft.fields["delta"]
+            joined[-1] = replace(draft, fields={**draft.fields, "delta": delta})
+        else:
+            joined.append(draft)
+    return joined
+
+
+def _continues(earlier: EventDraft, later: EventDraft) -> bool:
+    same_call = earlier.fields.get("call_id") == later.fields.get("call_id")
+    return later.type in _DELTA_TYPES and earlier.type is later.type and same_call
+
+
+class EventFeed:
+    """The newest stored events of one session's running turn, for readers in this process."""
+
+    def __init__(self, last_seq: int, max_events: int = _FEED_EVENTS) -> None:
+        self._events: deque[SessionEvent] = deque(maxlen=max_events)
+        self._last_seq = last_seq
+        self._changed = asyncio.Event()
+        self.is_closed = False
+
+    def publish(self, events: Sequence[SessionEvent]) -> None:
+        """Show stored events to the readers."""
+        for event in events:
+            assert event.seq == self._last_seq + 1
+            self._events.append(event)
+            self._last_seq = event.seq
+        self._wake()
+
+    def close(self) -> None:
+        """The turn has ended: what is still missing here, if anything, is in the store."""
+        self.is_closed = True
+        self._wake()
+
+    def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
+        """The events behind `seq`; None if the feed no longer has them all, or never had."""
+        first = self._events[0].seq if self._events else self._last_seq + 1
+        if seq + 1 < first:
+            return None
+        return tuple(event for event in self._events if event.seq > seq)
+
+    def next_change(self) -> asyncio.Event:
+        """Set once something is published, or the feed closes, from now on. Take it before looking at the feed."""
+        return self._changed
+
+    def _wake(self) -> None:
+        # Whoever waits holds the old event; whoever comes later takes the new one.
+        self._changed.set()
+        self._changed = asyncio.Event()

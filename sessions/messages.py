@@ -1,0 +1,162 @@
+"""One message of a conversation, as the prompt is made of them.
+
+Owns the internal form and its two borders: from OpenAI's chat messages, and into what chat templates read.
+Never holds anything that is not text: other content parts are refused by name.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from graftwork.platform.errors import InvalidRequest
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",  # OpenAI's newer name; chat templates know only the old one
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+PART_TEXTS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""The field that holds the text, by the type of a content part (chat.completions and Responses)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant message makes."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """JSON as the model wrote it; text that is no JSON is kept as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; which of the fields count depends on the role."""
+
+    role: Role
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Of an assistant."""
+    tool_call_id: str | None = None
+    """Of a tool: the call it answers."""
+    name: str | None = None
+    reasoning: str | None = None
+    """Of an assistant: what it thought before it spoke, for the templates that show it."""
+
+    def template_form(self) -> dict[str, Any]:
+        """The dictionary that a chat template reads. What is None is absent: templates print a None."""
+        form: dict[str, Any] = {"role": self.role}
+        if self.content is not None:
+            form["content"] = self.content
+        if self.reasoning is not None:
+            form["reasoning_content"] = form["thinking"] = self.reasoning
+        if self.tool_calls:
+            form["tool_calls"] = [_call_form(call) for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            form["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            form["name"] = self.name
+        return form
+
+    def with_readable_calls(self) -> "Message":
+        """The same with arguments that every template can read: those that are no JSON object are empty."""
+        calls = [
+            call if isinstance(parsed_arguments(call.arguments), dict) else replace(call, arguments="{}")
+            for call in self.tool_calls
+        ]
+        return replace(self, tool_calls=tuple(calls))
+
+
+def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
+    """OpenAI's chat messages. Raises InvalidRequest naming the field."""
+    return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
+
+
+def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
+    """One of OpenAI's chat messages; `param` is where it stood. Raises InvalidRequest naming the field."""
+    role = ROLES.get(_field(value, "role", str, param) or "")
+    if role is None:
+        raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}.", param=f"{param}.role")
+    calls = _field(value, "tool_calls", list, param) or []
+    message = Message(
+        role=role,
+        content=content_text(value.get("content"), f"{param}.content"),
+        tool_calls=tuple(_call_from_chat(call, f"{param}.tool_calls[{index}]") for index, call in enumerate(calls)),
+        tool_call_id=_field(value, "tool_call_id", str, param),
+        name=_field(value, "name", str, param),
+        reasoning=_field(value, "reasoning_content", str, param),
+    )
+    if message.content is None and not message.tool_calls:
+        raise InvalidRequest(
+            f"{param}.content is missing: a message needs text or tool calls.", param=f"{param}.content"
+        )
+    return message
+
+
+def content_text(content: object, param: str) -> str | None:
+    """A text as it is, or the texts of a list of parts, one a line (as vLLM joins them)."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{param} must be a text or a list of parts.", param=param)
+    return "\n".join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: object, param: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise InvalidRequest(f"{param} must be an object with a type.", param=param)
+    field = PART_TEXTS.get(str(part.get("type")))
+    if field is None:
+        raise InvalidRequest(f"{param} has the type {part.get('type')!r}; this model reads only text.", param=param)
+    text = _field(part, field, str, param)
+    if text is None:
+        raise InvalidRequest(f"{param}.{field} is missing.", param=f"{param}.{field}")
+    return text
+
+
+def _call_from_chat(call: object, param: str) -> ToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise InvalidRequest(f"{param} must be a call with a function.", param=param)
+    name = _field(function, "name", str, f"{param}.function")
+    if not name:
+        raise InvalidRequest(f"{param}.function.name is missing.", param=f"{param}.function.name")
+    arguments = _field(function, "arguments", str, f"{param}.function") or "{}"
+    return ToolCall(call_id=_field(call, "id", str, param) or "", name=name, arguments=arguments)
+
+
+def _call_form(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": parsed_arguments(call.arguments)},
+    }
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """Templates want arguments as values. A broken call, which a length limit can leave, stays a text."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+Value = TypeVar("Value")
+
+
+def _field(value: Mapping[str, Any], name: str, kind: type[Value], param: str) -> Value | None:
+    found = value.get(name)
+    if found is not None and not isinstance(found, kind):
+        raise InvalidRequest(f"{param}.{name} has the wrong type.", param=f"{param}.{name}")
+    return found

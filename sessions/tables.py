@@ -1,0 +1,127 @@
+"""The tables of sessions: the append-only tree of checkpoints and items, and what stands on it.
+
+Owns the columns; never a rule.
+Text from outside lives in JSON columns: PostgreSQL's text cannot hold every character that JSON can.
+Ids of other rooms (tenants) are plain strings here.
+"""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from graftwork.platform.database import Base
+
+_Id = String(64)
+_Name = String(32)
+_Json = JSON(none_as_null=True)
+
+
+class SessionRow(Base):
+    __tablename__ = "sessions"
+    __table_args__ = (Index(None, "tenant_id", "id"), Index(None, "status", "lease_expires_at"))
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    status: Mapped[str] = mapped_column(_Name)
+    model: Mapped[dict[str, Any]] = mapped_column(_Json)
+    settings: Mapped[dict[str, Any]] = mapped_column(_Json)
+    labels: Mapped[dict[str, str]] = mapped_column(_Json)
+    """What clients call `metadata`, a name that declarative tables keep for themselves."""
+    retention_s: Mapped[float | None]
+    head_id: Mapped[str | None] = mapped_column(_Id)
+    origin_id: Mapped[str | None] = mapped_column(_Id)
+    forked_from: Mapped[str | None] = mapped_column(_Id)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    running_turn_id: Mapped[str | None] = mapped_column(_Id)
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_expires_at: Mapped[float | None]
+    cancel_requested: Mapped[bool]
+    last_seq: Mapped[int] = mapped_column(BigInteger)
+    last_cache: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    closed_at: Mapped[float | None]
+
+
+class TurnRow(Base):
+    __tablename__ = "turns"
+    __table_args__ = (Index(None, "session_id", "id"),)
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"))
+    status: Mapped[str] = mapped_column(_Name)
+    parent_id: Mapped[str | None] = mapped_column(_Id)
+    checkpoint_id: Mapped[str | None] = mapped_column(_Id)
+    first_seq: Mapped[int] = mapped_column(BigInteger)
+    input: Mapped[list[dict[str, Any]]] = mapped_column(_Json)
+    finish_reason: Mapped[str | None] = mapped_column(_Name)
+    usage: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    cache: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]
+
+
+class CheckpointRow(Base):
+    __tablename__ = "checkpoints"
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), index=True)
+    parent_id: Mapped[str | None] = mapped_column(_Id, ForeignKey("checkpoints.id"), index=True)
+    turn_id: Mapped[str] = mapped_column(_Id, ForeignKey("turns.id"))
+    depth: Mapped[int]
+    num_items: Mapped[int]
+    num_answer_items: Mapped[int]
+    num_tokens: Mapped[int]
+    token_ids: Mapped[bytes] = mapped_column(LargeBinary)
+    """Little-endian int32: what this turn added to its parent's ids, prompt first."""
+    closed: Mapped[bool]
+    awaits_tools: Mapped[bool]
+    created_at: Mapped[float]
+
+
+class ItemRow(Base):
+    __tablename__ = "items"
+    __table_args__ = (Index(None, "checkpoint_id", "position", unique=True),)
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"))
+    position: Mapped[int]
+    """Counts from the start of the history."""
+    type: Mapped[str] = mapped_column(_Name)
+    body: Mapped[dict[str, Any]] = mapped_column(_Json)
+
+
+class ToolCallRow(Base):
+    """A session's ledger: the calls at the end of each checkpoint that it has stood at."""
+
+    __tablename__ = "tool_calls"
+    __table_args__ = (Index(None, "session_id", "call_id"),)
+
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), primary_key=True)
+    checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    call_id: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(_Json)
+    arguments: Mapped[str] = mapped_column(_Json)
+    output: Mapped[str | None] = mapped_column(_Json)
+    answered_at: Mapped[float | None]
+    turn_id: Mapped[str | None] = mapped_column(_Id)
+    """The latest turn that took the output."""
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    turn_id: Mapped[str] = mapped_column(_Id)
+    type: Mapped[str] = mapped_column(String(40))
+    fields: Mapped[dict[str, Any]] = mapped_column(_Json)
+    at: Mapped[float]

@@ -1,0 +1,81 @@
+"""The bytes that each token stands for, by the way the model's tokenizer spells them.
+
+Two ways are known: byte-level (GPT-2's alphabet: Llama 3, Qwen) and byte fallback (`▁` and `<0x0A>`: Llama 2, Gemma).
+Never joins tokens: characters may lie across several, and `detokenizer` puts them together.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from graftwork.platform.errors import ValidationFailed
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes(Protocol):
+    """One tokenizer's spelling."""
+
+    leading_spaces: int
+    """How many spaces decoding takes off the start of a text."""
+
+    def of(self, token: str) -> bytes:
+        """The bytes of a token as its vocabulary spells it."""
+        ...
+
+
+class ByteLevelTokens:
+    """Every byte is one printable character; a token with any other character, an added one, is its own UTF-8."""
+
+    leading_spaces = 0
+
+    def __init__(self) -> None:
+        self._byte_by_character = byte_level_alphabet()
+
+    def of(self, token: str) -> bytes:
+        try:
+            return bytes(self._byte_by_character[character] for character in token)
+        except KeyError:
+            return token.encode()
+
+
+class ByteFallbackTokens:
+    """Tokens are text in which `▁` is a space; bytes that no token has are spelled `<0x0A>`."""
+
+    def __init__(self, replacements: Mapping[str, str], leading_spaces: int) -> None:
+        self.leading_spaces = leading_spaces
+        self._replacements = dict(replacements)
+
+    def of(self, token: str) -> bytes:
+        byte = BYTE_TOKEN.fullmatch(token)
+        if byte:
+            return bytes([int(byte[1], 16)])
+        for old, new in self._replacements.items():
+            token = token.replace(old, new)
+        return token.encode()
+
+
+def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
+    """The spelling behind the `decoder` of a tokenizer.json. Raises ValidationFailed for one that is not known."""
+    steps = _steps(decoder or {})
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return ByteLevelTokens()
+    if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        replaced = {step["pattern"]["String"]: step["content"] for step in steps if step["type"] == "Replace"}
+        return ByteFallbackTokens(replaced, sum(step["start"] for step in steps if step["type"] == "Strip"))
+    raise ValidationFailed(
+        f"tokenizer.json has a decoder of {kinds or 'no'} steps; byte-level and byte-fallback decoders are served.",
+        param="tokenizer.json",
+    )
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's bytes by character: printable Latin-1 stands for itself, the rest follows from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(decoder["decoders"]) if decoder.get("type") == "Sequence" else [decoder]

@@ -1,0 +1,55 @@
+"""What the engine really did for one request, counted where its events pass.
+
+The usage of a turn that was cancelled is what the engine had emitted by then; the text above it may have seen less.
+So the count is taken here, under the generator, and never from what was delivered.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from graftwork.engine.client import EngineClient
+from graftwork.engine.request import (
+    CacheReport,
+    EngineDescription,
+    EngineEvent,
+    EngineRequest,
+    EngineStats,
+    PromptAdmitted,
+    TokensGenerated,
+)
+
+
+class TallyingEngine:
+    """An engine client that counts what passes through it for one request."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self.cache: CacheReport | None = None
+        """None until the prompt has left the queue."""
+        self.completion_tokens = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion; 0 until the prompt has left the queue."""
+        return 0 if self.cache is None else self.cache.prompt_tokens + self.completion_tokens
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        async with aclosing(self._engine.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, PromptAdmitted):
+                    self.cache = event.cache
+                elif isinstance(event, TokensGenerated):
+                    self.completion_tokens += len(event.token_ids)
+                yield event
+
+    async def describe(self) -> EngineDescription:
+        return await self._engine.describe()
+
+    async def stats(self) -> EngineStats:
+        return await self._engine.stats()
+
+    async def forget_adapter(self, digest: str) -> None:
+        await self._engine.forget_adapter(digest)
+
+    async def close(self) -> None:
+        """The engine is shared; its owner closes it."""

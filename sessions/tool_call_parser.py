@@ -1,0 +1,250 @@
+"""Finds tool calls in the text that a model writes, while it writes it.
+
+Owns the markup from where it opens to where it closes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+A call is announced as soon as its name is known and its arguments begin; from then on they are passed on exactly as
+written. Until then nothing is passed on, so that what turns out to be no call is given back as text, whole.
+An announced call that breaks is finished with the arguments that came, and what follows is dropped up to the closing
+marker; `complete` tells whether the arguments can be used.
+Keeps: the events, neighbouring pieces of text joined, are the same however the text is cut.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from graftwork.sessions.json_members import BrokenJson, JsonMembers
+from graftwork.sessions.stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallForm:
+    """How a family of models writes a call: one JSON object between two markers."""
+
+    open: str
+    close: str
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+
+
+HERMES = ToolCallForm(open="<tool_call>", close="</tool_call>")
+"""Hermes, Qwen and those that learned from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """Text outside of calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call is announced; `index` counts the calls of one text from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of the arguments, as written."""
+
+    index: int
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinished:
+    """A call has ended."""
+
+    index: int
+    name: str
+    arguments: str
+    """All deltas, joined."""
+    complete: bool
+    """The arguments are a JSON object; False when the text broke off, or the JSON broke, within them."""
+
+
+ParserEvent = PlainText | CallStarted | CallArguments | CallFinished
+
+
+class ToolCallParser:
+    """The calls of one generated text. White space between calls, and behind the last one, is swallowed."""
+
+    def __init__(self, form: ToolCallForm = HERMES) -> None:
+        self._form = form
+        self._opening = StopStrings([form.open])
+        self._space: str | None = None  # read since the last call; None once other text has come
+        self._call: _OpenCall | None = None
+        self._num_calls = 0
+
+    def push(self, text: str) -> list[ParserEvent]:
+        """What the next piece of text brings."""
+        return list(_joined(self._read(text)))
+
+    def flush(self) -> list[ParserEvent]:
+        """What is left when no text follows."""
+        abandoned = self._call.abandon() if self._call else []
+        return list(_joined([*self._settle(abandoned), *self._text(self._opening.flush())]))
+
+    def _read(self, text: str) -> Iterator[ParserEvent]:
+        while text:
+            if self._call is None:
+                found = self._opening.push(text)
+                yield from self._text(found.text)
+                if found.matched:
+                    self._call = _OpenCall(self._form, self._num_calls)
+                text = found.rest
+            else:
+                events, text = self._call.push(text)
+                yield from self._settle(events)
+
+    def _settle(self, events: Iterable[ParserEvent]) -> Iterator[ParserEvent]:
+        """Passes on what an open call brought, and lets go of it when it has ended."""
+        for event in events:
+            match event:
+                case PlainText(text):
+                    self._call = None
+                    yield from self._text(text)
+                case CallFinished():
+                    self._num_calls += 1
+                    self._space = ""
+                    follows = self._call is not None and self._call.another_follows
+                    self._call = _OpenCall(self._form, self._num_calls) if follows else None
+                    yield event
+                case _:
+                    yield event
+
+    def _text(self, text: str) -> Iterator[ParserEvent]:
+        """Text outside of calls, without the white space that only separates them."""
+        if self._space is not None:
+            text = self._space + text
+            self._space = text if not text or text.isspace() else None
+        if text and self._space is None:
+            yield PlainText(text)
+
+
+class _OpenCall:
+    """The markup of one call, from behind its opening marker."""
+
+    def __init__(self, form: ToolCallForm, index: int) -> None:
+        self.another_follows = False  # the next call opened before this one closed
+        self._form = form
+        self._index = index
+        self._members = JsonMembers()
+        self._ending = StopStrings([form.close, form.open])
+        self._unannounced = [form.open]
+        self._name: str | None = None
+        self._is_announced = False
+        self._is_broken = False
+        self._num_passed_on = 0  # characters of the arguments
+
+    def push(self, text: str) -> tuple[list[ParserEvent], str]:
+        """What a piece of text brings, and what of it lies behind this call."""
+        rest = self._read_members(text)
+        events = self._progress()
+        if not self._members.is_complete and not self._is_broken:
+            return events, rest
+        if not self._is_announced:
+            return [PlainText("".join(self._unannounced))], rest
+        outcome = self._ending.push(rest)
+        if outcome.matched:
+            self.another_follows = outcome.matched == self._form.open
+            events.append(self._finished())
+        return events, outcome.rest
+
+    def abandon(self) -> list[ParserEvent]:
+        """What it is when no text follows."""
+        return [self._finished()] if self._is_announced else [PlainText("".join(self._unannounced))]
+
+    def _read_members(self, text: str) -> str:
+        """Reads the call's JSON; answers what lies behind it, or from where it broke on."""
+        end = 0
+        while end < len(text) and not self._members.is_complete and not self._is_broken:
+            try:
+                self._take(text[end])
+                end += 1
+            except BrokenJson:
+                self._is_broken = True
+        if not self._is_announced:
+            self._unannounced.append(text[:end])
+        return text[end:]
+
+    def _take(self, character: str) -> None:
+        """Raises BrokenJson where this is no call any more."""
+        ended = self._members.feed(character)
+        if ended is not None:
+            self._check(ended, "".join(self._members.values[ended]))
+        if self._arguments[:1] not in ([], ["{"]):
+            raise BrokenJson(character)
+        if self._members.is_complete and self._name is None:
+            raise BrokenJson(character)
+
+    def _check(self, key: str, value: str) -> None:
+        """A member has ended. Once the call is announced, its arguments may turn out broken."""
+        if key == self._form.arguments_key:
+            if self._name is None and not _is_object(value):
+                raise BrokenJson(value)
+        elif key == self._form.name_key:
+            name = _parsed(value)
+            if not name or not isinstance(name, str):
+                raise BrokenJson(value)
+            self._name = name
+        else:
+            _parsed(value)
+
+    @property
+    def _arguments(self) -> list[str]:
+        """The characters so far; a call without arguments passes none on, as an empty object."""
+        nothing = ["{", "}"] if self._members.is_complete else []
+        return self._members.values.get(self._form.arguments_key, nothing)
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._name is not None and self._arguments[:1] == ["{"]
+
+    def _progress(self) -> list[ParserEvent]:
+        """What can be passed on now and has not been."""
+        if self._name is None or not self._is_ready:
+            return []
+        events: list[ParserEvent] = [] if self._is_announced else [CallStarted(self._index, self._name)]
+        self._is_announced = True
+        delta = "".join(self._arguments[self._num_passed_on :])
+        self._num_passed_on += len(delta)
+        return [*events, CallArguments(self._index, delta)] if delta else events
+
+    def _finished(self) -> CallFinished:
+        arguments = "".join(self._arguments)
+        return CallFinished(self._index, self._name or "", arguments, complete=_is_object(arguments))
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BrokenJson(value) from error
+
+
+def _is_object(value: str) -> bool:
+    try:
+        return isinstance(_parsed(value), dict)
+    except BrokenJson:
+        return False
+
+
+def _joined(events: Iterable[ParserEvent]) -> Iterator[ParserEvent]:
+    """Neighbouring texts as one, and neighbouring pieces of the same arguments."""
+    last: ParserEvent | None = None
+    for event in events:
+        match last, event:
+            case PlainText(before), PlainText(text):
+                last = PlainText(before + text)
+            case CallArguments(index, before), CallArguments(_, delta):
+                last = CallArguments(index, before + delta)
+            case _:
+                if last is not None:
+                    yield last
+                last = event
+    if last is not None:
+        yield last

@@ -1,0 +1,194 @@
+"""From a session and what is new to a running turn, and the turns that run in this process.
+
+Owns the tasks of running turns; ends them when the process shuts down.
+Never answers a route: the service does.
+Invariant: nothing reaches the engine that was not reserved with the quota and begun in the store.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from graftwork.engine.client import EngineClient
+from graftwork.engine.request import EngineDescription, ServiceTier
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import CapacityAbsent, InvalidRequest
+from graftwork.platform.ids import RequestId, SessionId, TurnId, new_id
+from graftwork.platform.metering import UsageMeter
+from graftwork.platform.principals import Principal
+from graftwork.sessions.admission import AdmissionGate, AdmissionTicket
+from graftwork.sessions.agent_session import AgentSession, SessionSettings
+from graftwork.sessions.events import EventFeed
+from graftwork.sessions.generation import GenerationRequest
+from graftwork.sessions.items import Item
+from graftwork.sessions.token_tally import TallyingEngine
+from graftwork.sessions.transcript import TurnEncoder
+from graftwork.sessions.turn_runner import AnswerSource, TurnPlan, TurnRunner, TurnSurroundings
+from graftwork.sessions.turn_settings import sampling_params, stop_strings, token_budget
+from graftwork.sessions.turn_store import TurnStore
+
+_log = logging.getLogger("graftwork.sessions")
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherResources:
+    """What turns are made with."""
+
+    engine: EngineClient
+    source_for: Callable[[EngineClient], AnswerSource]
+    """A Generator on the engine it is given: that one counts the turn's tokens."""
+    encoder: TurnEncoder | None
+    """None for a model without a chat template."""
+    description: EngineDescription
+    gate: AdmissionGate
+    meter: UsageMeter
+    clock: Clock
+    pepper: bytes
+    heartbeat_s: float
+
+
+Launched = tuple[TurnRunner, asyncio.Task[None]]
+"""Whoever runs a turn, and the task that does."""
+
+
+class TurnLauncher:
+    """Starts turns, and knows those that run here."""
+
+    def __init__(self, resources: LauncherResources, store: TurnStore) -> None:
+        self._resources = resources
+        self._store = store
+        self._runners: dict[SessionId, TurnRunner] = {}
+        self._tasks: dict[TurnId, asyncio.Task[None]] = {}
+        self._starting: set[TurnId] = set()
+        self._launches: set[asyncio.Task[Launched]] = set()
+        self._is_closing = False
+
+    @property
+    def turn_ids(self) -> frozenset[TurnId]:
+        """The turns that run here, or are about to."""
+        return frozenset((*self._tasks, *self._starting))
+
+    def runner_of(self, session_id: SessionId) -> TurnRunner | None:
+        """Whoever runs the session's turn here."""
+        return self._runners.get(session_id)
+
+    def feed_of(self, session_id: SessionId) -> EventFeed | None:
+        """The feed of the session's turn, while it runs here."""
+        runner = self._runners.get(session_id)
+        return None if runner is None or runner.feed.is_closed else runner.feed
+
+    async def launch(
+        self, principal: Principal, session: AgentSession, new_items: Sequence[Item], settings: SessionSettings
+    ) -> Launched:
+        """Start a turn; a caller that goes away meanwhile does not stop it half-way.
+
+        Raises ContextLengthExceeded, LimitExceeded, Conflict, CapacityAbsent, in all of which nothing has changed.
+        """
+        if self._is_closing:
+            raise CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0)
+        launch = asyncio.create_task(self._launch(principal, session, new_items, settings))
+        self._launches.add(launch)
+        launch.add_done_callback(self._forget_launch)
+        return await asyncio.shield(launch)
+
+    async def cancel(self, session_id: SessionId) -> bool:
+        """Cancel the turn that runs here, and wait for its end; False if none does."""
+        runner = self._runners.get(session_id)
+        task = None if runner is None else self._tasks.get(runner.turn.turn_id)
+        if runner is None or task is None:
+            return False
+        runner.cancel()
+        await asyncio.wait({task})
+        return True
+
+    async def close(self) -> None:
+        """Fail the turns that run, store that, and start no more."""
+        self._is_closing = True
+        if self._launches:
+            await asyncio.wait(self._launches)
+        for runner in self._runners.values():
+            runner.shut_down()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def _launch(
+        self, principal: Principal, session: AgentSession, new_items: Sequence[Item], settings: SessionSettings
+    ) -> Launched:
+        turn_id = TurnId(new_id("turn"))
+        plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
+        ticket = await self._resources.gate.reserve(principal, expected_tokens)
+        runner = None
+        self._starting.add(turn_id)
+        try:
+            runner = await self._begin(plan, turn_id, ticket)
+            return runner, self._start(runner)
+        finally:
+            self._starting.discard(turn_id)
+            if runner is None:
+                await ticket.refund()
+
+    async def _plan(
+        self,
+        principal: Principal,
+        session: AgentSession,
+        new_items: Sequence[Item],
+        settings: SessionSettings,
+        turn_id: TurnId,
+    ) -> tuple[TurnPlan, int]:
+        """What the turn asks of the engine, and how many tokens it is likely to use."""
+        transcript = await self._store.transcript(principal.scope(), session)
+        new_token_ids = transcript.encode_next(self._encoder(), settings.opening, new_items)
+        prompt = (*transcript.token_ids, *new_token_ids)
+        budget = token_budget(settings, len(prompt), self._resources.description.context_tokens)
+        isolation = principal.isolation(self._resources.pepper)
+        request = GenerationRequest(
+            request_id=RequestId(turn_id),
+            prompt_token_ids=prompt,
+            sampling=sampling_params(settings, budget.max_tokens),
+            resolved=session.model,
+            isolation=isolation,
+            stop=stop_strings(settings),
+            share=isolation.hex(),
+            weight=principal.weight,
+            tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
+            parse_tool_calls=bool(settings.tools) and settings.tool_choice != "none",
+            parallel_tool_calls=settings.parallel_tool_calls,
+        )
+        plan = TurnPlan(principal, session, transcript, tuple(new_items), new_token_ids, request)
+        return plan, budget.expected_tokens
+
+    async def _begin(self, plan: TurnPlan, turn_id: TurnId, ticket: AdmissionTicket) -> TurnRunner:
+        resources = self._resources
+        lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items)
+        surroundings = TurnSurroundings(
+            self._store, resources.meter, resources.clock, self._encoder(), resources.heartbeat_s
+        )
+        return TurnRunner(plan, lease, turn, ticket, surroundings)
+
+    def _start(self, runner: TurnRunner) -> asyncio.Task[None]:
+        tally = TallyingEngine(self._resources.engine)
+        task = asyncio.create_task(runner.run(self._resources.source_for(tally), tally))
+        turn_id, session_id = runner.turn.turn_id, runner.turn.session_id
+        self._runners[session_id] = runner
+        self._tasks[turn_id] = task
+
+        def forget(task: asyncio.Task[None]) -> None:
+            del self._tasks[turn_id]
+            if self._runners.get(session_id) is runner:
+                del self._runners[session_id]
+            if not task.cancelled() and task.exception() is not None:
+                _log.error("the outcome of %s could not be stored", turn_id, exc_info=task.exception())
+
+        task.add_done_callback(forget)
+        return task
+
+    def _forget_launch(self, launch: asyncio.Task[Launched]) -> None:
+        self._launches.discard(launch)
+        if not launch.cancelled():
+            launch.exception()  # whoever asked for it may have gone away
+
+    def _encoder(self) -> TurnEncoder:
+        if self._resources.encoder is None:
+            raise InvalidRequest("This model has no chat template: it serves no sessions.", code="no_chat_template")
+        return self._resources.encoder

@@ -1,0 +1,28 @@
+"""A gateway for each test, with one tenant in it."""
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.harness import Gateway, TestTenant, gateway_settings, open_gateway, write_model_folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, tiny_model: Path, sqlite_template: Path) -> AsyncIterator[Gateway]:
+    shutil.copy(sqlite_template, tmp_path / "graftwork.db")
+    async with open_gateway(gateway_settings(tmp_path, tiny_model)) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def tenant(gateway: Gateway) -> AsyncIterator[TestTenant]:
+    tenant = await gateway.tenant()
+    async with tenant.client:
+        yield tenant

@@ -1,0 +1,108 @@
+"""`Idempotency-Key`: a POST that is sent twice is done once."""
+
+import asyncio
+
+from tests.api.harness import Gateway, TestTenant, adapter_upload, session_frames
+
+KEY = {"idempotency-key": "k1"}
+
+
+async def test_same_request(tenant: TestTenant) -> None:
+    """The same key and body answer the first result, and nothing is made twice."""
+    first = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
+    again = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
+
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len((await tenant.client.get("/v1/sessions")).json()["data"]) == 1
+
+
+async def test_other_body(tenant: TestTenant) -> None:
+    """The same key with another body is a conflict that no retry helps."""
+    await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
+
+    answer = await tenant.client.post("/v1/sessions", json={"model": "tiny", "metadata": {}}, headers=KEY)
+
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (409, "false")
+
+
+async def test_keys_belong_to_tenants(gateway: Gateway, tenant: TestTenant) -> None:
+    """Two tenants may use the same key, and neither meets the other's answer."""
+    other = await gateway.tenant("Other")
+
+    mine = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
+    theirs = await other.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
+
+    assert theirs.status_code == 201
+    assert mine.json()["id"] != theirs.json()["id"]
+
+
+async def test_refused_requests_free_the_key(tenant: TestTenant) -> None:
+    """A request that was refused is not remembered."""
+    refused = await tenant.client.post("/v1/sessions", json={"model": "nobody"}, headers=KEY)
+    made = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
+
+    assert (refused.status_code, made.status_code) == (404, 201)
+
+
+async def test_uploads(tenant: TestTenant) -> None:
+    """The same upload is the same request, whatever boundary its client draws."""
+    answers = [
+        await tenant.client.post("/v1/adapters", data={"name": "a"}, files=adapter_upload(), headers=KEY)
+        for _ in range(2)
+    ]
+
+    assert answers[0].json() == answers[1].json()
+    assert answers[1].headers["idempotent-replayed"] == "true"
+
+
+async def test_turns(gateway: Gateway, tenant: TestTenant) -> None:
+    """A turn that is sent again is answered again without the engine."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    path = f"/v1/sessions/{session}/turns"
+
+    first = await tenant.client.post(path, json={"input": "x"}, headers=KEY)
+    again = await tenant.client.post(path, json={"input": "x"}, headers=KEY)
+
+    assert again.json() == first.json()
+    assert len(gateway.engine.requests) == 1
+
+
+async def test_streamed_turns(gateway: Gateway, tenant: TestTenant) -> None:
+    """A streamed turn that is sent again is streamed again from what is stored, while it runs and after."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    path = f"/v1/sessions/{session}/turns"
+    await tenant.client.post(path, json={"input": "before"})
+    gateway.engine.holds_after = 2
+    body = {"input": "x", "stream": True}
+
+    first = asyncio.create_task(tenant.client.post(path, json=body, headers=KEY))
+    await gateway.engine.held.wait()
+    during = asyncio.create_task(tenant.client.post(path, json=body, headers=KEY))
+    gateway.engine.release.set()
+    frames = [session_frames(answer.text) for answer in await asyncio.gather(first, during)]
+    await tenant.client.post(path, json={"input": "after"})
+    frames.append(session_frames((await tenant.client.post(path, json=body, headers=KEY)).text))
+
+    assert frames[0][0]["event"] == "turn.created"
+    assert frames[0][-1]["event"] == "turn.completed"
+    assert [frame[-1] for frame in frames] == [frames[0][-1]] * 3
+    assert len(gateway.engine.requests) == 3
+
+
+async def test_new_keys_are_not_stored(gateway: Gateway, tenant: TestTenant) -> None:
+    """A key that was made is not made twice, and its plaintext is only in the first answer."""
+    path = f"/v1/admin/tenants/{tenant.id}/keys"
+
+    first = await gateway.admin.post(path, json={"name": "ci"}, headers=KEY)
+    again = await gateway.admin.post(path, json={"name": "ci"}, headers=KEY)
+
+    assert again.json() == first.json() | {"key": None}
+
+
+async def test_malformed_key(tenant: TestTenant) -> None:
+    """A key has 1 to 255 characters."""
+    for key in ("", "x" * 256):
+        answer = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers={"idempotency-key": key})
+
+        assert (answer.status_code, answer.json()["error"]["param"]) == (422, "Idempotency-Key")

@@ -1,0 +1,233 @@
+"""A session service on a real database, over an engine that says what it is told to."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from graftwork.adapters.names import unknown_model
+from graftwork.adapters.specs import AdapterVersion, ResolvedModel
+from graftwork.engine.request import (
+    CacheReport,
+    EngineDescription,
+    EngineEvent,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    PromptAdmitted,
+    RequestFinished,
+    TokensGenerated,
+)
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.database import Database
+from graftwork.platform.errors import GraftworkError, LimitExceeded
+from graftwork.platform.ids import AdapterId, KeyId, TenantId, new_id
+from graftwork.platform.metering import UsageMeter
+from graftwork.platform.principals import ALL_SCOPES, Principal, TenantScope
+from graftwork.sessions.agent_session import AgentSession, SessionSettings
+from graftwork.sessions.events import SessionEvent
+from graftwork.sessions.generation import Generator
+from graftwork.sessions.service import NewSession, SessionOptions, SessionService
+from graftwork.sessions.turn_launcher import LauncherResources
+from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer, token_id
+
+END = token_id("<|im_end|>")
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "The weather.", "parameters": {"type": "object"}},
+}
+LEASE_S = 30.0
+
+
+def principal(tenant: str = "ten_1") -> Principal:
+    return Principal(TenantId(tenant), "acme", KeyId("key_1"), 1.0, "default", ALL_SCOPES)
+
+
+def new_principal() -> Principal:
+    """A tenant that owns nothing yet."""
+    return principal(new_id("ten"))
+
+
+def call(name: str, **arguments: object) -> str:
+    return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+@dataclass
+class Answer:
+    """What the engine says to one request."""
+
+    text: str = "ok"
+    ends: bool = True
+    """With the model's own end-of-sequence token."""
+    failure: GraftworkError | None = None
+    """Raised in place of the end."""
+    refusal: GraftworkError | None = None
+    """Raised before the prompt is admitted."""
+    bug: Exception | None = None
+    waits: bool = False
+    """Half-way, until `ScriptedEngine.go_on`."""
+
+
+class AnsweringEngine:
+    """Implements EngineClient: one answer a request, as they were queued; "ok" when there is none."""
+
+    def __init__(self) -> None:
+        self.answers: deque[Answer] = deque()
+        self.requests: list[EngineRequest] = []
+        self.said: dict[str, tuple[int, ...]] = {}
+        """All tokens of an answer, by request, whether it was heard to its end or not."""
+        self.cancelled: list[str] = []
+        self.half_way = asyncio.Event()
+        """Set while a request waits."""
+        self._may_go_on = asyncio.Event()
+
+    def go_on(self) -> None:
+        """Let whoever waits end its answer."""
+        self._may_go_on.set()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        answer = self.answers.popleft() if self.answers else Answer()
+        self.requests.append(request)
+        if answer.refusal is not None:
+            raise answer.refusal
+        has_ended = False
+        try:
+            async for event in self._play(request, answer):
+                has_ended = isinstance(event, RequestFinished)
+                yield event
+        finally:
+            if not has_ended:
+                self.cancelled.append(request.request_id)
+
+    async def _play(self, request: EngineRequest, answer: Answer) -> AsyncGenerator[EngineEvent, None]:
+        yield PromptAdmitted(CacheReport(device_tokens=4, recomputed_tokens=len(request.prompt_token_ids) - 4))
+        token_ids = text_tokenizer().encode(answer.text, allow_special=True) + ((END,) if answer.ends else ())
+        self.said[request.request_id] = token_ids
+        middle = len(token_ids) // 2
+        yield TokensGenerated(token_ids[:middle])
+        if answer.waits:
+            self._may_go_on.clear()
+            self.half_way.set()
+            await self._may_go_on.wait()
+            self.half_way.clear()
+        if answer.bug is not None:
+            raise answer.bug
+        if answer.failure is not None:
+            raise answer.failure
+        for token in token_ids[middle:]:
+            yield TokensGenerated((token,))
+        yield RequestFinished(FinishReason.STOP if answer.ends else FinishReason.LENGTH, len(token_ids))
+
+    async def describe(self) -> EngineDescription:
+        return description()
+
+    async def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+    async def forget_adapter(self, digest: str) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        return None
+
+
+@dataclass
+class CountingTicket:
+    """Implements AdmissionTicket."""
+
+    estimated_tokens: int
+    settled: int | None = None
+    is_refunded: bool = False
+
+    def rate_limit_headers(self) -> dict[str, str]:
+        return {"x-ratelimit-limit-requests": "60"}
+
+    async def settle(self, actual_tokens: int) -> None:
+        self.settled = actual_tokens
+
+    async def refund(self) -> None:
+        self.is_refunded = True
+
+
+@dataclass
+class CountingGate:
+    """Implements AdmissionGate: opens until `is_shut`, and remembers every ticket."""
+
+    tickets: list[CountingTicket] = field(default_factory=list)
+    is_shut: bool = False
+    limit: int | None = None
+
+    async def reserve(self, principal: Principal, estimated_tokens: int) -> CountingTicket:
+        if self.is_shut:
+            raise LimitExceeded("Enough for now.", retry_after_s=1.0)
+        self.tickets.append(CountingTicket(estimated_tokens))
+        return self.tickets[-1]
+
+    async def max_sessions(self, principal: Principal) -> int | None:
+        return self.limit
+
+
+class TwoVersions:
+    """Implements ModelResolver: the base model, and `graft` in the versions 1 and 2."""
+
+    async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
+        if model == base_name:
+            return ResolvedModel(model, None)
+        number = {"graft": 2, "graft@1": 1, "graft@2": 2}.get(model)
+        if number is None:
+            raise unknown_model(model)
+        version = AdapterVersion(AdapterId("adp_1"), "graft", number, f"sha256:{number}", 8, ("q_proj",), 10, 0.0)
+        return ResolvedModel(model, version)
+
+
+class World:
+    """Everything that one process of the service is made of; `restarted` is the process after it."""
+
+    def __init__(self, database: Database, clock: ManualClock | None = None, owner: str = "first") -> None:
+        self.database = database
+        self.clock = clock or ManualClock()
+        self.owner = owner
+        self.engine = AnsweringEngine()
+        self.gate = CountingGate()
+        self.meter = UsageMeter(database)
+        resources = LauncherResources(
+            engine=self.engine,
+            source_for=lambda engine: Generator(engine, text_tokenizer(), description()),
+            encoder=prompt_encoder(),
+            description=description(),
+            gate=self.gate,
+            meter=self.meter,
+            clock=self.clock,
+            pepper=b"pepper",
+            heartbeat_s=1000.0,
+        )
+        options = SessionOptions(owner=owner, lease_s=LEASE_S)
+        self.service = SessionService(database, TwoVersions(), resources, options)
+
+    def restarted(self, owner: str | None = None) -> "World":
+        return World(self.database, self.clock, owner or self.owner)
+
+    async def session(self, by: Principal, **settings: object) -> AgentSession:
+        """A new session on the base model."""
+        return await self.service.create(by, NewSession("tiny", SessionSettings(**settings)))  # type: ignore[arg-type]
+
+    async def events(self, by: Principal, session_id: str, after: int = 0) -> list[SessionEvent]:
+        """Every event until no turn runs."""
+        return [event async for event in await self.service.events(by, session_id, after)]
+
+    def will_say(self, *answers: Answer | str) -> None:
+        self.engine.answers.extend(Answer(answer) if isinstance(answer, str) else answer for answer in answers)
+
+
+async def crash() -> None:
+    """End every other task of the loop, as a killed process would."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)
+
+
+def types(events: Sequence[SessionEvent]) -> list[str]:
+    return [event.type.value for event in events]

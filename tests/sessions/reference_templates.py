@@ -1,0 +1,17 @@
+"""transformers' own rendering of the test templates, which ours is held to."""
+
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from tests.sessions.fakes_text import SPECIAL_NAMES, TEMPLATES, tokenizer_json
+
+
+def reference(source: str) -> Any:
+    """A tokenizer of transformers with this template; untyped, as its own annotations are narrower than its use."""
+    make: Any = PreTrainedTokenizerFast
+    return make(tokenizer_object=Tokenizer.from_str(tokenizer_json()), chat_template=source, **SPECIAL_NAMES)
+
+
+REFERENCES: dict[str, Any] = {name: reference(source) for name, source in TEMPLATES.items()}

@@ -1,0 +1,96 @@
+"""What may happen to a session, and when."""
+
+import pytest
+
+from graftwork.adapters.specs import ResolvedModel
+from graftwork.platform.errors import Conflict
+from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
+from graftwork.sessions.agent_session import (
+    AgentSession,
+    LedgerCall,
+    SessionSettings,
+    SessionStatus,
+    ToolOutput,
+    new_outputs,
+)
+
+ONE, TWO = CallId("call_1"), CallId("call_2")
+
+
+def session(status: SessionStatus, *ledger: LedgerCall) -> AgentSession:
+    return AgentSession(
+        session_id=SessionId("ses_1"),
+        tenant_id=TenantId("ten_1"),
+        status=status,
+        model=ResolvedModel("tiny", None),
+        settings=SessionSettings(),
+        metadata={},
+        created_at=0.0,
+        updated_at=0.0,
+        head_id=CheckpointId("ckp_1"),
+        running_turn_id=TurnId("turn_1") if status is SessionStatus.RUNNING else None,
+        ledger=ledger,
+    )
+
+
+def ledger_call(call_id: CallId, position: int, output: str | None = None) -> LedgerCall:
+    return LedgerCall(CheckpointId("ckp_1"), position, call_id, "f", "{}", output)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (SessionStatus.IDLE, None),
+        (SessionStatus.SUSPENDED, None),
+        (SessionStatus.RUNNING, "turn_running"),
+        (SessionStatus.CLOSED, "session_closed"),
+    ],
+)
+def test_who_takes_a_turn(status: SessionStatus, code: str | None) -> None:
+    """A session at rest takes a turn; one that runs or is closed says so."""
+    if code is None:
+        session(status).check_takes_turn("ckp_1")
+        return
+    with pytest.raises(Conflict) as caught:
+        session(status).check_takes_turn(None)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("status", [SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED])
+def test_awaited_calls_keep_users_out(status: SessionStatus) -> None:
+    """Awake or asleep, a session whose calls are unanswered takes no user's turn and names the calls."""
+    waiting = session(status, ledger_call(ONE, 0, "done"), ledger_call(TWO, 1))
+
+    with pytest.raises(Conflict) as caught:
+        waiting.check_takes_turn(None)
+
+    assert waiting.awaited_call_ids == (TWO,)
+    assert TWO in caught.value.message
+    assert ONE not in caught.value.message
+
+
+def test_status_at_rest_is_what_the_head_says() -> None:
+    """Calls at the head are awaited even when all are answered: their turn has not been made."""
+    assert session(SessionStatus.RUNNING).resting_status is SessionStatus.IDLE
+    assert session(SessionStatus.RUNNING, ledger_call(ONE, 0, "done")).resting_status is SessionStatus.AWAITING_TOOL
+
+
+def test_outputs_are_new_once() -> None:
+    """Of equal outputs the first is new; what is stored already is not."""
+    given = [ToolOutput(ONE, "a"), ToolOutput(ONE, "a"), ToolOutput(TWO, "b")]
+
+    assert new_outputs({ONE: None, TWO: "b"}, given) == (ToolOutput(ONE, "a"),)
+
+
+@pytest.mark.parametrize(
+    ("stored", "given"),
+    [
+        ({ONE: "a"}, [ToolOutput(ONE, "b")]),
+        ({ONE: None}, [ToolOutput(ONE, "a"), ToolOutput(ONE, "b")]),
+        ({ONE: ""}, [ToolOutput(ONE, "b")]),
+    ],
+)
+def test_outputs_that_differ(stored: dict[CallId, str | None], given: list[ToolOutput]) -> None:
+    """A call has one output, stored or not, empty or not."""
+    with pytest.raises(Conflict):
+        new_outputs(stored, given)

@@ -1,0 +1,312 @@
+"""Whatever happens to sessions, in any order: the log is the prompt, the head is the last commit, events have no gap."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graftwork.platform.database import Database
+from graftwork.platform.errors import CapacityAbsent, CapacityContended, Conflict, NotFound
+from graftwork.platform.pagination import Order, PageRequest
+from graftwork.sessions.agent_session import AgentSession, SessionStatus, Turn, TurnStatus
+from graftwork.sessions.history import repository as history
+from graftwork.sessions.items import ItemType
+from graftwork.sessions.running_turn import RunningTurn
+from graftwork.sessions.service import ToolOutputsAnswer
+from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
+
+ANSWERS = {
+    "text": Answer("All  is well"),
+    "silence": Answer(""),
+    "one call": Answer("Let me look. " + call("get_weather", city="Oslo")),
+    "two calls": Answer(call("get_weather", city="Oslo") + "\n" + call("get_weather", city="Rome")),
+    "cut off": Answer("Once upon a", ends=False),
+    "cut off in a call": Answer('<tool_call>\n{"name": "get_weather", "arguments": {"ci', ends=False),
+    "failure": Answer(failure=CapacityAbsent("gone")),
+    "refusal": Answer(refusal=CapacityContended("full")),
+    "bug": Answer(bug=ZeroDivisionError("bug")),
+    "cancel": Answer("A long story", waits=True),
+    "crash": Answer("A long story", waits=True),
+    "shutdown": Answer("A long story", waits=True),
+}
+GOOD = ("text", "silence", "one call", "two calls", "cut off", "cut off in a call")
+
+pick = st.integers(0, 5)
+endings = st.sampled_from(["one call"] * 4 + ["two calls"] * 2 + [*GOOD, *ANSWERS])
+operations = st.one_of(
+    st.tuples(st.just("turn"), pick, endings),
+    st.tuples(
+        st.just("outputs"), pick, st.lists(st.tuples(pick, st.sampled_from("ab")), min_size=1, max_size=3), endings
+    ),
+    st.tuples(st.just("answer"), pick, endings),
+    st.tuples(st.just("late outputs"), pick, pick, st.sampled_from("ab")),
+    st.tuples(st.just("unknown call"), pick),
+    st.tuples(st.just("fork"), pick, st.none() | pick, st.integers(1, 2)),
+    st.tuples(st.just("rewind"), pick, pick),
+    st.tuples(st.just("suspend"), pick),
+)
+
+
+@dataclass
+class Point:
+    """A checkpoint, as it must be."""
+
+    tokens: tuple[int, ...]
+    call_ids: tuple[str, ...]
+    outputs: dict[str, str]
+    """Every tool output in the history up to here."""
+
+
+@dataclass
+class Branch:
+    """A session, as it must be."""
+
+    session_id: str
+    head: str | None = None
+    reachable: list[str] = field(default_factory=list)
+    """Where it may be rewound to."""
+    ledger: dict[str, str | None] = field(default_factory=dict)
+    """Answers by call, for every checkpoint that the session has stood at."""
+    inherited: dict[str, str] = field(default_factory=dict)
+    """Answers from before the fork."""
+    is_suspended: bool = False
+
+
+class Histories:
+    """Drives the service and predicts what it does."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.me = new_principal()
+        self.branches: list[Branch] = []
+        self.points: dict[str, Point] = {}
+        self.live: dict[str, list[object]] = {}
+        """Events by turn, as a reader saw them who was there."""
+
+    async def begin(self) -> None:
+        session = await self.world.session(self.me, tools=(WEATHER,), instructions="Be brief.")
+        self.branches.append(Branch(session.session_id))
+
+    def branch(self, index: int) -> Branch:
+        return self.branches[index % len(self.branches)]
+
+    def awaited(self, branch: Branch) -> tuple[str, ...]:
+        return () if branch.head is None else self.points[branch.head].call_ids
+
+    async def turn(self, index: int, ending: str) -> None:
+        branch = self.branch(index)
+        if self.awaited(branch):
+            with pytest.raises(Conflict):
+                await self.world.service.start_turn(self.me, branch.session_id, "Hi")
+            return
+        self.world.will_say(ANSWERS[ending])
+        running = await self.world.service.start_turn(self.me, branch.session_id, "Hi", if_head=branch.head)
+        await self.run(branch, running, ending, {})
+
+    async def outputs(self, index: int, choices: Sequence[tuple[int, str]], ending: str) -> None:
+        branch = self.branch(index)
+        awaited = self.awaited(branch)
+        if not awaited:
+            return
+        sent = [(awaited[choice % len(awaited)], text) for choice, text in choices]
+        stored: dict[str, str | None] = {call_id: branch.ledger[call_id] for call_id in awaited}
+        for call_id, text in sent:
+            if stored[call_id] not in (None, text):
+                with pytest.raises(Conflict):
+                    await self.send(branch, sent)
+                return
+            stored[call_id] = text
+        branch.ledger |= stored
+        if None in stored.values():
+            answer = await self.send(branch, sent)
+            assert answer.turn is None
+            assert list(answer.missing) == [call_id for call_id in awaited if stored[call_id] is None]
+            branch.is_suspended &= False
+            return
+        self.world.will_say(ANSWERS[ending])
+        answer = await self.send(branch, sent)
+        assert answer.turn is not None
+        await self.run(branch, answer.turn, ending, {call_id: text for call_id, text in stored.items() if text})
+
+    async def answer(self, index: int, ending: str) -> None:
+        """Whatever is awaited, answered at once."""
+        branch = self.branch(index)
+        choices = [(position, branch.ledger[call_id] or "a") for position, call_id in enumerate(self.awaited(branch))]
+        await self.outputs(index, choices, ending)
+
+    async def late_outputs(self, index: int, choice: int, text: str) -> None:
+        branch = self.branch(index)
+        known = branch.inherited | branch.ledger
+        late = [call_id for call_id in known if call_id not in self.awaited(branch)]
+        if not late:
+            return
+        call_id = late[choice % len(late)]
+        if known[call_id] == text:
+            answer = await self.send(branch, [(call_id, text)])
+            assert [(output.call_id, output.output) for output in answer.outputs] == [(call_id, text)]
+            return
+        with pytest.raises(Conflict):
+            await self.send(branch, [(call_id, text)])
+
+    async def unknown_call(self, index: int) -> None:
+        with pytest.raises(NotFound):
+            await self.send(self.branch(index), [("call_unknown", "a")])
+
+    async def fork(self, index: int, at: int | None, count: int) -> None:
+        branch = self.branch(index)
+        point = branch.head if at is None or not branch.reachable else branch.reachable[at % len(branch.reachable)]
+        children = await self.world.service.fork(self.me, branch.session_id, None if at is None else point, count)
+        for child in children:
+            made = Branch(child.session_id, point, await self.ancestors(point))
+            if point is not None:
+                made.ledger = dict.fromkeys(self.points[point].call_ids)
+                made.inherited = dict(self.points[point].outputs)
+            self.branches.append(made)
+
+    async def rewind(self, index: int, to: int) -> None:
+        branch = self.branch(index)
+        strangers = [point for point in self.points if point not in branch.reachable]
+        if strangers:
+            with pytest.raises(NotFound):
+                await self.world.service.rewind(self.me, branch.session_id, strangers[to % len(strangers)])
+        if branch.reachable:
+            branch.head = branch.reachable[to % len(branch.reachable)]
+            await self.world.service.rewind(self.me, branch.session_id, branch.head)
+            branch.ledger |= dict.fromkeys(self.points[branch.head].call_ids)
+            branch.is_suspended = False
+
+    async def suspend(self, index: int) -> None:
+        branch = self.branch(index)
+        await self.world.service.suspend(self.me, branch.session_id)
+        branch.is_suspended = True
+
+    async def send(self, branch: Branch, sent: Sequence[tuple[str, str]]) -> ToolOutputsAnswer:
+        outputs = [{"call_id": call_id, "output": text} for call_id, text in sent]
+        return await self.world.service.tool_outputs(self.me, branch.session_id, outputs)
+
+    async def run(self, branch: Branch, running: RunningTurn, ending: str, outputs: dict[str, str]) -> None:
+        """See a turn to the end it is meant to have."""
+        branch.is_suspended = False
+        if ending in ("cancel", "crash", "shutdown"):
+            await self.world.engine.half_way.wait()
+        if ending == "cancel":
+            await self.world.service.cancel(self.me, branch.session_id)
+        elif ending == "crash":
+            await crash()
+            self.restart()
+            assert await self.world.service.recover() == 1
+        elif ending == "shutdown":
+            await self.world.service.close()
+            self.restart()
+        else:
+            self.live[running.turn_id] = [event async for event in running.events()]
+            self.committed(branch, await running.result(), ending, outputs)
+
+    def restart(self) -> None:
+        said, requests = self.world.engine.said, self.world.engine.requests
+        self.world = self.world.restarted()
+        self.world.engine.said, self.world.engine.requests = said, requests
+
+    def committed(self, branch: Branch, turn: Turn, ending: str, outputs: dict[str, str]) -> None:
+        assert (turn.checkpoint_id is not None) == (ending in GOOD)
+        if turn.checkpoint_id is None:
+            assert turn.status is TurnStatus.FAILED
+            return
+        calls = tuple(str(item.call_id) for item in turn.output if item.type is ItemType.FUNCTION_CALL)
+        awaits = calls if turn.status is TurnStatus.AWAITING_TOOL else ()
+        before = self.points[branch.head] if branch.head else Point((), (), {})
+        prompt = self.world.engine.requests[-1].prompt_token_ids
+        assert prompt[: len(before.tokens)] == before.tokens
+        said = self.world.engine.said[turn.turn_id]
+        self.points[turn.checkpoint_id] = Point((*prompt, *said), awaits, before.outputs | outputs)
+        branch.head = turn.checkpoint_id
+        branch.reachable.append(turn.checkpoint_id)
+        branch.ledger |= dict.fromkeys(awaits)
+
+    async def ancestors(self, point: str | None) -> list[str]:
+        if point is None:
+            return []
+        async with self.world.database.read() as database:
+            chain = await history.find_chain(database, self.me.scope(), point)
+        return [str(checkpoint.checkpoint_id) for checkpoint in chain]
+
+    async def check(self) -> None:
+        for branch in self.branches:
+            session = await self.world.service.get(self.me, branch.session_id)
+            assert session.head_id == branch.head
+            assert session.status is self.status(branch)
+            await self.check_tokens(session)
+            await self.check_outputs(session)
+            await self.check_events(session)
+
+    def status(self, branch: Branch) -> SessionStatus:
+        if branch.is_suspended:
+            return SessionStatus.SUSPENDED
+        return SessionStatus.AWAITING_TOOL if self.awaited(branch) else SessionStatus.IDLE
+
+    async def check_tokens(self, session: AgentSession) -> None:
+        """What is stored, joined, is what the engine was sent and what it said."""
+        if session.head_id is None:
+            return
+        async with self.world.database.read() as database:
+            chain = await history.find_chain(database, self.me.scope(), session.head_id)
+        replayed = tuple(token for checkpoint in chain for token in checkpoint.token_ids)
+        assert replayed == self.points[session.head_id].tokens
+        assert [checkpoint.num_tokens for checkpoint in chain][-1] == len(replayed)
+
+    async def check_outputs(self, session: AgentSession) -> None:
+        """Every answered call of the history has its output in it, once."""
+        page = PageRequest(limit=1000, order=Order.ASCENDING)
+        items = (await self.world.service.items(self.me, session.session_id, page)).items
+        applied = [(item.call_id, item.body["output"]) for item in items if item.type is ItemType.FUNCTION_CALL_OUTPUT]
+        expected = self.points[session.head_id].outputs if session.head_id else {}
+        assert len(applied) == len(expected)
+        assert dict(applied) == expected
+
+    async def check_events(self, session: AgentSession) -> None:
+        """Numbers without a gap, each turn whole, and what was seen live is what is stored."""
+        events = await self.world.events(self.me, session.session_id)
+        assert [event.seq for event in events] == list(range(1, session.last_seq + 1))
+        by_turn: dict[str, list[object]] = {}
+        for earlier, event in zip([None, *events], events, strict=False):
+            starts = earlier is None or earlier.is_terminal
+            assert starts == (event.turn_id not in by_turn) == (event.type == "turn.created")
+            by_turn.setdefault(event.turn_id, []).append(event)
+        assert not events or events[-1].is_terminal
+        for turn_id, seen in by_turn.items():
+            assert self.live.get(turn_id, seen) == seen
+        middle = len(events) // 2
+        assert await self.world.events(self.me, session.session_id, after=middle) == events[middle:]
+
+
+async def play(database: Database, steps: Sequence[tuple[object, ...]]) -> None:
+    histories = Histories(World(database))
+    await histories.begin()
+    for verb, *arguments in steps:
+        await getattr(histories, str(verb).replace(" ", "_"))(*arguments)
+    await histories.check()
+
+
+@pytest.fixture
+async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
+    database = Database(postgres_url)
+    await database.upgrade_to_head()
+    yield database
+    await database.close()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(operations, min_size=8, max_size=24))
+async def test_any_history(sqlite_database: Database, steps: list[tuple[object, ...]]) -> None:
+    """Turns, tool outputs, forks, rewinds, cancels, failures and crashes in any order keep every promise."""
+    await play(sqlite_database, steps)
+
+
+@pytest.mark.postgres
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(operations, min_size=12, max_size=24))
+async def test_any_history_on_postgres(postgres_database: Database, steps: list[tuple[object, ...]]) -> None:
+    """As on SQLite."""
+    await play(postgres_database, steps)
