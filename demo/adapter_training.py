@@ -4,6 +4,7 @@ Ranks, targets and scalings differ on purpose: the server shall meet a mix of th
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from graftwork.demo.base_training import losses
 from graftwork.demo.chat_tokenizer import MAX_TOKENS
 from graftwork.demo.progress import Progress
-from graftwork.demo.tasks import training_conversation
+from graftwork.demo.tasks import training_conversation, training_drill
 from graftwork.demo.training_data import BatchStream, RowMaker
 
 BASE_NAME = "graftwork-demo"
@@ -35,6 +36,7 @@ class AdapterRecipe:
     batch_tokens: int = 3072
     rate: float = 2e-3
     warmup_steps: int = 20
+    drill_share: float = 0.2  # of the batches; an adapter must not blunt the copying of the base
     short_share: float = 0.75  # the first part of the run, on short rows
     short_tokens: int = 640
 
@@ -72,10 +74,13 @@ def train_adapter(job: str, base: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     optimizer = torch.optim.AdamW(weights, lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate_share)
     random = Random(f"{job} {seed}")
-    stream = BatchStream(RowMaker(tokenizer), random, recipe.batch_tokens)
+    stream, drills = (BatchStream(RowMaker(tokenizer), random, recipe.batch_tokens) for _ in range(2))
     progress = Progress(job, recipe.steps)
     for step in range(recipe.steps):
-        batch = stream.next(lambda: training_conversation(job, random), recipe.max_tokens(step))
+        if random.random() < recipe.drill_share:
+            batch = drills.next(partial(training_drill, random), recipe.short_tokens)
+        else:
+            batch = stream.next(partial(training_conversation, job, random), recipe.max_tokens(step))
         loss = losses(base, batch, listening_weight=0.0)
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(weights, 1.0)
