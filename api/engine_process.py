@@ -29,6 +29,7 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 def run_engine(settings: Settings, listen: str) -> None:
     """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks. Raises InvalidRequest."""
+    settings.check_served()
     from graftwork.adapters.weights import ArtifactAdapterSource
     from graftwork.engine.server import serve_engine
 

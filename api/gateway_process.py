@@ -32,6 +32,7 @@ Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 def run_gateway(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Blocks; raises a GraftworkError if it cannot start."""
+    settings.check_served()
     model_folder(settings)  # says at once what is missing
     if settings.engine_address is None:
         raise InvalidRequest("A gateway needs an engine: name it with --engine-address, or use `graftwork serve`.")

@@ -58,6 +58,7 @@ async def open_resources(
         stack.push_async_callback(resources.tasks.close)
         stack.push_async_callback(resources.sessions.close)
         await resources.sessions.recover()
+        await resources.registry.sweep()
         yield resources
 
 

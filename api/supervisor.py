@@ -26,6 +26,7 @@ _MAX_SOCKET_PATH = 100
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Blocks; raises a GraftworkError if it cannot start."""
+    settings.check_served()
     model_folder(settings)  # says at once what is missing
     run_until_signalled(settings, _serve)
 

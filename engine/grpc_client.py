@@ -1,6 +1,7 @@
 """An EngineClient over one gRPC conversation, opened on first use and opened anew after a loss."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,6 +13,8 @@ from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
 from graftwork.platform.errors import CapacityAbsent, GraftworkError
 from graftwork.platform.ids import RequestId
+
+_log = logging.getLogger(__name__)
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -130,9 +133,10 @@ class _Conversation:
 
 
 def _absent(address: str, error: grpc.aio.AioRpcError | None) -> CapacityAbsent:
-    reason = f" ({error.details()})" if error is not None and error.details() else ""
+    """What clients are told, without addresses; the log has them."""
+    _log.warning("engine_absent", extra={"address": address, "reason": error.details() if error is not None else None})
     return CapacityAbsent(
-        f"No engine answers at {address}{reason}. It may be starting or restarting: try again shortly.",
+        "No engine answers at present. It may be starting or restarting: try again shortly.",
         code="engine_unavailable",
         retry_after_s=_RETRY_AFTER_S,
     )

@@ -5,10 +5,8 @@ Each value comes from the overrides (the command line) when given there, else fr
 else from the default. Secrets, and addresses that may carry one, stay out of the settings' repr.
 """
 
-import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
 
-_LONGEST_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
 _BYTES_BY_UNIT = {
     "B": 1,
@@ -101,16 +98,23 @@ class Settings:
     @property
     def resolved_engine_address(self) -> str:
         """Where the engine answers: the given address, or the embedded engine's socket."""
-        return self.engine_address or f"unix:{_socket_path(self.data_dir.absolute())}"
+        return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
 
-
-def _socket_path(data_dir: Path) -> Path:
-    """In the data folder, or under the temporary folder where that path is longer than a socket's may be."""
-    path = data_dir / "engine.sock"
-    if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
-        return path
-    name = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"graftwork-{name}.sock"
+    def check_served(self) -> None:
+        """Raises InvalidRequest for a setting that would have no effect yet."""
+        unserved = {
+            "fleet": self.fleet != "static",
+            "replicas": self.replicas != 1,
+            "host_kv_bytes": self.host_kv_bytes is not None,
+            "disk_kv_bytes": self.disk_kv_bytes is not None,
+        }
+        found = next((name for name, is_set in unserved.items() if is_set), None)
+        if found is not None:
+            flag = f"--{found.replace('_', '-')}"
+            raise InvalidRequest(
+                f"{flag} is not served yet: this version runs one engine with KV on its device. Leave it out.",
+                param=found,
+            )
 
 
 def async_database_url(url: str) -> str:

@@ -142,16 +142,20 @@ async def test_errors_keep_their_class_and_fields(connect: Connect) -> None:
         await stream.aclose()
 
 
-async def test_an_absent_engine_is_a_503_that_says_where(tmp_path: Path) -> None:
+async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With nobody at the address, every call is CapacityAbsent with a time to try again."""
     client = GrpcEngineClient(f"unix:{tmp_path}/nobody.sock")
 
-    with pytest.raises(CapacityAbsent, match=r"nobody\.sock") as absent:
+    with pytest.raises(CapacityAbsent, match="No engine") as absent:
         await anext(client.generate(request([5])))
     with pytest.raises(CapacityAbsent):
         await client.describe()
 
     assert absent.value.retry_after_s
+    assert "nobody.sock" not in absent.value.message
+    assert "nobody.sock" in caplog.records[0].address  # type: ignore[attr-defined]
     await client.close()
 
 

@@ -114,11 +114,13 @@ def test_sizes_that_are_none_are_refused(text: object) -> None:
         parse_bytes(text)
 
 
-def test_the_engines_socket_has_a_path_that_a_socket_can_have() -> None:
-    """In the data folder where that is short enough, else a path of its own for each data folder."""
-    short = Settings(data_dir=Path("/data")).resolved_engine_address
-    long = [Settings(data_dir=Path(f"/{'deep/' * 40}{name}")).resolved_engine_address for name in "ab"]
+@pytest.mark.parametrize(
+    ("setting", "value"), [("fleet", "ray"), ("replicas", 2), ("host_kv_bytes", 1), ("disk_kv_bytes", 1)]
+)
+def test_what_would_have_no_effect_is_refused(setting: str, value: object) -> None:
+    """A flag that is not served yet is an error that names it, never a silent default."""
+    settings = Settings.from_environment({setting: value})
 
-    assert short == "unix:/data/engine.sock"
-    assert all(len(address) < 107 for address in long)
-    assert len(set(long)) == 2
+    with pytest.raises(InvalidRequest, match="--" + setting.replace("_", "-")):
+        settings.check_served()
+    Settings().check_served()
