@@ -9,8 +9,8 @@ from typing import Any
 
 from graftwork.adapters.identity import identify_adapter
 from graftwork.api.demo_folder import demo_folder
-from graftwork.engine.checkpoint import fingerprint
 from graftwork.engine.config import EngineConfig
+from graftwork.engine.fingerprint import fingerprint
 from graftwork.engine.model_config import read_model_config
 from graftwork.engine.request import EngineDescription
 from graftwork.platform.errors import InvalidRequest

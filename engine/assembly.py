@@ -10,8 +10,8 @@ import torch
 from graftwork.engine.adapter_weights import AdapterSource
 from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchBuilder
-from graftwork.engine.checkpoint import fingerprint
 from graftwork.engine.config import EngineConfig
+from graftwork.engine.fingerprint import fingerprint
 from graftwork.engine.loop import EngineLoop, Message
 from graftwork.engine.lora_pool import LoraPool
 from graftwork.engine.model_config import ModelConfig, read_model_config

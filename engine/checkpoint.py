@@ -1,13 +1,11 @@
-"""Reads a Hugging Face checkpoint: memory-mapped safetensors, and a fingerprint of their bytes."""
+"""Reads a Hugging Face checkpoint from memory-mapped safetensors."""
 
-import hashlib
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
+from graftwork.engine.fingerprint import weight_files
 from graftwork.platform.errors import InvalidRequest
 
 
@@ -15,7 +13,7 @@ class Checkpoint:
     """The tensors of a model folder by name, across its shards; read only when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = _weight_files(folder)
+        self._files = weight_files(folder)
         self._file_by_name: dict[str, Path] = {}
         for path in self._files:
             with safe_open(path, framework="pt") as tensors:
@@ -34,28 +32,3 @@ class Checkpoint:
         if tuple(tensor.shape) != shape:
             raise InvalidRequest(f"Tensor {name!r} has shape {tuple(tensor.shape)}, not {shape}.", param="model")
         return tensor
-
-
-def fingerprint(folder: Path) -> str:
-    """`sha256:…` over config.json and every weight file: equal bytes, equal fingerprint, wherever they lie."""
-    digest = hashlib.sha256(b"graftwork/base/1")
-    for path in [folder / "config.json", *_weight_files(folder)]:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return f"sha256:{digest.hexdigest()}"
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(_indexed_files(folder)) or sorted(folder.glob("*.safetensors"))
-    missing = [path.name for path in files if not path.exists()]
-    if missing or not files:
-        wanted = ", ".join(missing) or "*.safetensors"
-        raise InvalidRequest(f"{folder} has no {wanted}: --model must name a Hugging Face folder.", param="model")
-    return files
-
-
-def _indexed_files(folder: Path) -> Iterator[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        yield from {folder / name for name in names}

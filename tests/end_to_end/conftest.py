@@ -24,7 +24,8 @@ class DemoServer:
 
     data_dir: Path
     port: int
-    extra_flags: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
+    """GRAFTWORK_* variables."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -38,8 +39,9 @@ class DemoServer:
     def start(self) -> None:
         """Return once the server says that it is ready."""
         command = [sys.executable, "-m", "graftwork.api.cli", "serve", "--demo", "--port", str(self.port)]
-        command += ["--data-dir", str(self.data_dir), *self.extra_flags]
+        command += ["--data-dir", str(self.data_dir)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GRAFTWORK_")}
+        environment |= self.settings
         with (self.data_dir / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         deadline = time.monotonic() + _READY_WITHIN_S
@@ -54,7 +56,7 @@ class DemoServer:
         return self.process.wait(_STOP_WITHIN_S)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """SIGKILL, as a crash would; the engine follows its gateway by itself."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(_STOP_WITHIN_S)
@@ -100,6 +102,15 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def restartable(tmp_path: Path) -> Iterator[DemoServer]:
+    """A server that a test starts and stops itself; whatever happens, none is left."""
+    server = DemoServer(tmp_path, free_port())
+    yield server
+    if server.process is not None and server.process.poll() is None:
+        server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """The served demo, used as its users do: tools, sessions, restarts, disconnects, bad input."""
 
+import asyncio
 import json
-from pathlib import Path
+import re
 from typing import Any, cast
 
 import httpx
@@ -10,7 +11,7 @@ from openai import OpenAI
 
 from graftwork import Graftwork
 from graftwork.demo.tasks import TOOLS, Case, held_out_cases
-from tests.end_to_end.conftest import DemoServer, free_port
+from tests.end_to_end.conftest import DEMO, DemoServer
 
 PAGE = 16
 
@@ -31,8 +32,8 @@ def as_sent(message: dict[str, Any]) -> dict[str, Any]:
     return sent | ({"tool_calls": calls} if calls else {})
 
 
-def ask(client: OpenAI, case: Case) -> tuple[list[tuple[str, dict[str, Any]]], str | None]:
-    """Stream one answer; the calls it made, and why it ended."""
+def ask(client: OpenAI, case: Case) -> tuple[str, str | None]:
+    """Stream one answer; its calls in the model's own form, and why it ended."""
     names: list[str] = []
     arguments: list[str] = []
     finish = None
@@ -48,19 +49,21 @@ def ask(client: OpenAI, case: Case) -> tuple[list[tuple[str, dict[str, Any]]], s
                 arguments.append("")
             arguments[call.index] += call.function.arguments or ""
         finish = chunk.choices[0].finish_reason or finish
-    return [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)], finish
+    calls = zip(names, arguments, strict=True)
+    return "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>' for name, text in calls
+    ), finish
 
 
 def test_tool_calls_stream_through_the_openai_package(server: DemoServer) -> None:
     """Of twenty questions with unseen names, at least eighteen stream exactly the call that is asked for."""
-    client = OpenAI(base_url=f"{server.url}/v1", api_key=server.key("Plain"))
     right = 0
 
-    for case in held_out_cases("base", 20, seed=5, kind="call"):
-        calls, finish = ask(client, case)
-        expected = json.loads(case.expected.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-        right += calls == [(expected["name"], expected["arguments"])]
-        assert finish == ("tool_calls" if calls else "stop")
+    with OpenAI(base_url=f"{server.url}/v1", api_key=server.key("Plain")) as client:
+        for case in held_out_cases("base", 20, seed=5, kind="call"):
+            called, finish = ask(client, case)
+            right += called == case.expected
+            assert finish == ("tool_calls" if called else "stop")
 
     assert right >= 18
 
@@ -101,9 +104,9 @@ def test_a_client_that_disconnects_frees_its_pages(server: DemoServer) -> None:
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_a_session_goes_on_after_a_restart_exactly_where_it_was(tmp_path: Path, ending: str) -> None:
+def test_a_session_goes_on_after_a_restart_exactly_where_it_was(restartable: DemoServer, ending: str) -> None:
     """With the server stopped or killed between two turns, the second turn is what it is without that."""
-    server = DemoServer(tmp_path, free_port())
+    server = restartable
 
     def begin() -> str:
         with Graftwork(server.url, api_key=server.key("Corner")) as client:
@@ -132,23 +135,68 @@ def test_a_session_goes_on_after_a_restart_exactly_where_it_was(tmp_path: Path, 
     assert resumed == undisturbed
 
 
-def test_bad_input_is_told_what_is_wrong(server: DemoServer, tmp_path: Path) -> None:
+def test_bad_input_is_told_what_is_wrong(server: DemoServer) -> None:
     """Wrong key 401, unknown and foreign ids 404 alike, over the context 400 with both numbers."""
-    plain = httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {server.key('Plain')}"})
-    model = plain.get("/v1/models").json()["data"][0]["id"]
-    chat = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {server.key('Plain')}"}) as plain:
+        model = plain.get("/v1/models").json()["data"][0]["id"]
+        chat = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        with Graftwork(server.url, api_key=server.key("Corner")) as client:
+            foreign_id = client.sessions.create(model=model).id
 
-    wrong_key = httpx.post(f"{server.url}/v1/chat/completions", headers={"authorization": "Bearer gw_x_y"}, json=chat)
-    with Graftwork(server.url, api_key=server.key("Corner")) as client:
-        foreign_id = client.sessions.create(model=model).id
-    foreign, unknown = plain.get(f"/v1/sessions/{foreign_id}"), plain.get("/v1/sessions/ses_nobody")
-    foreign_adapter = plain.post("/v1/chat/completions", json=chat | {"model": "pirate"})
-    too_long = plain.post("/v1/completions", json={"model": model, "prompt": [5] * 5000, "max_tokens": 5})
+        wrong_key = plain.post("/v1/chat/completions", headers={"authorization": "Bearer gw_x_y"}, json=chat)
+        foreign, unknown = plain.get(f"/v1/sessions/{foreign_id}"), plain.get("/v1/sessions/ses_nobody")
+        foreign_adapter = plain.post("/v1/chat/completions", json=chat | {"model": "pirate"})
+        too_long = plain.post("/v1/completions", json={"model": model, "prompt": [5] * 5000, "max_tokens": 5})
 
     assert wrong_key.status_code == 401
     assert (foreign.status_code, unknown.status_code) == (404, 404)
     assert foreign.text.replace(foreign_id, "ID") == unknown.text.replace("ses_nobody", "ID")
     assert foreign_adapter.status_code == 404
     assert too_long.status_code == 400
-    assert "5000" in too_long.json()["error"]["message"]
+    assert {"5000", "2048"} <= set(re.findall(r"\d+", too_long.json()["error"]["message"]))
     assert all("x-request-id" in answer.headers for answer in (wrong_key, foreign, unknown, too_long))
+
+
+def test_a_full_queue_is_refused_with_the_time_to_wait(restartable: DemoServer) -> None:
+    """With one place and a queue of one, the rest of a crowd gets 429 with retry-after, and those in it are served."""
+    restartable.settings = {"GRAFTWORK_MAX_RUNNING": "1", "GRAFTWORK_MAX_WAITING": "1"}
+    restartable.start()
+    headers = {"authorization": f"Bearer {restartable.key('Plain')}"}
+    body = {"model": "graftwork-demo", "prompt": "Once ", "max_tokens": 200, "ignore_eos": True}
+
+    async def crowd() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=restartable.url, headers=headers, timeout=60) as client:
+            return list(await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8))))
+
+    answers = asyncio.run(crowd())
+
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert {answer.status_code for answer in answers} == {200, 429}
+    assert len(refused) <= 6
+    assert all(int(answer.headers["retry-after"]) >= 1 and answer.headers["retry-after-ms"] for answer in refused)
+    assert {answer.json()["error"]["code"] for answer in refused} == {"queue_full"}
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"weights": b"\x80\x04\x95pickled"}, "weights"),
+        ({"weights": b"truncated"}, "weights"),
+        ({"config": b"{}"}, "config"),
+    ],
+)
+def test_bad_adapters_are_refused_and_leave_nothing(server: DemoServer, files: dict[str, bytes], named: str) -> None:
+    """Pickles, truncated files and empty configs are a 422 that names the part; the list of adapters is as before."""
+    folder = DEMO / "adapters" / "terse"
+    good = {
+        "config": (folder / "adapter_config.json").read_bytes(),
+        "weights": (folder / "adapter_model.safetensors").read_bytes(),
+    }
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {server.key('Plain')}"}) as client:
+        before = client.get("/v1/adapters").json()
+        answer = client.post("/v1/adapters", data={"name": "bad"}, files=good | files)
+        after = client.get("/v1/adapters").json()
+
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"].startswith(named)
+    assert after == before
