@@ -75,7 +75,7 @@ class GrpcEngineClient:
         try:
             return await method(message, timeout=_ANSWER_WITHIN_S)
         except grpc.aio.AioRpcError as error:
-            raise _absent(self._address, error) from error
+            raise _absent(self._address, error, logging.DEBUG) from error  # whoever asks may be waiting for it
 
 
 class _Conversation:
@@ -116,7 +116,7 @@ class _Conversation:
             return  # the reading side meets the same end and tells everyone
 
     async def _read(self) -> None:
-        loss: GraftworkError = _absent(self._address, None)
+        cause: grpc.aio.AioRpcError | None = None
         try:
             async for step in self._call:
                 for output in step.outputs:
@@ -124,17 +124,19 @@ class _Conversation:
                     if inbox is not None:
                         inbox.put_nowait(codec.event_from_wire(output))
         except grpc.aio.AioRpcError as error:
-            loss = _absent(self._address, error)
+            cause = error
         finally:
+            loss = _absent(self._address, cause, logging.DEBUG if self.is_over else logging.WARNING)
             self.is_over = True
             self._writing.cancel()
             for inbox in self._inboxes.values():
                 inbox.put_nowait(loss)
 
 
-def _absent(address: str, error: grpc.aio.AioRpcError | None) -> CapacityAbsent:
+def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> CapacityAbsent:
     """What clients are told, without addresses; the log has them."""
-    _log.warning("engine_absent", extra={"address": address, "reason": error.details() if error is not None else None})
+    reason = error.details() if error is not None else "the engine hung up"
+    _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
     return CapacityAbsent(
         "No engine answers at present. It may be starting or restarting: try again shortly.",
         code="engine_unavailable",
