@@ -33,7 +33,7 @@ def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
 
 
 def _truncate(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Set to -inf what top-k, top-p and min-p leave out. Equal logits are kept or dropped in order of token id."""
+    """Set to -inf what top-k, top-p and min-p leave out; none of them leaves out the likeliest. Equal logits are kept or dropped in order of token id."""
     if all(spec.params.top_k is None and spec.params.top_p >= 1 and spec.params.min_p <= 0 for spec in specs):
         return logits
     vocab_size = logits.shape[-1]
@@ -44,7 +44,6 @@ def _truncate(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor
     before = probabilities.cumsum(dim=-1) - probabilities
     dropped = before >= _column([spec.params.top_p for spec in specs], logits)
     dropped |= probabilities < probabilities[:, :1] * _column([spec.params.min_p for spec in specs], logits)
-    dropped[:, 0] = False
     return torch.empty_like(logits).scatter_(1, token_ids, ordered.masked_fill(dropped, _NEVER))
 
 

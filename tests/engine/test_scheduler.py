@@ -304,6 +304,22 @@ def test_two_parties_share_alike_however_much_one_sends() -> None:
     assert sum(name.startswith("calm") for name in stage.admitted()[:8]) >= 3
 
 
+def test_idling_earns_no_credit() -> None:
+    """A party that comes late does not get all the places until it has caught up with those that were served."""
+    stage = Stage(max_running=1)
+    for number in range(30):
+        stage.submit(f"early {number}", share="early")
+    while len(stage.admitted()) < 10:
+        stage.step()
+    for number in range(10):
+        stage.submit(f"late {number}", share="late")
+
+    while len(stage.admitted()) < 18:
+        stage.step()
+
+    assert 3 <= sum(name.startswith("late") for name in stage.admitted()[10:]) <= 5
+
+
 def test_weight_buys_a_larger_share() -> None:
     """A party of weight three gets about three times the admissions of one of weight one."""
     stage = Stage(max_running=1)
