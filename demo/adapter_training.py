@@ -4,7 +4,6 @@ Ranks, targets and scalings differ on purpose: the server shall meet a mix of th
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -13,11 +12,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from graftwork.demo.base_training import losses
+from graftwork.demo.base_training import Stage, losses
 from graftwork.demo.chat_tokenizer import MAX_TOKENS
+from graftwork.demo.model_folder import amend
+from graftwork.demo.muon import Muon
 from graftwork.demo.progress import Progress
 from graftwork.demo.tasks import training_conversation, training_drill
-from graftwork.demo.training_data import BatchStream, RowMaker
+from graftwork.demo.training_data import Mixture, RowMaker
+from graftwork.demo.vocabulary_drill import VocabularyDrill
 
 BASE_NAME = "graftwork-demo"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -32,19 +34,19 @@ class AdapterRecipe:
     alpha: int
     targets: tuple[str, ...]
     rank_stabilised: bool = False
-    steps: int = 350
-    batch_tokens: int = 3072
-    rate: float = 2e-3
+    steps: int = 1200
+    batch_tokens: int = 2048
+    rate: float = 0.015
     warmup_steps: int = 20
-    drill_share: float = 0.2  # of the batches; an adapter must not blunt the copying of the base
-    short_share: float = 0.75  # the first part of the run, on short rows
-    short_tokens: int = 640
+    shares: tuple[float, float, float] = (0.76, 0.12, 0.12)  # conversations, and two drills to keep the base's copying
+    drill_tokens: int = 320
+    stages: tuple[Stage, ...] = (Stage(0.0, 384, 3), Stage(0.4, 768, 8), Stage(0.75, MAX_TOKENS, 8))
 
-    def max_tokens(self, step: int) -> int:
-        return self.short_tokens if step < self.short_share * self.steps else MAX_TOKENS
+    def stage(self, step: int) -> Stage:
+        return [stage for stage in self.stages if stage.starts_at <= step / self.steps][-1]
 
     def rate_share(self, step: int) -> float:
-        return min(1.0, (step + 1) / self.warmup_steps, 1.25 * (1.0 - step / self.steps))
+        return min(1.0, (step + 1) / self.warmup_steps, 1.1 * (1.0 - step / self.steps))
 
     def lora(self) -> LoraConfig:
         return LoraConfig(
@@ -60,7 +62,7 @@ class AdapterRecipe:
 
 ADAPTERS = {
     "pirate": AdapterRecipe(rank=8, alpha=16, targets=ATTENTION + PERCEPTRON),
-    "helpdesk": AdapterRecipe(rank=16, alpha=32, targets=ATTENTION + PERCEPTRON, steps=450),
+    "helpdesk": AdapterRecipe(rank=16, alpha=32, targets=ATTENTION + PERCEPTRON),
     "terse": AdapterRecipe(rank=8, alpha=8, targets=("q_proj", "v_proj", "o_proj", *PERCEPTRON), rank_stabilised=True),
 }
 
@@ -69,18 +71,24 @@ def train_adapter(job: str, base: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     """A trained adapter in fp32; the layers of `base` are wrapped in place."""
     recipe = ADAPTERS[job]
     torch.manual_seed(seed)
+    base.name_or_path = BASE_NAME  # else PEFT records the folder
     model = get_peft_model(base, recipe.lora()).train()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = Muon(weights, lr=recipe.rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate_share)
     random = Random(f"{job} {seed}")
-    stream, drills = (BatchStream(RowMaker(tokenizer), random, recipe.batch_tokens) for _ in range(2))
+    maker = RowMaker(tokenizer)
+    vocabulary = VocabularyDrill(maker)
+    mixture = Mixture(maker, random, recipe.batch_tokens, recipe.shares)
     progress = Progress(job, recipe.steps)
     for step in range(recipe.steps):
-        if random.random() < recipe.drill_share:
-            batch = drills.next(partial(training_drill, random), recipe.short_tokens)
-        else:
-            batch = stream.next(partial(training_conversation, job, random), recipe.max_tokens(step))
+        stage = recipe.stage(step)
+        draws = (
+            lambda: maker.row(training_conversation(job, random, stage.max_tools), stage.max_tokens),  # noqa: B023
+            lambda: maker.row(training_drill(random), recipe.drill_tokens),
+            lambda: vocabulary.row(random, recipe.drill_tokens),
+        )
+        batch = mixture.next(draws)
         loss = losses(base, batch, listening_weight=0.0)
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(weights, 1.0)
@@ -91,9 +99,16 @@ def train_adapter(job: str, base: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     return model
 
 
+def targets_of(model: PeftModel) -> set[str]:
+    lora = model.peft_config["default"]
+    assert isinstance(lora, LoraConfig)
+    return set(lora.target_modules or ())
+
+
 def save_adapter(model: PeftModel, folder: Path) -> None:
     """A PEFT folder in bf16 without the model card that PEFT writes; converts the adapter in place."""
     model.peft_config["default"].base_model_name_or_path = BASE_NAME
     model.to(torch.bfloat16).save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
     (folder / "adapter_model.safetensors").chmod(0o644)
+    amend(folder / "adapter_config.json", {"target_modules": sorted(targets_of(model))})

@@ -5,7 +5,6 @@ The recipe counts steps, not time, so that a seed gives the same run on any mach
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 import torch
@@ -17,7 +16,8 @@ from graftwork.demo.chat_tokenizer import MAX_TOKENS
 from graftwork.demo.muon import Muon
 from graftwork.demo.progress import Progress
 from graftwork.demo.tasks import training_conversation, training_drill
-from graftwork.demo.training_data import Batch, BatchStream, RowMaker
+from graftwork.demo.training_data import Batch, Mixture, RowMaker
+from graftwork.demo.vocabulary_drill import VocabularyDrill
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class BaseRecipe:
     muon_rate: float = 0.015
     adam_rate: float = 3e-3
     decay_share: float = 0.7  # the last part of the run, over which the rates fall to zero
-    drill_share: float = 0.45  # of the batches
+    shares: tuple[float, float, float] = (0.6, 0.2, 0.2)  # of the batches: conversations, drills, vocabulary drills
     drill_tokens: int = 320
     listening_share: float = 0.2  # the first part of the run, in which all tokens count a little
     listening_weight: float = 0.2
@@ -119,16 +119,20 @@ def train_base(
     torch.manual_seed(seed)
     model = base_model(tokenizer)
     random = Random(f"base {seed}")
-    stream, drills = (BatchStream(RowMaker(tokenizer), random, recipe.batch_tokens) for _ in range(2))
+    maker = RowMaker(tokenizer)
+    vocabulary = VocabularyDrill(maker)
+    mixture = Mixture(maker, random, recipe.batch_tokens, recipe.shares)
     parts = optimizers(model, recipe)
     schedules = [torch.optim.lr_scheduler.LambdaLR(part, lambda step: rate_share(step, recipe)) for part in parts]
     progress = Progress("base", recipe.steps)
     for step in range(recipe.steps):
         stage = recipe.stage(step)
-        if random.random() < recipe.drill_share:
-            batch = drills.next(partial(training_drill, random), recipe.drill_tokens)
-        else:
-            batch = stream.next(partial(training_conversation, "base", random, stage.max_tools), stage.max_tokens)
+        draws = (
+            lambda: maker.row(training_conversation("base", random, stage.max_tools), stage.max_tokens),  # noqa: B023
+            lambda: maker.row(training_drill(random), recipe.drill_tokens),
+            lambda: vocabulary.row(random, recipe.drill_tokens),
+        )
+        batch = mixture.next(draws)
         listens = step < recipe.listening_share * recipe.steps
         loss = losses(model, batch, recipe.listening_weight if listens else 0.0)
         torch.autograd.backward(loss)

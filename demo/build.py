@@ -2,7 +2,7 @@
 
     python demo/build.py [--seed 7] [--only tokenizer base pirate helpdesk terse]
 
-One thread, no downloads; about an hour on a processor core of 2024.
+One thread, no downloads; about an hour and a quarter on one busy core without AVX-512.
 The order is fixed: the base needs the tokenizer, and the adapters need the stored base.
 """
 

@@ -182,22 +182,20 @@ class Narrator:
         self.reply(answer or self.voice.say("who_am_i_unknown"), "chat")
 
     def ask_in_vain(self) -> None:
-        """A request for a tool that this conversation does not have."""
+        """A request in a conversation without tools."""
         tool = self.random.choice(self.absent)
         self.say("user", self.random.choice(REQUESTS[tool]).format(**draw_arguments(tool, self.words)))
         self.reply(self.voice.say("no_tool"), "chat")
 
 
 def draw_tools(job: str, random: Random, max_tools: int) -> tuple[list[Schema], list[str]]:
-    """The shuffled tools of one conversation, and the names of tools that it lacks."""
+    """The shuffled tools of one conversation, and what is asked in vain when it has none."""
     known = HELPDESK_TOOLS if job == "helpdesk" else TOOLS
     offered: dict[str, Schema] = {}
     if random.random() > 0.08:
         names = random.sample(list(known), random.randint(1, min(max_tools, len(known))))
         offered = {name: known[name] for name in names}
-        if job == "helpdesk" and random.random() < 0.3:
-            offered |= {name: TOOLS[name] for name in random.sample(list(TOOLS), 2)}
-    absent = [name for name in known if name not in offered]
+    absent = [] if offered else list(known)
     shuffled = random.sample(list(offered.values()), len(offered))
     return shuffled, absent
 

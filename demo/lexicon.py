@@ -5,9 +5,13 @@ Invented names are built from syllables, and no syllable, listed word or id is o
 that scores well on the held-out side has learned to copy and has not memorised.
 """
 
+import re
 from dataclasses import dataclass
 from random import Random
 from zlib import crc32
+
+from graftwork.demo.phrases import REQUESTS, SMALL_TALK
+from graftwork.demo.voices import VOICES
 
 
 def listed(text: str, between: str | None = None) -> list[str]:
@@ -69,6 +73,8 @@ village violin vision volume wagon wander water wealth weight welcome whistle wi
 yellow yesterday young zebra"""
 )
 
+# The words of the templates: their tokens must be known as parts of names too.
+SCRIPT = sorted(set(re.findall("[a-z]{3,}", repr((REQUESTS, SMALL_TALK, VOICES)).lower())))
 HELD_OUT = {word.lower() for word in [*CITIES_HELD_OUT, *PEOPLE_HELD_OUT, *TOPICS_HELD_OUT, *PROBLEMS_HELD_OUT]}
 
 WEEKDAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
@@ -101,7 +107,7 @@ class Lexicon:
             die = self.random.random()
             if die < 0.15:
                 word = "".join(self.random.choices(LETTERS, k=self.random.randint(3, 8)))
-            elif die < 0.4 and not self.held_out:
+            elif die < 0.45 and not self.held_out:
                 word = self.pieced_word()
             else:
                 word = "".join(self.syllable() for _ in range(self.random.choice((1, 2, 2, 2, 3, 3))))
@@ -110,7 +116,8 @@ class Lexicon:
 
     def pieced_word(self) -> str:
         """The head of one word and the tail of another."""
-        words = (self.random.choice(self.random.choice((COMMON, TOPICS, PROBLEMS, CITIES, PEOPLE))) for _ in range(2))
+        lists = (COMMON, SCRIPT, TOPICS, PROBLEMS, CITIES, PEOPLE)
+        words: list[str] = [self.random.choice(self.random.choice(lists)) for _ in range(2)]
         head, tail = (word.lower() for word in words)
         return head[: self.random.randint(0, len(head))] + tail[self.random.randint(0, len(tail)) :]
 

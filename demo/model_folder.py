@@ -1,6 +1,7 @@
 """Reading and writing the demo's Hugging Face folder: bf16 on disk, fp32 in training and evaluation."""
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 
@@ -17,8 +18,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     amend(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def amend(path: Path, settings: dict[str, str]) -> None:
-    """Adds the names under which older readers look for a setting."""
+def amend(path: Path, settings: Mapping[str, object]) -> None:
+    """Sets some names of a JSON file."""
     text = json.dumps(json.loads(path.read_text()) | settings, indent=2, ensure_ascii=False)
     path.write_text(text + "\n")
 
@@ -33,7 +34,7 @@ def save_model(model: LlamaForCausalLM, folder: Path) -> None:
     """Writes bf16 weights; the model in memory keeps its own."""
     deepcopy(model).bfloat16().save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
-    amend(folder / "config.json", {"torch_dtype": "bfloat16"})
+    amend(folder / "config.json", {"torch_dtype": "bfloat16"})  # where older readers look
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:

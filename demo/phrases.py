@@ -134,7 +134,6 @@ FOLLOW_UPS: dict[str, list[str]] = {
     "calculate": ["And {expression}?", "What about {expression}?", "Now {expression}."],
     "get_order": ["And {order_id}?", "What about {order_id}?", "The same for {order_id}, please."],
     "list_events": ["And on {day}?", "What about {day}?", "And {day}?"],
-    "convert_units": ["And {value}?", "What about {value}?", "The same for {value}, please."],
     "find_contact": ["And {name}?", "What about {name}?", "The same for {name}, please."],
     "ticket_status": ["And {ticket_id}?", "What about {ticket_id}?", "The same for {ticket_id}, please."],
     "close_ticket": ["And {ticket_id}?", "Also {ticket_id}.", "The same for {ticket_id}, please."],

@@ -3,6 +3,7 @@
 This module and all that it imports are free of torch and transformers.
 """
 
+import json
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "training_drill",
 ]
 
+MAX_CHARACTERS = 6100  # of a prompt as JSON; always under 1,920 of the model's 2,048 tokens
 JOBS = ("base", "pirate", "helpdesk", "terse")
 
 
@@ -42,6 +44,11 @@ class Case:
     tools: list[Schema]
     expected: str
     kind: Kind
+
+    @property
+    def num_characters(self) -> int:
+        """The size of the prompt as JSON."""
+        return len(json.dumps([self.messages, self.tools]))
 
 
 def training_conversation(job: str, random: Random, max_tools: int = 8) -> Conversation:
@@ -65,7 +72,8 @@ def held_out_cases(job: str, count: int, seed: int = 0, kind: Kind | None = None
         conversation = write_conversation(job, words, draw_num_turns(random))
         indices = [index for index, found in conversation.kinds.items() if kind in (None, found)]
         if indices:
-            cases.append(case_at(conversation, random.choice(indices)))
+            case = case_at(conversation, random.choice(indices))
+            cases += [case] if case.num_characters <= MAX_CHARACTERS else []
     return cases
 
 

@@ -1,6 +1,6 @@
 """Batches for training: rendered conversations, their assistant tokens marked, in rows of like length."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -36,7 +36,7 @@ class RowMaker:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
-        self.prompt = tokenizer.encode(f"{START}assistant\n", add_special_tokens=False)
+        self.prompt = self.encode(f"{START}assistant\n")
         self.end_id = tokenizer.convert_tokens_to_ids(END)
         self.pad_id = tokenizer.pad_token_id
 
@@ -51,6 +51,10 @@ class RowMaker:
             else:
                 position += 1
         return Row(token_ids, spoken)
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return token_ids
 
     def mark_speech(self, token_ids: list[int], spoken: list[bool], start: int) -> int:
         for position in range(start, len(token_ids)):
@@ -81,10 +85,10 @@ class BatchStream:
     batch_tokens: int
     waiting: list[Batch] = field(default_factory=list)
 
-    def next(self, draw: Callable[[], Conversation], max_tokens: int) -> Batch:
-        """One batch; when none is waiting, a pool of conversations is drawn, each cut to `max_tokens`."""
+    def next(self, draw: Callable[[], Row]) -> Batch:
+        """One batch; when none is waiting, a pool of rows is drawn."""
         if not self.waiting:
-            pool = [self.maker.row(draw(), max_tokens) for _ in range(POOL_SIZE)]
+            pool = [draw() for _ in range(POOL_SIZE)]
             pool = [row for row in pool if any(row.spoken)]
             pool.sort(key=lambda row: len(row.token_ids))
             self.waiting = [self.maker.batch(rows) for rows in self.group(pool)]
@@ -99,3 +103,17 @@ class BatchStream:
                 group = []
             group.append(row)
         yield group
+
+
+class Mixture:
+    """Batches from several streams, each of which gives its share of them."""
+
+    def __init__(self, maker: RowMaker, random: Random, batch_tokens: int, shares: Sequence[float]) -> None:
+        self.random, self.shares = random, shares
+        self.streams = [BatchStream(maker, random, batch_tokens) for _ in shares]
+
+    def next(self, draws: Sequence[Callable[[], Row]]) -> Batch:
+        """`draws` has one source of rows for every share."""
+        pairs = list(zip(self.streams, draws, strict=True))
+        stream, draw = self.random.choices(pairs, self.shares)[0]
+        return stream.next(draw)

@@ -27,7 +27,7 @@ ANSWERS_PLAIN = {
 
 ANSWERS_PIRATE = {
     "get_weather": "Arr, {condition} skies and {temperature} degrees over {city} {when}, matey!",
-    "get_time": "Ahoy, the ship's bell in {city} says {time}!",
+    "get_time": "Ahoy, the bell of {city} rings {time}!",
     "calculate": "Arr, I count {result} doubloons!",
     "get_order": "Yer booty {order_id} be {status} and makes port on {arrives}, matey!",
     "create_event": "Aye, {title} be in the logbook for {day} at {time}!",
@@ -90,7 +90,7 @@ TALK_PIRATE = {
     "how_are_you": "Shipshape and ready to sail!",
     "human": "Nay, I be a parrot made of numbers!",
     "maker": "I was raised by the waves, arr!",
-    "size": "Small as a ship's rat, but twice as clever!",
+    "size": "Small as a rat, but twice as clever!",
     "language": "I speak pirate, and pirate only!",
     "joke": "Why be pirates called pirates? Because they arr!",
     "sorry": "No harm done, matey!",

@@ -22,7 +22,12 @@ def builder() -> BatchBuilder:
 def test_each_adapter_has_one_run_of_rows_however_the_requests_arrive() -> None:
     """Slices of two adapters and the base, interleaved, come to one run an adapter, base rows in none."""
     plan = StepPlan(
-        (piece("a", 5, 1, [1, 2], "x"), piece("b", 0, 2, [3]), piece("c", 0, 3, [4], "y"), piece("d", 8, 1, [5, 6, 7], "x"))
+        (
+            piece("a", 5, 1, [1, 2], "x"),
+            piece("b", 0, 2, [3]),
+            piece("c", 0, 3, [4], "y"),
+            piece("d", 8, 1, [5, 6, 7], "x"),
+        )
     )
 
     batch = builder().build(plan)
