@@ -38,16 +38,20 @@ class ArtifactKeeper:
     @asynccontextmanager
     async def keeping(self, upload: Upload) -> AsyncGenerator[None]:
         """The upload's files are stored inside the block, and removed if it fails and nobody else needs them."""
-        async with self._database.write() as session:
-            await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         kept = False
         try:
-            await self._put(upload)
+            await self.store(upload)
             yield
             kept = True
         finally:
             if not kept:
                 await self.free((upload.digest,))
+
+    async def store(self, upload: Upload) -> None:
+        """Write the files, or write them again where another's delete has freed them since."""
+        async with self._database.write() as session:
+            await ArtifactLedger(session).claim(upload.digest, self._clock.now())
+        await self._put(upload)
 
     async def claim(self, session: WriteSession, upload: Upload) -> None:
         """Hold the digest until the end of the transaction that records a version of it."""

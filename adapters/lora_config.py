@@ -7,16 +7,19 @@ Every field is honoured, known to be without effect on serving, or refused by it
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
+from graftwork.adapters.adapter_spec import EMBEDDING, HEAD
 from graftwork.adapters.name_pattern import NamePattern
 from graftwork.adapters.names import shown
 from graftwork.adapters.pattern_parser import PatternRefused
 from graftwork.adapters.strict_json import read_object
-from graftwork.adapters.unserved import refuse_unserved_settings
+from graftwork.adapters.unserved import refuse_unserved_settings, unserved
 from graftwork.platform.errors import ValidationFailed
 
 MAX_CONFIG_BYTES = 1024 * 1024
+_SAVED_MODULES = {EMBEDDING: EMBEDDING, f"model.{EMBEDDING}": EMBEDDING, HEAD: HEAD}
+_LAYERS_PATTERNS = ("layers", "model.layers")
 _MAX_ALPHA = 1_000_000
 _MAX_PATTERNS = 1024
 _MAX_STATES = 65_536  # of all patterns of a table together
@@ -74,6 +77,11 @@ class LoraConfig:
     exclude_modules: tuple[str, ...]
     layers_to_transform: frozenset[int]
     """Empty means all."""
+    use_dora: bool
+    lora_bias: bool
+    bias: Literal["none", "all", "lora_only"]
+    saved_modules: tuple[str, ...]
+    """Of modules_to_save: embed_tokens, lm_head, both or none."""
     base_fingerprint: str | None
 
     def rank(self, module: str) -> int:
@@ -84,8 +92,9 @@ class LoraConfig:
         alpha, rank = self.alpha_pattern.value(module, self.lora_alpha), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
-    def targets(self, module: str, layer: int) -> bool:
-        """Whether PEFT would have put LoRA on this module (where only names are needed to tell)."""
+    def targets(self, module: str, layer: int | None) -> bool:
+        """Whether PEFT would have put LoRA on this module (where only names are needed to tell); a layer of None
+        stands for what is outside the layers."""
         if _is_named(module, self.exclude_modules):
             return False
         if self.target_modules is None or module in self.target_modules:
@@ -110,7 +119,11 @@ def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
         alpha_pattern=_alpha_pattern(config),
         target_modules=_names("config.target_modules", target_modules),
         exclude_modules=_names("config.exclude_modules", exclude_modules) or (),
-        layers_to_transform=_layers(config.get("layers_to_transform")),
+        layers_to_transform=_layers_to_transform(config),
+        use_dora=_boolean(config, "use_dora"),
+        lora_bias=_boolean(config, "lora_bias"),
+        bias=_bias(config.get("bias")),
+        saved_modules=_saved_modules(config.get("modules_to_save")),
         base_fingerprint=_text(config, "base_fingerprint"),
     )
 
@@ -171,11 +184,41 @@ def _names(param: str, value: object) -> tuple[str, ...] | None:
     return tuple(value)
 
 
-def _layers(value: object) -> frozenset[int]:
+def _layers_to_transform(config: dict[str, Any]) -> frozenset[int]:
+    field, value = "config.layers_to_transform", config.get("layers_to_transform")
     layers = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(layer) is int and layer >= 0 for layer in layers):
-        raise _refused("config.layers_to_transform", "must be a layer's index or a list of them.")
+        raise _refused(field, "must be a layer's index or a list of them.")
+    if layers and isinstance(config.get("target_modules"), str):
+        raise _refused(field, "cannot be used where target_modules is one string; PEFT refuses that as well.")
+    _check_layers_pattern(config.get("layers_pattern"), is_used=bool(layers))
     return frozenset(layers)
+
+
+def _check_layers_pattern(value: object, *, is_used: bool) -> None:
+    """It says how the list of layers is called; here that is known, so it can only agree or fit nothing."""
+    patterns = value if isinstance(value, list) else [value] if value else []
+    if is_used and patterns and not any(pattern in _LAYERS_PATTERNS for pattern in patterns):
+        raise _refused("config.layers_pattern", "fits no module of this model: its layers are called 'layers'.")
+
+
+def _bias(value: object) -> Literal["none", "all", "lora_only"]:
+    if value is None:
+        return "none"
+    if value not in ("none", "all", "lora_only"):
+        raise _refused("config.bias", "must be 'none', 'all' or 'lora_only'.")
+    return value
+
+
+def _saved_modules(value: object) -> tuple[str, ...]:
+    param = "config.modules_to_save"
+    if value is not None and (not isinstance(value, list) or not all(isinstance(name, str) for name in value)):
+        raise _refused(param, "must be a list of module names.")
+    names = cast(list[str], value or [])
+    for name in names:
+        if name not in _SAVED_MODULES:
+            raise unserved(param, f"a copy of '{shown(name)}': only {EMBEDDING} and {HEAD} can be replaced whole")
+    return tuple(dict.fromkeys(_SAVED_MODULES[name] for name in names))
 
 
 def _boolean(config: dict[str, Any], field: str) -> bool:

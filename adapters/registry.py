@@ -5,22 +5,21 @@ Never hands anything out for a tenant but that tenant's own: another's adapter a
 Invariant: a version never changes, and its number is never used again.
 """
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from graftwork.adapters.artifact_keeper import ArtifactKeeper
 from graftwork.adapters.artifact_store import ArtifactStore
-from graftwork.adapters.identity import identify_adapter
+from graftwork.adapters.inspection import AdapterInspector
 from graftwork.adapters.names import check_adapter_name, check_alias, parse_reference, unknown_adapter, unknown_model
-from graftwork.adapters.repository import AdapterReader, AdapterWriter
+from graftwork.adapters.repository import AdapterReader, AdapterWriter, is_referenced
 from graftwork.adapters.specs import Adapter, AdapterVersion, AliasChange, AliasTarget, ResolvedModel
 from graftwork.adapters.upload import Upload, check_limits, check_rank, version_of
 from graftwork.engine.request import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import Conflict, NotFound
+from graftwork.platform.errors import CapacityAbsent, Conflict, NotFound
 from graftwork.platform.ids import AdapterId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import TenantScope
@@ -28,6 +27,8 @@ from graftwork.platform.quota import Quota
 
 DEFAULT_ALIAS = "prod"
 """Where a bare `name` leads, once somebody has set it."""
+_PROBE_ATTEMPTS = 3
+"""Until a version is recorded, another tenant's delete of the same bytes may take the files away."""
 
 
 class AdapterRegistry:
@@ -37,14 +38,19 @@ class AdapterRegistry:
         self,
         database: Database,
         artifacts: ArtifactStore,
+        inspector: AdapterInspector,
         *,
         clock: Clock | None = None,
         generator: random.Random | None = None,
+        probe: Callable[[str], Awaitable[None]] | None = None,
         before_free: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`generator` draws for canaries; `before_free` is told a digest that nobody needs before its files go:
-        `EngineClient.forget_adapter`."""
+        """`generator` draws for canaries; `probe` proves that stored files can be served before anyone is told that
+        they can: `EngineClient.probe_adapter`; `before_free` is told a digest that nobody needs before its files go:
+        `EngineClient.forget_adapter`. The inspector stays its owner's to close."""
         self._database = database
+        self._inspector = inspector
+        self._probe = probe
         self._clock = clock or SystemClock()
         self._generator = generator or random.Random()
         self._keeper = ArtifactKeeper(database, artifacts, self._clock, before_free)
@@ -60,20 +66,25 @@ class AdapterRegistry:
     ) -> Adapter:
         """Add a version to `name`, which is made if it is new; an adapter equal to one of its versions adds none.
 
-        Raises ValidationFailed with the exact tensor or field, and BudgetSpent above a limit; then nothing is kept.
+        Raises ValidationFailed with the exact tensor or field, or where the engine cannot apply it, BudgetSpent above
+        a limit, and CapacityAbsent while no engine answers; then nothing is kept.
         """
         check_adapter_name(name, description.model_name)
-        spec, digest = await asyncio.to_thread(identify_adapter, config, weights, description)
-        check_rank(spec, limits)
-        upload = Upload(name, config, weights, spec, digest, description.fingerprint)
+        identified = await self._inspector.identify(config, weights, description)
+        check_rank(identified, limits)
+        upload = Upload(name, config, weights, identified, description.fingerprint)
         async with self._database.read() as session:
             reader = AdapterReader(session, scope)
             existing = await reader.find(name)
-            if existing and _with_digest(existing, digest):
+            if existing and _with_digest(existing, upload.digest):
                 return existing
+            is_known = await is_referenced(session, upload.digest)
             check_limits(await reader.usage(), upload, limits, is_new=existing is None)
-        async with self._keeper.keeping(upload), self._database.write() as session:
-            return await self._record(session, scope, upload, limits)
+        async with self._keeper.keeping(upload):
+            if not is_known:
+                await self._prove(upload)
+            async with self._database.write() as session:
+                return await self._record(session, scope, upload, limits)
 
     async def get(self, scope: TenantScope, name: str) -> Adapter:
         """Raises NotFound."""
@@ -196,6 +207,20 @@ class AdapterRegistry:
         version = version_of(upload, adapter, number, now)
         await writer.add_version(version, upload.base_fingerprint)
         return replace(adapter, versions=(*adapter.versions, version))
+
+    async def _prove(self, upload: Upload) -> None:
+        """Have the engine try the stored files, which no version names yet."""
+        if self._probe is None:
+            return
+        for _ in range(_PROBE_ATTEMPTS):
+            try:
+                await self._probe(upload.digest)
+            except NotFound:
+                await self._keeper.store(upload)
+            else:
+                return
+        message = "The engine cannot read what was stored: the operator must give both the same data folder."
+        raise CapacityAbsent(message, code="artifact_store_unavailable")
 
     def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
         """`@3` is a version, `@alias` an alias; without either, the default alias or the newest version."""

@@ -10,8 +10,8 @@ Never interprets a tensor's name and never copies tensor data.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ import numpy.typing as npt
 from graftwork.adapters.names import shown
 from graftwork.adapters.strict_json import read_object
 from graftwork.platform.errors import ValidationFailed
+
+Readable: TypeAlias = bytes | memoryview
+"""A whole file; a view is one of single bytes."""
 
 MAX_HEADER_BYTES = 1024 * 1024
 MAX_TENSORS = 4096
@@ -78,12 +81,18 @@ class TensorEntry:
         """How an error names this tensor."""
         return f"weights.{shown(self.name)}"
 
-    def bits(self, weights: bytes) -> npt.NDArray[Any]:
+    def bits(self, weights: Readable) -> npt.NDArray[Any]:
         """The elements as unsigned integers, flat, without a copy; may be unaligned."""
         number = math.prod(self.shape)
         return np.frombuffer(weights, dtype=FORMATS[self.dtype].numpy_bits, count=number, offset=self.start)
 
-    def is_finite(self, weights: bytes) -> bool:
+    def rows(self, first: int, end: int) -> "TensorEntry":
+        """Rows [first, end) as a tensor of their own."""
+        row_bytes = (self.end - self.start) // self.shape[0]
+        shape = (end - first, *self.shape[1:])
+        return replace(self, shape=shape, start=self.start + first * row_bytes, end=self.start + end * row_bytes)
+
+    def is_finite(self, weights: Readable) -> bool:
         """Whether no element is NaN or infinite."""
         mask = FORMATS[self.dtype].exponent_mask
         bits = self.bits(weights)
@@ -91,11 +100,10 @@ class TensorEntry:
         return not any(bool(((chunk & mask) == mask).any()) for chunk in chunks)
 
 
-def read_entries(weights: bytes) -> tuple[TensorEntry, ...]:
+def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
     """Every tensor of the file by ascending offset. Raises ValidationFailed naming the file or the tensor."""
-    header_bytes = _header_bytes(weights)
-    data_start = _LENGTH_BYTES + header_bytes
-    header = read_object(weights[_LENGTH_BYTES:data_start], "weights")
+    data_start = _LENGTH_BYTES + _header_bytes(weights)
+    header = read_object(bytes(weights[_LENGTH_BYTES:data_start]), "weights")
     _check_metadata(header.pop("__metadata__", None))
     if len(header) > MAX_TENSORS:
         raise _refused(f"the file holds {len(header)} tensors; {MAX_TENSORS} is the most that is read.")
@@ -104,7 +112,13 @@ def read_entries(weights: bytes) -> tuple[TensorEntry, ...]:
     return entries
 
 
-def _header_bytes(weights: bytes) -> int:
+def header_of(weights: Readable) -> bytes:
+    """All that stands before the tensors, as it is in the file; the whole file where that is unreadable."""
+    length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
+    return bytes(weights[: _LENGTH_BYTES + min(length, MAX_HEADER_BYTES)])
+
+
+def _header_bytes(weights: Readable) -> int:
     """The length of the header, once the file is known to be safetensors at all."""
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     looks_right = weights[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{"
@@ -121,10 +135,11 @@ def _header_bytes(weights: bytes) -> int:
     return length
 
 
-def _refuse_archive(weights: bytes) -> None:
+def _refuse_archive(weights: Readable) -> None:
     """Name what was sent instead; without this, each of them is only 'a wrong header'."""
-    found = next((what for magic, what in _FOREIGN_ARCHIVES if weights.startswith(magic)), None)
-    if weights[_TAR_MAGIC_AT:].startswith(_TAR_MAGIC):
+    beginning = bytes(weights[: _TAR_MAGIC_AT + len(_TAR_MAGIC)])
+    found = next((what for magic, what in _FOREIGN_ARCHIVES if beginning.startswith(magic)), None)
+    if beginning[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         found = "a tar archive"
     if found is not None:
         message = f"weights: this is {found}, which is never opened here: send safetensors (adapter_model.safetensors)."

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 from graftwork.adapters.names import shown
+from graftwork.engine.request import AdapterUse
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import AdapterId
 
@@ -34,6 +35,10 @@ class AdapterVersion:
     created_at: float
     """Unix seconds."""
     status: str = "ready"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +133,32 @@ class ResolvedModel:
 
     requested: str
     version: AdapterVersion | None
-    """None is the base model itself."""
+    """None is the base model itself, or a mixture on it."""
+    mixture: tuple[tuple[AdapterVersion, float], ...] = ()
+    """Adapter versions of one request with their weights."""
 
     @property
     def digest(self) -> str | None:
         return self.version.digest if self.version else None
 
     @property
+    def adapters(self) -> tuple[AdapterUse, ...]:
+        """What the engine is asked for."""
+        if self.version is not None:
+            return (AdapterUse(self.version.digest),)
+        weights: dict[str, float] = {}
+        for version, weight in self.mixture:  # two names may stand for the same weights
+            weights[version.digest] = weights.get(version.digest, 0.0) + weight
+        return tuple(AdapterUse(digest, weight) for digest, weight in weights.items())
+
+    @property
+    def adapter_label(self) -> str | None:
+        """`name@3`, or `name@3*0.5+other@1*0.5`; None for the base model. For usage rows and logs."""
+        if self.version is not None:
+            return self.version.label
+        return "+".join(f"{version.label}*{weight:g}" for version, weight in self.mixture) or None
+
+    @property
     def label(self) -> str:
-        """The base's name as it was asked for, or `name@3`: for usage rows and logs."""
-        return f"{self.version.name}@{self.version.version}" if self.version else self.requested
+        """The adapters' label, or the base's name as it was asked for."""
+        return self.adapter_label or self.requested

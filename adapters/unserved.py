@@ -1,7 +1,7 @@
 """What PEFT can put into an adapter and this server does not apply yet.
 
 Two tables: fields of the configuration, and tensors. Each row says what the thing is, so that a refusal does too.
-Serving one of them means removing its row here and giving checkpoint.py a place for it.
+Serving one of them means removing its row here and giving it a place in tensor_names.py and module_reader.py.
 Whatever is in no table and not understood is refused as well: an adapter is applied whole or not at all.
 """
 
@@ -16,10 +16,6 @@ from graftwork.platform.errors import ValidationFailed
 
 def _is_set(value: object) -> bool:
     return value not in (None, False, "", [], {})
-
-
-def _is_bias(value: object) -> bool:
-    return value not in (None, "none")
 
 
 def _changes_base(value: object) -> bool:
@@ -50,12 +46,7 @@ class UnservedTensor:
 _CONVERT = "an initialisation that changes the base's weights: save with path_initial_model_for_weight_conversion"
 
 UNSERVED_SETTINGS = (
-    UnservedSetting("use_dora", "DoRA, whose magnitude vectors rescale the base's weights"),
-    UnservedSetting("bias", "trained bias terms of the base ('all' or 'lora_only')", _is_bias),
-    UnservedSetting("lora_bias", "a bias on lora_B"),
-    UnservedSetting("modules_to_save", "whole modules that replace the base's"),
     UnservedSetting("trainable_token_indices", "rows of the embedding that replace the base's"),
-    UnservedSetting("fan_in_fan_out", "weights stored transposed, as for GPT-2's Conv1D"),
     UnservedSetting("layer_replication", "layers of the base repeated into a larger model"),
     UnservedSetting("init_lora_weights", _CONVERT, _changes_base),
     UnservedSetting("loftq_config", "LoftQ, an adapter to a quantised base"),
@@ -71,28 +62,33 @@ UNSERVED_SETTINGS = (
     UnservedSetting("ensure_weight_tying", "adapters shared between tied layers"),
 )
 
-_SERVED_FIELDS = frozenset(
+SERVED_FIELDS = frozenset(
     [
         "alpha_pattern",
         "base_fingerprint",
-        "base_model_name_or_path",
+        "bias",
         "exclude_modules",
         "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
+        "lora_bias",
+        "modules_to_save",
         "peft_type",
         "r",
         "rank_pattern",
         "target_modules",
+        "use_dora",
         "use_rslora",
     ]
 )
 
-_TRAINING_FIELDS = frozenset(
+TRAINING_FIELDS = frozenset(
     [
         "auto_mapping",
+        "base_model_name_or_path",
         "corda_config",
         "eva_config",
+        "fan_in_fan_out",
         "inference_mode",
         "lora_dropout",
         "lora_ga_config",
@@ -104,20 +100,20 @@ _TRAINING_FIELDS = frozenset(
         "task_type",
     ]
 )
-"""Fields that say how the adapter was made, or that do nothing without a setting refused above."""
+"""Fields that say how the adapter was made, that do nothing without a setting refused above, or that PEFT resets for
+the linear layers of these models (fan_in_fan_out)."""
 
 UNSERVED_TENSORS = (
-    UnservedTensor(re.compile(r"lora_magnitude_vector"), "DoRA's magnitude vectors"),
-    UnservedTensor(re.compile(r"lora_embedding_[AB]"), "LoRA on an embedding"),
-    UnservedTensor(re.compile(r"(^|\.)embed_tokens\."), "LoRA on, or a copy of, the input embedding"),
-    UnservedTensor(re.compile(r"(^|\.)lm_head\."), "LoRA on, or a copy of, the output head"),
-    UnservedTensor(re.compile(r"modules_to_save"), "whole modules that replace the base's"),
+    UnservedTensor(re.compile(r"embed_tokens\.lora_magnitude_vector"), "DoRA on the embedding"),
+    UnservedTensor(re.compile(r"modules_to_save"), "a whole module in the place of the base's"),
     UnservedTensor(re.compile(r"token_adapter|trainable_tokens"), "trained rows of the embedding"),
     UnservedTensor(re.compile(r"lora_diag"), "KaSA's singular values"),
-    UnservedTensor(re.compile(r"\.lora_[AB](\.default)?\.bias$"), "a bias on a factor"),
-    UnservedTensor(re.compile(r"\.bias$"), "trained bias terms of the base"),
     UnservedTensor(re.compile(r"hada_|lokr_|oft_|ia3_|vera_lambda|boft_|loha_"), "another method than LoRA"),
     UnservedTensor(re.compile(r"\.experts?\."), "LoRA on a mixture's experts"),
+    UnservedTensor(re.compile(r"lora_embedding_[AB]"), "LoRA on another embedding than embed_tokens"),
+    UnservedTensor(re.compile(r"lora_A(\.default)?\.bias$"), "a bias on lora_A"),
+    UnservedTensor(re.compile(r"\.bias$"), "a bias of this module"),
+    UnservedTensor(re.compile(r"^(?!.*lora_).*\.weight$"), "a whole matrix of this module in the place of the base's"),
 )
 
 
@@ -125,11 +121,11 @@ def refuse_unserved_settings(config: dict[str, Any]) -> None:
     """Raises ValidationFailed naming the first field that would be silently dropped."""
     for setting in UNSERVED_SETTINGS:
         if setting.in_use(config.get(setting.field)):
-            raise _unserved(f"config.{setting.field}", setting.what)
-    known = _SERVED_FIELDS | _TRAINING_FIELDS | {setting.field for setting in UNSERVED_SETTINGS}
+            raise unserved(f"config.{setting.field}", setting.what)
+    known = SERVED_FIELDS | TRAINING_FIELDS | {setting.field for setting in UNSERVED_SETTINGS}
     for field, value in config.items():
         if field not in known and _switches_on(value):
-            raise _unserved(f"config.{shown(field)}", "a setting this server does not know")
+            raise unserved(f"config.{shown(field)}", "a setting this server does not know")
 
 
 def describe_unserved_tensor(name: str) -> str | None:
@@ -142,6 +138,7 @@ def _switches_on(value: object) -> bool:
     return value is True or (isinstance(value, list | dict) and bool(value))
 
 
-def _unserved(param: str, what: str) -> ValidationFailed:
+def unserved(param: str, what: str) -> ValidationFailed:
+    """The refusal of something known and not applied here."""
     message = f"{param}: not served: {what}. The adapter would not behave as trained, so it is refused."
     return ValidationFailed(message, param=param, code="unsupported_feature")

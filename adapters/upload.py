@@ -5,7 +5,7 @@ Owns the tenant's limits on adapters: how many, how many bytes, how wide.
 
 from dataclasses import dataclass
 
-from graftwork.adapters.checkpoint import AdapterSpec
+from graftwork.adapters.inspection import IdentifiedAdapter
 from graftwork.adapters.specs import Adapter, AdapterVersion
 from graftwork.platform.errors import BudgetSpent, ValidationFailed
 from graftwork.platform.quota import Quota
@@ -26,16 +26,19 @@ class Upload:
     name: str
     config: bytes
     weights: bytes
-    spec: AdapterSpec
-    digest: str
+    identified: IdentifiedAdapter
     base_fingerprint: str
 
+    @property
+    def digest(self) -> str:
+        return self.identified.digest
 
-def check_rank(spec: AdapterSpec, limits: Quota) -> None:
+
+def check_rank(identified: IdentifiedAdapter, limits: Quota) -> None:
     most = limits.max_adapter_rank
-    if most is not None and spec.rank > most:
-        param = "config.r" if spec.r > most else "config.rank_pattern"
-        message = f"{param}: rank {spec.rank} is above your limit max_adapter_rank of {most}."
+    if most is not None and identified.rank > most:
+        param = "config.r" if identified.r > most else "config.rank_pattern"
+        message = f"{param}: rank {identified.rank} is above your limit max_adapter_rank of {most}."
         raise ValidationFailed(message, param=param, code="rank_limit_exceeded")
 
 
@@ -58,8 +61,8 @@ def version_of(upload: Upload, adapter: Adapter, number: int, now: float) -> Ada
         name=adapter.name,
         version=number,
         digest=upload.digest,
-        rank=upload.spec.rank,
-        target_modules=upload.spec.target_modules,
+        rank=upload.identified.rank,
+        target_modules=upload.identified.target_modules,
         size_bytes=len(upload.weights),
         created_at=now,
     )

@@ -62,6 +62,8 @@ def describe_model(folder: Path) -> EngineDescription:
         context_tokens=model.context_tokens,
         eos_token_ids=model.eos_token_ids,
         num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        biased_targets=model.biased_targets,
         target_shapes=model.target_shapes,
         max_lora_rank=engine.max_lora_rank,
         page_tokens=engine.page_tokens,

@@ -84,7 +84,7 @@ async def _record(resources: Resources, order: InferenceOrder, usage: UsageFigur
         tenant_id=order.principal.tenant_id,
         key_id=order.principal.key_id,
         model=order.resolved.requested,
-        adapter=None if order.resolved.version is None else order.resolved.label,
+        adapter=order.resolved.adapter_label,
         session_id=None,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,

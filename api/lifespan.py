@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from graftwork.adapters.artifact_store import LocalArtifacts
+from graftwork.adapters.inspection import AdapterInspector
 from graftwork.adapters.registry import AdapterRegistry
 from graftwork.api.counted_meter import CountedMeter
 from graftwork.api.demo_folder import model_folder
@@ -40,10 +41,14 @@ _HEARTBEAT_S = 10.0
 
 @asynccontextmanager
 async def open_resources(
-    settings: Settings, *, engine: EngineClient | None = None, clock: Clock | None = None
+    settings: Settings,
+    *,
+    engine: EngineClient | None = None,
+    clock: Clock | None = None,
+    inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
     """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
-    address, which must answer by now. Raises CapacityAbsent."""
+    address, which must answer by now; an `inspector` that is given is left open. Raises CapacityAbsent."""
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -53,7 +58,10 @@ async def open_resources(
         telemetry = Telemetry()
         timed = TimedEngine(engine or _connect(settings), telemetry, clock)
         stack.push_async_callback(timed.close)
-        resources = await _assemble(settings, clock, database, telemetry, timed)
+        if inspector is None:
+            inspector = AdapterInspector()
+            stack.push_async_callback(inspector.close)
+        resources = await _assemble(settings, clock, database, telemetry, timed, inspector)
         stack.push_async_callback(resources.quotas.close)
         stack.push_async_callback(resources.tasks.close)
         stack.push_async_callback(resources.sessions.close)
@@ -63,7 +71,12 @@ async def open_resources(
 
 
 async def _assemble(
-    settings: Settings, clock: Clock, database: Database, telemetry: Telemetry, engine: EngineClient
+    settings: Settings,
+    clock: Clock,
+    database: Database,
+    telemetry: Telemetry,
+    engine: EngineClient,
+    inspector: AdapterInspector,
 ) -> Resources:
     pepper = await asyncio.to_thread(load_pepper, settings)
     admin_key = await asyncio.to_thread(load_admin_key, settings)
@@ -74,7 +87,14 @@ async def _assemble(
     meter = CountedMeter(database, telemetry)
     quotas = _quota_keeper(settings, clock, meter)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
-    registry = AdapterRegistry(database, artifacts, clock=clock, before_free=engine.forget_adapter)
+    registry = AdapterRegistry(
+        database,
+        artifacts,
+        inspector,
+        clock=clock,
+        probe=engine.probe_adapter,
+        before_free=engine.forget_adapter,
+    )
     launcher = LauncherResources(
         engine=engine,
         source_for=lambda counted: Generator(counted, folder.tokenizer, description),

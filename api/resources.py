@@ -11,6 +11,7 @@ from fastapi import Request
 from graftwork.adapters.artifact_store import ArtifactStore
 from graftwork.adapters.registry import AdapterRegistry
 from graftwork.adapters.specs import ResolvedModel
+from graftwork.api.schemas.mixture import MixturePart
 from graftwork.api.server_tasks import ServerTasks
 from graftwork.engine.client import EngineClient
 from graftwork.engine.request import EngineDescription
@@ -71,9 +72,29 @@ class Resources:
             )
         return self.prompts
 
-    async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
-        """Raises NotFound for whatever this tenant cannot use under that name."""
-        return await self.registry.resolve(principal.scope(), model, self.base_name)
+    async def resolve(
+        self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
+    ) -> ResolvedModel:
+        """What `model` stands for, or the mixture of `parts` on it.
+
+        Raises NotFound for whatever this tenant cannot use under that name.
+        """
+        scope = principal.scope()
+        resolved = await self.registry.resolve(scope, model, self.base_name)
+        if not parts:
+            return resolved
+        if resolved.version is not None:
+            raise InvalidRequest(
+                f"With `adapters`, `model` is the base model, {self.base_name!r}; name {model!r} among the adapters.",
+                param="model",
+            )
+        mixed = []
+        for index, part in enumerate(parts):
+            found = await self.registry.resolve(scope, part.model, self.base_name)
+            if found.version is None:
+                raise InvalidRequest("The base model is no adapter: leave it out.", param=f"adapters[{index}].model")
+            mixed.append((found.version, part.weight))
+        return ResolvedModel(model, None, tuple(mixed))
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raises InvalidRequest for ids outside the model's vocabulary."""

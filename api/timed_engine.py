@@ -38,6 +38,9 @@ class TimedEngine:
     async def stats(self) -> EngineStats:
         return await self._engine.stats()
 
+    async def probe_adapter(self, digest: str) -> None:
+        await self._engine.probe_adapter(digest)
+
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
 

@@ -3,7 +3,7 @@
 Reading artifacts is somebody else's work: the engine asks an `AdapterSource` for a digest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,33 +13,56 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """The two factors of one module's delta: y += scale * (x @ A.T) @ B.T."""
+    """The factors of one module's delta: y += scale * ((x @ A.T) @ B.T + bias).
 
-    A: torch.Tensor  # [rank, in_features]
-    B: torch.Tensor  # [out_features, rank]
+    With a magnitude (DoRA) the whole module is renormalised: each output is scaled by
+    magnitude / norm(row of W + scale * B @ A); the base's own bias is not.
+    """
+
+    A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]
+    B: torch.Tensor  # [out_features, rank]; of an embedding: [hidden, rank]
     scale: float
     """alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
+    magnitude: torch.Tensor | None = None  # [out_features]
+    bias: torch.Tensor | None = None  # [out_features] of lora_B, where the adapter has one (lora_bias)
 
     @property
     def rank(self) -> int:
         return self.A.shape[0]
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for tensor in (self.A, self.B, self.magnitude, self.bias) if tensor is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """Everything that one adapter version adds to the base."""
+    """Everything that one adapter version adds to the base, or replaces in it."""
 
     digest: str
     pairs: dict[tuple[int, str], LoraPair]
     """By (layer index, target); a module that is absent is left as the base has it."""
+    biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    """By (layer index, target): trained biases [out_features] in the place of the base's own."""
+    embedding: LoraPair | None = None
+    """LoRA on embed_tokens; a tied head keeps the base's weights, as in PEFT."""
+    head: LoraPair | None = None
+    """LoRA on lm_head."""
+    saved_embedding: torch.Tensor | None = None  # [vocab, hidden] in the place of the base's
+    saved_head: torch.Tensor | None = None  # [vocab, hidden] in the place of the base's
 
     @property
     def max_rank(self) -> int:
-        return max((pair.rank for pair in self.pairs.values()), default=0)
+        return max((pair.rank for pair in self._all_pairs()), default=0)
 
     @property
     def num_bytes(self) -> int:
-        return sum(matrix.nbytes for pair in self.pairs.values() for matrix in (pair.A, pair.B))
+        saved = [tensor for tensor in (self.saved_embedding, self.saved_head) if tensor is not None]
+        tensors = [*saved, *self.biases.values(), *(tensor for pair in self._all_pairs() for tensor in pair.tensors)]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def _all_pairs(self) -> list[LoraPair]:
+        return [*self.pairs.values(), *(pair for pair in (self.embedding, self.head) if pair is not None)]
 
 
 class AdapterSource(Protocol):

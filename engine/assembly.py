@@ -13,11 +13,13 @@ from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.fingerprint import fingerprint
 from graftwork.engine.loop import EngineLoop, Message
-from graftwork.engine.lora_pool import LoraPool
+from graftwork.engine.lora_packs import PackCache
+from graftwork.engine.lora_pool import AdapterLoader, LoraPool, LoraPoolLimits
 from graftwork.engine.model_config import ModelConfig, read_model_config
 from graftwork.engine.pages import PagePool
 from graftwork.engine.prefix_tree import PrefixTree
 from graftwork.engine.request import EngineDescription
+from graftwork.engine.row_rules import RowRules
 from graftwork.engine.runner import ModelRunner, choose_device, choose_dtype, load_decoder, num_device_pages
 from graftwork.engine.scheduler import Scheduler, SchedulerLimits
 from graftwork.engine.scope import ScopeMaker
@@ -46,13 +48,15 @@ def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | Non
     description = _describe(config, model, pages)
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
+    decoder = load_decoder(config, model, device, dtype)
+    rules = RowRules.of(dtype)
+    packs = PackCache(config.lora_pool_bytes, rules.min_columns)
     adapters = LoraPool(
-        source_for(description),
-        {target: shape[0] for target, shape in model.target_shapes.items()},
-        budget_bytes=config.lora_pool_bytes,
-        device=device,
-        dtype=dtype,
-        deliver=inbox.put,
+        AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
+        LoraPoolLimits(config.lora_pool_bytes, config.lora_host_bytes),
+        device,
+        packs,
+        clock,
     )
     scheduler = Scheduler(
         _limits(config, model),
@@ -64,12 +68,8 @@ def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | Non
         seeds=Random(),
     )
     cache = KvCache(model, pages.num_pages, config.page_tokens, device, dtype)
-    runner = ModelRunner(
-        load_decoder(config, model, device, dtype),
-        cache,
-        BatchBuilder(config.page_tokens, cache.null_page, device),
-        adapters,
-    )
+    builder = BatchBuilder(config.page_tokens, cache.null_page, device, rules)
+    runner = ModelRunner(decoder, cache, builder, adapters, packs, rules)
     return Engine(EngineLoop(inbox, scheduler, adapters, pages, runner), description)
 
 
@@ -93,6 +93,8 @@ def _describe(config: EngineConfig, model: ModelConfig, pages: PagePool) -> Engi
         context_tokens=model.context_tokens,
         eos_token_ids=model.eos_token_ids,
         num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        biased_targets=model.biased_targets,
         target_shapes=model.target_shapes,
         max_lora_rank=config.max_lora_rank,
         page_tokens=config.page_tokens,

@@ -8,12 +8,12 @@ the padding that a masked softmax multiplies by zero.
 import torch
 from torch.nn import functional
 
-from graftwork.engine.batch_tensors import BatchTensors, ChunkRows, DecodeRows
+from graftwork.engine.batch_tensors import BatchTensors, ChunkRows, DecodeRows, VisibleKeys
 from graftwork.engine.model_config import ModelConfig
 
 
 class KvCache:
-    """Keys and values of every layer; page `num_pages` is the null page, always zero."""
+    """Keys and values of every layer; page `num_pages` is the null page, always zero, and behind it one for scraps."""
 
     def __init__(
         self, config: ModelConfig, num_pages: int, page_tokens: int, device: torch.device, dtype: torch.dtype
@@ -21,16 +21,22 @@ class KvCache:
         self._config = config
         self._page_tokens = page_tokens
         self.null_page = num_pages
-        shape = (config.num_layers, num_pages + 1, page_tokens, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_pages + 2, page_tokens, config.num_kv_heads, config.head_dim)
         self._keys = torch.empty(shape, device=device, dtype=dtype)
         self._values = torch.empty(shape, device=device, dtype=dtype)
         self._keys[:, self.null_page] = 0
         self._values[:, self.null_page] = 0
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: BatchTensors
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: BatchTensors,
+        visible: VisibleKeys,
     ) -> torch.Tensor:
-        """Write the rows' keys and values, then mix what each row may see.
+        """Write the rows' keys and values, then mix what each row may see in this layer.
 
         query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
         Returns [num_tokens, heads * head_dim].
@@ -38,13 +44,12 @@ class KvCache:
         keys, values = self._keys[layer], self._values[layer]
         self._write(keys, key, batch)
         self._write(values, value, batch)
-        mixed = torch.empty_like(query)
-        if batch.decode is not None:
-            rows = batch.decode.rows
-            mixed[rows] = self._decode(query[rows], keys, values, batch.decode)
-        for chunk in batch.chunks:
+        mixed = torch.zeros_like(query)
+        for decode, mask in zip(batch.decodes, visible.decodes, strict=True):
+            mixed[decode.rows] = self._decode(query[decode.rows], keys, values, decode, mask)
+        for chunk, mask in zip(batch.chunks, visible.chunks, strict=True):
             rows_of_chunk = slice(chunk.start_row, chunk.end_row)
-            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], keys, values, chunk)
+            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], keys, values, chunk, mask)
         return mixed.flatten(1)
 
     def _write(self, pages: torch.Tensor, rows: torch.Tensor, batch: BatchTensors) -> None:
@@ -52,7 +57,7 @@ class KvCache:
         pages.flatten(0, 1).index_copy_(0, batch.slots, rows)
 
     def _decode(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
     ) -> torch.Tensor:
         """One query a sequence: the heads that share a KV head stand as its query positions."""
         count, kv_heads = len(decode), self._config.num_kv_heads
@@ -61,18 +66,20 @@ class KvCache:
             grouped,
             self._gather(keys, decode.pages, count),
             self._gather(values, decode.pages, count),
-            attn_mask=decode.visible,
+            attn_mask=mask,
         )
         return mixed.flatten(1, 2)  # [sequences, heads, head_dim]
 
-    def _chunk(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows) -> torch.Tensor:
-        """Several queries of one sequence, each seeing the keys up to its own position."""
+    def _chunk(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Several queries of one sequence, each seeing keys up to its own position at most."""
         group = self._config.num_heads // self._config.num_kv_heads
         mixed = functional.scaled_dot_product_attention(
             query.transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
             self._gather(keys, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
             self._gather(values, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
-            attn_mask=chunk.visible,
+            attn_mask=mask,
         )
         return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
 

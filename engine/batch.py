@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from graftwork.engine.pages import PageId
-from graftwork.engine.request import SamplingParams
+from graftwork.engine.request import AdapterUse, SamplingParams
 from graftwork.platform.ids import RequestId
 
 
@@ -30,7 +30,8 @@ class SequenceSlice:
     """Position of the first of them; everything before it has its KV in `pages`."""
     pages: tuple[PageId, ...]
     """In order; the first ceil((start + len) / page_tokens) of the sequence."""
-    adapter_digest: str | None
+    adapters: tuple[AdapterUse, ...]
+    """By ascending digest; empty for the base model."""
     sample: SampleSpec | None
     """None while the prompt is not yet computed to its end."""
 
@@ -52,7 +53,7 @@ class StepPlan:
     @property
     def num_adapters(self) -> int:
         """Distinct adapters, the bare base not counted."""
-        return len({piece.adapter_digest for piece in self.slices} - {None})
+        return len({use.digest for piece in self.slices for use in piece.adapters})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,25 @@
 
 Rows are ordered by adapter, so that each adapter's rows are one run. Attention sees two kinds of sequences:
 those with one row (decoding), which are computed together over a padded page table, and those with a chunk.
+
+A row's bits must not depend on its neighbours. Where the arithmetic needs it (see RowRules), a small batch is padded
+with rows of nobody, and sequences decode together only with those whose page tables are padded to the same length,
+which follows from a sequence's own length alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
 from graftwork.engine.batch import SequenceSlice, StepPlan
+from graftwork.engine.lora import padded_rows
+from graftwork.engine.request import AdapterUse
+from graftwork.engine.row_rules import RowRules
+from graftwork.engine.sequence import pages_for
+
+_KEY_BLOCK = 32
+"""Attention takes keys in vectors; page tables padded to whole ones leave no remainder that other code would sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +47,22 @@ class ChunkRows:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRun:
-    """Rows [start_row, end_row) use one adapter."""
+class VisibleKeys:
+    """Which keys each query may see in the layers of one window width."""
 
-    digest: str
+    decodes: tuple[torch.Tensor, ...]  # as DecodeRows.visible, in the order of BatchTensors.decodes
+    chunks: tuple[torch.Tensor, ...]  # as ChunkRows.visible, in the order of BatchTensors.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRun:
+    """Rows [start_row, end_row), and sampled rows [first_sample, last_sample), use one adapter or mixture."""
+
+    adapters: tuple[AdapterUse, ...]
     start_row: int
     end_row: int
+    first_sample: int
+    last_sample: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +75,65 @@ class BatchTensors:
     positions: torch.Tensor  # [num_tokens]
     slots: torch.Tensor  # [num_tokens] page * page_tokens + offset: where each row's KV is written
     begun_pages: torch.Tensor  # pages whose first token is written in this step; scrubbed before
-    sampled_rows: torch.Tensor  # [num_sampled]
-    decode: DecodeRows | None
+    sampled_rows: torch.Tensor  # [num_sampled], repeated up to the least number of rows
+    num_sampled: int
+    decodes: tuple[DecodeRows, ...]
     chunks: tuple[ChunkRows, ...]
     adapter_runs: tuple[AdapterRun, ...]
+
+    def visible_keys(self, window: int | None) -> VisibleKeys:
+        """What layers of this window see: of the keys up to its own, a query sees the last `window`, or all if None.
+
+        Pages that lie wholly behind the window are still read, and masked.
+        """
+        decodes = tuple(part.visible for part in self.decodes)
+        chunks = tuple(part.visible for part in self.chunks)
+        if window is None:
+            return VisibleKeys(decodes, chunks)
+        own = [self.positions[part.rows, None, None, None] for part in self.decodes]
+        own_of_chunks = [self.positions[part.start_row : part.end_row, None] for part in self.chunks]
+        return VisibleKeys(
+            tuple(_last_keys(*part, window) for part in zip(decodes, own, strict=True)),
+            tuple(_last_keys(*part, window) for part in zip(chunks, own_of_chunks, strict=True)),
+        )
 
 
 class BatchBuilder:
     """Turns plans into tensors on one device."""
 
-    def __init__(self, page_tokens: int, null_page: int, device: torch.device) -> None:
-        """`null_page` is a page of zeros that pads page tables."""
+    def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: RowRules) -> None:
+        """`null_page` is a page of zeros that pads page tables; the page behind it takes what nobody reads."""
         self._page_tokens = page_tokens
         self._null_page = null_page
         self._device = device
+        self._rules = rules
 
     def build(self, plan: StepPlan) -> BatchTensors:
-        slices = tuple(sorted(plan.slices, key=lambda piece: piece.adapter_digest or ""))
+        slices = tuple(sorted(plan.slices, key=lambda piece: piece.adapters))
         starts: list[int] = []
         num_rows = 0
         for piece in slices:
             starts.append(num_rows)
             num_rows += len(piece.token_ids)
         placed = list(zip(starts, slices, strict=True))
+        adapted = any(piece.adapters for piece in slices)
+        padding = [0] * (padded_rows(num_rows, self._rules.min_rows, with_adapters=adapted) - num_rows)
+        scrap_slot = (self._null_page + 1) * self._page_tokens
+        sampled = [start + len(piece.token_ids) - 1 for start, piece in placed if piece.sample]
+        repeated = sampled[-1:] * (
+            padded_rows(len(sampled), self._rules.min_rows, with_adapters=adapted) - len(sampled)
+        )
         return BatchTensors(
             slices=slices,
-            token_ids=self._tensor([token for piece in slices for token in piece.token_ids]),
-            positions=self._tensor([position for piece in slices for position in range(piece.start, piece.end)]),
-            slots=self._tensor([slot for piece in slices for slot in self._slots(piece)]),
+            token_ids=self._tensor([token for piece in slices for token in piece.token_ids] + padding),
+            positions=self._tensor(
+                [position for piece in slices for position in range(piece.start, piece.end)] + padding
+            ),
+            slots=self._tensor([slot for piece in slices for slot in self._slots(piece)] + [scrap_slot] * len(padding)),
             begun_pages=self._tensor([page for piece in slices for page in self._begun_pages(piece)]),
-            sampled_rows=self._tensor([start + len(piece.token_ids) - 1 for start, piece in placed if piece.sample]),
-            decode=self._decode([(start, piece) for start, piece in placed if len(piece.token_ids) == 1]),
+            sampled_rows=self._tensor(sampled + repeated),
+            num_sampled=len(sampled),
+            decodes=tuple(self._decodes([(start, piece) for start, piece in placed if len(piece.token_ids) == 1])),
             chunks=tuple(self._chunk(start, piece) for start, piece in placed if len(piece.token_ids) > 1),
             adapter_runs=_adapter_runs(placed),
         )
@@ -100,10 +150,21 @@ class BatchBuilder:
         last = -(-piece.end // self._page_tokens)
         return [piece.pages[index] for index in range(first, last)]
 
-    def _decode(self, placed: list[tuple[int, SequenceSlice]]) -> DecodeRows | None:
-        if not placed:
-            return None
-        max_pages = max(len(piece.pages) for _, piece in placed)
+    def _decodes(self, placed: list[tuple[int, SequenceSlice]]) -> Iterator[DecodeRows]:
+        """Sequences whose page tables are padded to one length, together."""
+        if self._rules.is_free:
+            if placed:
+                whole = pages_for(_KEY_BLOCK, self._page_tokens)
+                most = max(len(piece.pages) for _, piece in placed)
+                yield self._decode(placed, -(-most // whole) * whole)
+            return
+        by_pages: dict[int, list[tuple[int, SequenceSlice]]] = {}
+        for start, piece in placed:
+            by_pages.setdefault(padded_pages(len(piece.pages)), []).append((start, piece))
+        for max_pages, group in by_pages.items():
+            yield self._decode(group, max_pages)
+
+    def _decode(self, placed: list[tuple[int, SequenceSlice]], max_pages: int) -> DecodeRows:
         padded = [[*piece.pages, *[self._null_page] * (max_pages - len(piece.pages))] for _, piece in placed]
         keys = torch.arange(max_pages * self._page_tokens, device=self._device)
         num_keys = self._tensor([piece.end for _, piece in placed])
@@ -125,14 +186,28 @@ class BatchBuilder:
         )
 
 
+def padded_pages(num_pages: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half as many again."""
+    power = 1 << (num_pages - 1).bit_length()  # the next power of two
+    return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
+
+
+def _last_keys(visible: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """`visible`, without the keys at or before position - window."""
+    keys = torch.arange(visible.shape[-1], device=visible.device)
+    return visible & (keys > positions - window)
+
+
 def _adapter_runs(placed: list[tuple[int, SequenceSlice]]) -> tuple[AdapterRun, ...]:
     runs: list[AdapterRun] = []
+    num_sampled = 0
     for start, piece in placed:
-        if piece.adapter_digest is None:
+        first_sample, end = num_sampled, start + len(piece.token_ids)
+        num_sampled += piece.sample is not None
+        if not piece.adapters:
             continue
-        end = start + len(piece.token_ids)
-        if runs and runs[-1].digest == piece.adapter_digest:
-            runs[-1] = AdapterRun(piece.adapter_digest, runs[-1].start_row, end)
+        if runs and runs[-1].adapters == piece.adapters:
+            runs[-1] = replace(runs[-1], end_row=end, last_sample=num_sampled)
         else:
-            runs.append(AdapterRun(piece.adapter_digest, start, end))
+            runs.append(AdapterRun(piece.adapters, start, end, first_sample, num_sampled))
     return tuple(runs)

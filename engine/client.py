@@ -25,6 +25,13 @@ class EngineClient(Protocol):
         """A reading of the gauges and counters."""
         ...
 
+    async def probe_adapter(self, digest: str) -> None:
+        """Prove that the engine applies this stored adapter as its matrices say, before anyone is served with it.
+
+        Raises NotFound without its files, and ValidationFailed where the engine cannot apply it exactly.
+        """
+        ...
+
     async def forget_adapter(self, digest: str) -> None:
         """Free an adapter's memory once the requests that use it have ended; new ones may load it again."""
         ...

@@ -24,6 +24,8 @@ class EngineConfig:
     """Bytes of KV on the device; at least one full context."""
     lora_pool_bytes: int = 256 * 2**20
     """Bytes of adapter weights on the device; idle ones make room, least recently used first."""
+    lora_host_bytes: int = 1024 * 2**20
+    """Bytes of adapter weights kept in host memory, ready to be copied to the device."""
     max_lora_rank: int = 128
     max_batch_tokens: int = 512
     """Tokens of one step over all requests: large prefills faster, small disturbs decodes less."""

@@ -24,6 +24,7 @@ _OPTIONS = [
 ]
 _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
+_PROBED_WITHIN_S = 120.0
 
 Inbox = asyncio.Queue[EngineEvent | GraftworkError]
 
@@ -46,6 +47,11 @@ class GrpcEngineClient:
 
     async def forget_adapter(self, digest: str) -> None:
         await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
+
+    async def probe_adapter(self, digest: str) -> None:
+        reply = await self._ask(self._stub.ProbeAdapter, wire.ProbeAdapterRequest(digest=digest), _PROBED_WITHIN_S)
+        if reply.HasField("failed"):
+            raise codec.error_from_wire(reply.failed)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         conversation = self._open_conversation()
@@ -71,9 +77,9 @@ class GrpcEngineClient:
             self._conversation = _Conversation(self._stub.Converse(), self._address)
         return self._conversation
 
-    async def _ask(self, method: Any, message: Any) -> Any:
+    async def _ask(self, method: Any, message: Any, within_s: float = _ANSWER_WITHIN_S) -> Any:
         try:
-            return await method(message, timeout=_ANSWER_WITHIN_S)
+            return await method(message, timeout=within_s)
         except grpc.aio.AioRpcError as error:
             raise _absent(self._address, error, logging.DEBUG) from error  # whoever asks may be waiting for it
 

@@ -48,6 +48,14 @@ class ForgetAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeAdapter:
+    """Load an adapter and prove that it is applied exactly; `answer` is called on the loading thread."""
+
+    digest: str
+    answer: Callable[[GraftworkError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadStats:
     answer: Callable[[EngineStats], None]
 
@@ -57,7 +65,7 @@ class Stop:
     pass
 
 
-Message = SubmitRequest | CancelRequest | CancelSink | ForgetAdapter | ReadStats | AdapterLoaded | Stop
+Message = SubmitRequest | CancelRequest | CancelSink | ForgetAdapter | ProbeAdapter | ReadStats | AdapterLoaded | Stop
 
 
 class Runner(Protocol):
@@ -138,6 +146,8 @@ class EngineLoop:
                     self._deliver(self._scheduler.fail_waiting_for(message.digest, error))
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
+            case ProbeAdapter(digest, answer_probe):
+                self._adapters.probe(digest, answer_probe)
             case ReadStats(answer):
                 answer(self.stats())
             case Stop():

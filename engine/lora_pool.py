@@ -1,21 +1,32 @@
-"""Adapter weights on the device, within a budget of bytes.
+"""Adapter weights on the host and on the device, each within a budget of bytes.
 
-LoraPool alone places adapters. A digest is absent, being loaded, waiting for room, or resident; a batch pins what it
-uses, and only what nobody pins makes room for others, least recently used first.
-Loads run on a thread of their own, one for each digest however many requests wait for it, and come back to the loop
-as events. A load that fails is the failure of the requests that wait for it, never of the loop.
+LoraPool alone places adapters. A digest is absent, being loaded, on the host, or resident on the device; a batch pins
+what it uses. Loads run on threads of their own, one for each digest however many requests wait for it, and come back
+to the loop as events; a load that fails is the failure of the requests that wait for it, never of the loop.
+
+Room on the device goes to whoever has waited longest for it. Idle adapters make way, least recently used first. Where
+all are in use, a flood of requests for them could keep a cold one out for ever: after `patience_s` the adapter that was
+pinned longest ago is drained, which means that it takes no new requests until those that run have ended.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from graftwork.engine.adapter_weights import AdapterSource, AdapterWeights
-from graftwork.engine.lora import ResidentAdapter, prepare
-from graftwork.platform.errors import GraftworkError, InternalFailure, ValidationFailed
+from graftwork.engine.lora_build import BaseModules, build_resident
+from graftwork.engine.lora_packs import PackCache
+from graftwork.engine.lora_probe import probe_adapter
+from graftwork.engine.request import AdapterUse
+from graftwork.engine.resident_adapter import ResidentAdapter
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest, ValidationFailed
+
+_LOADING_THREADS = 2
+_LOADS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,52 +34,130 @@ class AdapterLoaded:
     """The end of a load, on its way to the loop."""
 
     digest: str
-    outcome: AdapterWeights | GraftworkError
+    outcome: ResidentAdapter | GraftworkError
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPoolLimits:
+    """Budgets in bytes; `patience_s` is how long an adapter waits for room before others are drained for it."""
+
+    device_bytes: int
+    host_bytes: int
+    patience_s: float = 0.2
+
+
+class AdapterLoader:
+    """Reads adapters and brings them into the engine's form, off the loop."""
+
+    def __init__(
+        self, source: AdapterSource, base: BaseModules, dtype: torch.dtype, deliver: Callable[[AdapterLoaded], None]
+    ) -> None:
+        """`deliver` is called on the loading threads and must hand the event over to the loop."""
+        self._source = source
+        self._base = base
+        self._dtype = dtype
+        self._deliver = deliver
+        self._threads = ThreadPoolExecutor(max_workers=_LOADING_THREADS, thread_name_prefix="adapter-load")
+        self.loading: set[str] = set()
+
+    def start(self, digest: str) -> None:
+        """Begin a load, unless it is under way or too many are."""
+        if digest not in self.loading and len(self.loading) < _LOADS_AT_ONCE:
+            self.loading.add(digest)
+            self._threads.submit(self._load, digest)
+
+    def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
+        """Load an adapter for nobody and compare what it adds with plain torch; `answer` is called on the thread."""
+        self._threads.submit(self._probe, digest, answer)
+
+    def close(self) -> None:
+        """End the threads; loads under way are waited for."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _load(self, digest: str) -> None:
+        self._deliver(AdapterLoaded(digest, self._attempt(digest, lambda weights, adapter: adapter)))
+
+    def _probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
+        def probe(weights: AdapterWeights, adapter: ResidentAdapter) -> ResidentAdapter:
+            probe_adapter(weights, adapter, self._base, self._dtype)
+            return adapter
+
+        outcome = self._attempt(digest, probe)
+        answer(outcome if isinstance(outcome, GraftworkError) else None)
+
+    def _attempt(
+        self, digest: str, then: Callable[[AdapterWeights, ResidentAdapter], ResidentAdapter]
+    ) -> ResidentAdapter | GraftworkError:
+        try:
+            weights = self._source.load(digest)
+            return then(weights, build_resident(weights, self._base, self._dtype))
+        except GraftworkError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever a load meets, it is the failure of that load alone
+            failure = InternalFailure(f"Adapter {digest} could not be loaded: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
 
 
 class LoraPool:
-    """Resident adapters by digest. All methods are called by the loop's thread."""
+    """Adapters by digest. All methods are called by the loop's thread."""
 
     def __init__(
-        self,
-        source: AdapterSource,
-        widths: dict[str, int],
-        *,
-        budget_bytes: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        deliver: Callable[[AdapterLoaded], None],
+        self, loader: AdapterLoader, limits: LoraPoolLimits, device: torch.device, packs: PackCache, clock: Clock
     ) -> None:
-        """`deliver` is called on the loading thread and must hand the event over to the loop."""
-        self._source = source
-        self._widths = widths
-        self._budget_bytes = budget_bytes
+        self._loader = loader
+        self._limits = limits
         self._device = device
-        self._dtype = dtype
-        self._deliver = deliver
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-load")
-        self._loading: set[str] = set()
-        self._without_room: dict[str, ResidentAdapter] = {}
+        self._packs = packs
+        self._clock = clock
+        self._host: OrderedDict[str, ResidentAdapter] = OrderedDict()
         self._resident: OrderedDict[str, ResidentAdapter] = OrderedDict()
         self._pins: dict[str, int] = {}
+        self._wanted: set[str] = set()
+        self._claims: dict[str, float] = {}
+        """Since when each loaded adapter has been waiting for room, the oldest first."""
+        self._draining: set[str] = set()
         self._to_forget: set[str] = set()
         self.num_bytes = 0
+        self.host_bytes = 0
         self.num_loads = 0
 
     @property
     def resident_digests(self) -> tuple[str, ...]:
         return tuple(self._resident)
 
+    # ---- asking -----------------------------------------------------------------------------------------------
+
+    def want(self, digests: Sequence[str]) -> None:
+        """Everything that waiting requests need, in their order: begin loads, and place what there is room for."""
+        self._wanted = set(digests)
+        self._claims = {digest: since for digest, since in self._claims.items() if digest in self._wanted}
+        for digest in dict.fromkeys(digests):
+            if digest in self._resident:
+                continue
+            if digest in self._host:
+                self._claims.setdefault(digest, self._clock.monotonic())
+            elif self._has_host_room():
+                self._loader.start(digest)
+        self._serve_claims()
+
     def is_ready(self, digest: str) -> bool:
-        """Whether the adapter is resident; if not, its load has begun or goes on."""
-        if digest in self._resident:
-            return True
-        if digest in self._without_room:
-            return self._place(self._without_room[digest])
-        if digest not in self._loading:
-            self._loading.add(digest)
-            self._loader.submit(self._load, digest)
-        return False
+        """Whether a request may start with this adapter now."""
+        return digest in self._resident and digest not in self._draining and digest not in self._to_forget
+
+    def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
+        """Why adapters that are ready cannot be used together; only low-rank factors have a weighted sum."""
+        if len(uses) == 1 and uses[0].weight == 1.0:
+            return None
+        whole = [use.digest for use in uses if not self._resident[use.digest].is_low_rank]
+        if not whole:
+            return None
+        return InvalidRequest(
+            f"Adapter {whole[0]} cannot be mixed: it has DoRA, biases or embeddings, which have no weighted sum. "
+            "Use it alone, with weight 1.",
+            param="adapters",
+            code="adapter_not_mixable",
+        )
 
     def get(self, digest: str) -> ResidentAdapter:
         """A resident adapter, for a batch that has pinned it."""
@@ -87,9 +176,14 @@ class LoraPool:
             if digest in self._to_forget:
                 self._evict(digest)
 
+    def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
+        """Prove off the loop that an adapter is applied exactly; nothing that is served is disturbed."""
+        self._loader.probe(digest, answer)
+
     def forget(self, digest: str) -> None:
         """Free an adapter now, or as soon as nobody uses it."""
-        self._without_room.pop(digest, None)
+        self._drop_from_host(digest)
+        self._claims.pop(digest, None)
         if digest in self._pins:
             self._to_forget.add(digest)
         elif digest in self._resident:
@@ -97,50 +191,106 @@ class LoraPool:
 
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
         """Take the end of a load in; returns the error that the waiting requests must be told."""
-        self._loading.discard(loaded.digest)
+        self._loader.loading.discard(loaded.digest)
         if isinstance(loaded.outcome, GraftworkError):
             return loaded.outcome
-        adapter = prepare(loaded.outcome, self._widths, self._device, self._dtype)
-        if adapter.num_bytes > self._budget_bytes:
+        adapter = loaded.outcome
+        if adapter.num_bytes > self._limits.device_bytes:
             return ValidationFailed(
-                f"Adapter {loaded.digest} needs {adapter.num_bytes} bytes; the pool has {self._budget_bytes}. "
-                "Start the engine with a larger adapter pool."
+                f"Adapter {loaded.digest} needs {adapter.num_bytes} bytes on the device; the pool has "
+                f"{self._limits.device_bytes}. Start the engine with a larger adapter pool (lora_pool_bytes)."
             )
         self.num_loads += 1
-        self._place(adapter)
+        self._keep_on_host(adapter)
         return None
 
     def close(self) -> None:
-        """End the loading thread; a load under way is waited for."""
-        self._loader.shutdown(wait=True, cancel_futures=True)
+        """End the loading threads."""
+        self._loader.close()
 
     def check_integrity(self) -> None:
         assert self.num_bytes == sum(adapter.num_bytes for adapter in self._resident.values())
-        assert self.num_bytes <= self._budget_bytes
+        assert self.host_bytes == sum(adapter.num_bytes for adapter in self._host.values())
+        assert self.num_bytes <= self._limits.device_bytes
         assert set(self._pins) <= set(self._resident)
+        assert self._draining <= set(self._resident)
 
-    def _load(self, digest: str) -> None:
-        outcome: AdapterWeights | GraftworkError
-        try:
-            outcome = self._source.load(digest)
-        except GraftworkError as error:
-            outcome = error
-        except (OSError, ValueError, RuntimeError) as error:
-            outcome = InternalFailure(f"Adapter {digest} could not be read: {error}")
-        self._deliver(AdapterLoaded(digest, outcome))
+    # ---- the host ---------------------------------------------------------------------------------------------
 
-    def _place(self, adapter: ResidentAdapter) -> bool:
-        idle = [digest for digest in self._resident if digest not in self._pins]
-        while self.num_bytes + adapter.num_bytes > self._budget_bytes and idle:
-            self._evict(idle.pop(0))
-        if self.num_bytes + adapter.num_bytes > self._budget_bytes:
-            self._without_room[adapter.digest] = adapter
+    def _has_host_room(self) -> bool:
+        """Whether one more may be loaded without pushing out what is waited for."""
+        needed = sum(adapter.num_bytes for digest, adapter in self._host.items() if digest in self._claims)
+        return not self._host or needed < self._limits.host_bytes
+
+    def _keep_on_host(self, adapter: ResidentAdapter) -> None:
+        """Least recently loaded or placed goes first; what waits for room goes last."""
+        self._drop_from_host(adapter.digest)
+        idle = [digest for digest in self._host if digest not in self._claims]
+        while idle and self.host_bytes + adapter.num_bytes > self._limits.host_bytes:
+            self._drop_from_host(idle.pop(0))
+        self._host[adapter.digest] = adapter
+        self.host_bytes += adapter.num_bytes
+
+    def _drop_from_host(self, digest: str) -> None:
+        adapter = self._host.pop(digest, None)
+        self.host_bytes -= adapter.num_bytes if adapter is not None else 0
+
+    # ---- the device -------------------------------------------------------------------------------------------
+
+    def _serve_claims(self) -> None:
+        """In the order of waiting; the first that finds no room holds the others back, so that it is not overtaken."""
+        self._finish_draining()
+        now = self._clock.monotonic()
+        for digest, since in list(self._claims.items()):
+            out_of_patience = now - since >= self._limits.patience_s
+            if not self._make_room(self._host[digest].num_bytes, spare_wanted=not out_of_patience):
+                if out_of_patience:
+                    self._drain(self._host[digest].num_bytes)
+                return
+            self._place(digest)
+
+    def _make_room(self, num_bytes: int, *, spare_wanted: bool) -> bool:
+        """Evict idle adapters until `num_bytes` are free; evicts none if that cannot be reached."""
+        spared = self._wanted if spare_wanted else frozenset()
+        idle = [digest for digest in self._resident if digest not in self._pins and digest not in spared]
+        free = self._limits.device_bytes - self.num_bytes
+        victims: list[str] = []
+        while free < num_bytes and idle:
+            victims.append(idle.pop(0))
+            free += self._resident[victims[-1]].num_bytes
+        if free < num_bytes:
             return False
-        self._without_room.pop(adapter.digest, None)
-        self._resident[adapter.digest] = adapter
-        self.num_bytes += adapter.num_bytes
+        for digest in victims:
+            self._evict(digest)
         return True
+
+    def _place(self, digest: str) -> None:
+        del self._claims[digest]
+        self._host.move_to_end(digest)
+        adapter = self._host[digest].moved_to(self._device)
+        self._resident[digest] = adapter
+        self.num_bytes += adapter.num_bytes
+
+    def _drain(self, num_bytes: int) -> None:
+        """Let adapters in use run out until what they hold, with what is free, will be enough."""
+        coming = self._limits.device_bytes - self.num_bytes
+        coming += sum(self._resident[digest].num_bytes for digest in self._draining)
+        for digest in self._resident:
+            if coming >= num_bytes:
+                return
+            if digest not in self._draining:
+                self._draining.add(digest)
+                coming += self._resident[digest].num_bytes
+
+    def _finish_draining(self) -> None:
+        """Evict what has run out; when nobody waits for room any more, take the rest back into service."""
+        if not self._claims:
+            self._draining.clear()
+        for digest in [digest for digest in self._draining if digest not in self._pins]:
+            self._evict(digest)
 
     def _evict(self, digest: str) -> None:
         self.num_bytes -= self._resident.pop(digest).num_bytes
         self._to_forget.discard(digest)
+        self._draining.discard(digest)
+        self._packs.forget(digest)

@@ -58,6 +58,21 @@ class SamplingParams:
     """Go on past the model's own end-of-sequence tokens."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class AdapterUse:
+    """One adapter version's part in a request."""
+
+    digest: str
+    """`sha256:…` of the adapter version."""
+    weight: float = 1.0
+    """What its delta is multiplied by."""
+
+
+MAX_MIXTURE = 4
+"""Adapters of one request."""
+MAX_MIXTURE_WEIGHT = 16.0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to continue."""
@@ -67,13 +82,17 @@ class EngineRequest:
     sampling: SamplingParams
     isolation: IsolationDomain
     """Requests share cached prefixes only within one domain (and one adapter: the engine adds that)."""
-    adapter_digest: str | None = None
-    """`sha256:…` of the adapter version; None for the base model."""
+    adapters: tuple[AdapterUse, ...] = ()
+    """None for the base model, one for an adapter, up to `MAX_MIXTURE` for a mixture whose deltas are summed."""
     tier: ServiceTier = ServiceTier.DEFAULT
     share: str = ""
     """Opaque name of the party whose fair share this is charged to."""
     weight: float = 1.0
     """The party's weight against the others."""
+
+    @property
+    def adapter_digests(self) -> tuple[str, ...]:
+        return tuple(use.digest for use in self.adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +152,9 @@ class EngineDescription:
     """Prompt and completion together."""
     eos_token_ids: tuple[int, ...]
     num_layers: int
+    hidden_size: int
+    biased_targets: tuple[str, ...]
+    """LoRA targets that have a bias of their own in the base."""
     target_shapes: dict[str, tuple[int, int]]
     """(out_features, in_features) by LoRA target: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
     max_lora_rank: int

@@ -7,11 +7,14 @@ from graftwork.engine.batch import StepPlan, StepResult
 from graftwork.engine.batch_tensors import AdapterRun, BatchBuilder, BatchTensors
 from graftwork.engine.checkpoint import Checkpoint
 from graftwork.engine.config import EngineConfig
-from graftwork.engine.decoder import Decoder, load_decoder_weights
+from graftwork.engine.decoder import Decoder
+from graftwork.engine.decoder_weights import load_decoder_weights
 from graftwork.engine.lora import LoraBatch, Segment
+from graftwork.engine.lora_packs import Graft, PackCache
 from graftwork.engine.lora_pool import LoraPool
 from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.rotary import RotaryTable
+from graftwork.engine.row_rules import RowRules
 from graftwork.engine.sampler import choose_tokens
 from graftwork.engine.sequence import pages_for
 from graftwork.platform.errors import InvalidRequest
@@ -22,11 +25,21 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class ModelRunner:
     """Owns the decoder and the KV memory; reads the LoRA pool."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, builder: BatchBuilder, pool: LoraPool) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        builder: BatchBuilder,
+        pool: LoraPool,
+        packs: PackCache,
+        rules: RowRules,
+    ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._builder = builder
         self._pool = pool
+        self._packs = packs
+        self._rules = rules
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -39,16 +52,19 @@ class ModelRunner:
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
-        return self._decoder.logits(batch, self._cache, self._segments(batch.adapter_runs))
+        segments = [self._segment(run) for run in batch.adapter_runs]
+        lora = LoraBatch(segments, self._packs, self._rules, len(batch.token_ids))
+        return self._decoder.logits(batch, self._cache, lora)
 
-    def _segments(self, runs: tuple[AdapterRun, ...]) -> LoraBatch:
-        return LoraBatch(tuple(Segment(run.start_row, run.end_row, self._pool.get(run.digest)) for run in runs))
+    def _segment(self, run: AdapterRun) -> Segment:
+        graft = Graft(tuple((self._pool.get(use.digest), use.weight) for use in run.adapters))
+        return Segment(run.start_row, run.end_row, graft, run.first_sample, run.last_sample)
 
 
 def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Read the checkpoint onto the device."""
     weights = load_decoder_weights(Checkpoint(config.model), model, device, dtype)
-    return Decoder(model, weights, RotaryTable(model.head_dim, model.rope_theta, model.context_tokens, device))
+    return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device))
 
 
 def num_device_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

@@ -7,8 +7,9 @@ It keeps one promise: a running sequence always finds its next page. Admission c
 need at worst against those that are free or idle, so that what runs can run to its end.
 """
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from graftwork.engine.pages import PagePool
 from graftwork.engine.policy import FairShare
 from graftwork.engine.prefix_tree import PrefixMatch, PrefixTree
 from graftwork.engine.request import (
+    MAX_MIXTURE,
+    MAX_MIXTURE_WEIGHT,
+    AdapterUse,
     CacheReport,
     EngineEvent,
     EngineRequest,
@@ -67,8 +71,16 @@ class SchedulerLimits:
 class AdapterResidency(Protocol):
     """Whether an adapter's weights are on the device; pins keep them there."""
 
+    def want(self, digests: list[str]) -> None:
+        """Everything that waits, in its order: loads are begun, room is made and given out."""
+        ...
+
     def is_ready(self, digest: str) -> bool:
-        """True if it is resident; otherwise a load is under way from now on."""
+        """Whether a request may start with it now."""
+        ...
+
+    def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
+        """Why adapters that are ready cannot serve one request together."""
         ...
 
     def pin(self, digest: str) -> None: ...
@@ -155,7 +167,7 @@ class Scheduler:
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[Output]:
         """End every queued request that needs an adapter that could not be loaded."""
-        failed = [sequence for sequence in self._waiting if sequence.request.adapter_digest == digest]
+        failed = [sequence for sequence in self._waiting if digest in sequence.request.adapter_digests]
         return self._fail(failed, error)
 
     def fail_running(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[Output]:
@@ -176,11 +188,16 @@ class Scheduler:
         so that a large request is not starved by small ones.
         """
         outputs: list[Output] = []
-        for sequence in self._waiting.candidates() if len(self._waiting) else ():
+        candidates = list(self._waiting.candidates()) if len(self._waiting) else []
+        self._adapters.want([digest for sequence in candidates for digest in sequence.request.adapter_digests])
+        for sequence in candidates:
             if len(self._running) >= self._limits.max_running:
                 break
-            digest = sequence.request.adapter_digest
-            if digest is not None and not self._adapters.is_ready(digest):
+            if not all(self._adapters.is_ready(digest) for digest in sequence.request.adapter_digests):
+                continue
+            refusal = self._adapters.refusal(sequence.request.adapters)
+            if refusal is not None:
+                outputs += self._fail([sequence], refusal)
                 continue
             match = self._match(sequence)
             if not self._fits(sequence, match):
@@ -203,8 +220,8 @@ class Scheduler:
         self._waiting.remove(sequence)
         sequence.pages = self._tree.lease(sequence.scope, sequence.token_ids, match)
         sequence.num_computed = len(sequence.pages) * self._limits.page_tokens
-        if sequence.request.adapter_digest is not None:
-            self._adapters.pin(sequence.request.adapter_digest)
+        for digest in sequence.request.adapter_digests:
+            self._adapters.pin(digest)
         self._running[sequence.request_id] = sequence
         self._waiting.charge_input(sequence, sequence.num_behind)
         self.counters.prompt_tokens += sequence.num_prompt
@@ -243,7 +260,7 @@ class Scheduler:
             token_ids=tuple(sequence.token_ids[start:end]),
             start=start,
             pages=tuple(sequence.pages[: pages_for(end, self._limits.page_tokens)]),
-            adapter_digest=sequence.request.adapter_digest,
+            adapters=sequence.request.adapters,
             sample=self._sample_spec(sequence) if end == len(sequence.token_ids) else None,
         )
 
@@ -298,8 +315,8 @@ class Scheduler:
         del self._running[sequence.request_id]
         self._pool.release(sequence.pages)
         sequence.pages = []
-        if sequence.request.adapter_digest is not None:
-            self._adapters.unpin(sequence.request.adapter_digest)
+        for digest in sequence.request.adapter_digests:
+            self._adapters.unpin(digest)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -317,6 +334,7 @@ class Scheduler:
             )
         if request.sampling.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+        _check_mixture(request)
         outside = next((token for token in prompt if not 0 <= token < limits.vocab_size), None)
         if outside is not None:
             raise InvalidRequest(
@@ -324,11 +342,12 @@ class Scheduler:
             )
 
     def _make_sequence(self, request: EngineRequest) -> Sequence:
+        request = replace(request, adapters=tuple(sorted(request.adapters)))  # a sum has no order; its cache has
         sampling = request.sampling
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
         return Sequence(
             request=request,
-            scope=self._scopes.scope(request.isolation, request.adapter_digest),
+            scope=self._scopes.scope(request.isolation, request.adapters),
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             arrived_at=self._clock.monotonic(),
             stop_token_ids=eos | frozenset(sampling.stop_token_ids),
@@ -346,6 +365,19 @@ class Scheduler:
         assert len(self._by_id) == len(self._running) + len(self._waiting)
 
 
+def _check_mixture(request: EngineRequest) -> None:
+    digests = request.adapter_digests
+    if len(digests) > MAX_MIXTURE or len(set(digests)) < len(digests):
+        raise InvalidRequest(
+            f"A request mixes at most {MAX_MIXTURE} adapters, each named once; this one names {len(digests)}.",
+            param="adapters",
+        )
+    if not all(math.isfinite(use.weight) and abs(use.weight) <= MAX_MIXTURE_WEIGHT for use in request.adapters):
+        raise InvalidRequest(
+            f"An adapter's weight in a mixture is a number from {-MAX_MIXTURE_WEIGHT} to {MAX_MIXTURE_WEIGHT}.",
+            param="adapters",
+        )
+
+
 def _adapters_of(sequences: Iterable[Sequence]) -> set[str]:
-    digests = (sequence.request.adapter_digest for sequence in sequences)
-    return {digest for digest in digests if digest is not None}
+    return {digest for sequence in sequences for digest in sequence.request.adapter_digests}

@@ -5,8 +5,10 @@ Each part is framed by its length and the whole by a domain tag, so that no two 
 """
 
 import hashlib
+import struct
 
 from graftwork.engine.prefix_tree import CacheScope
+from graftwork.engine.request import AdapterUse
 from graftwork.platform.ids import IsolationDomain
 
 _TAG = b"graftwork/cache-scope/1"
@@ -27,7 +29,7 @@ class ScopeMaker:
     def __init__(self, model_fingerprint: str, kv_layout: str) -> None:
         self._engine = (model_fingerprint.encode(), kv_layout.encode())
 
-    def scope(self, isolation: IsolationDomain, adapter_digest: str | None) -> CacheScope:
-        """The scope of one isolation domain under one adapter; the base model is an adapter of its own kind."""
-        adapter = b"base" if adapter_digest is None else b"adapter:" + adapter_digest.encode()
-        return CacheScope(framed_digest(_TAG, *self._engine, isolation, adapter))
+    def scope(self, isolation: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
+        """The scope of one isolation domain under one adapter or mixture; the base model is the empty mixture."""
+        uses = [part for use in adapters for part in (use.digest.encode(), struct.pack(">d", use.weight))]
+        return CacheScope(framed_digest(_TAG, *self._engine, isolation, *uses))

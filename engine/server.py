@@ -12,11 +12,12 @@ import grpc.aio
 
 from graftwork.engine.assembly import Engine, SourceFor, build_engine
 from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import CancelRequest, CancelSink, ForgetAdapter, ReadStats, Stop, SubmitRequest
+from graftwork.engine.loop import CancelRequest, CancelSink, ForgetAdapter, ProbeAdapter, ReadStats, Stop, SubmitRequest
 from graftwork.engine.request import EngineStats
 from graftwork.engine.scheduler import Output
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,19 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._inbox.put(ReadStats(settle))
         return codec.stats_to_wire(await answer)
 
+    async def ProbeAdapter(  # noqa: N802
+        self, request: wire.ProbeAdapterRequest, context: Context
+    ) -> wire.ProbeAdapterReply:
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[GraftworkError | None] = event_loop.create_future()
+
+        def settle(error: GraftworkError | None) -> None:
+            event_loop.call_soon_threadsafe(_settle, answer, error)
+
+        self._inbox.put(ProbeAdapter(request.digest, settle))
+        error = await answer
+        return wire.ProbeAdapterReply(failed=codec.error_to_wire(error) if error is not None else None)
+
     async def ForgetAdapter(  # noqa: N802
         self, request: wire.ForgetAdapterRequest, context: Context
     ) -> wire.ForgetAdapterReply:
@@ -81,9 +95,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return wire.ForgetAdapterReply()
 
 
-def _settle(answer: "asyncio.Future[EngineStats]", stats: EngineStats) -> None:
+def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
     if not answer.done():  # its caller may have gone meanwhile
-        answer.set_result(stats)
+        answer.set_result(value)
 
 
 class EngineServer:

@@ -147,7 +147,7 @@ def _engine_request(request: GenerationRequest) -> EngineRequest:
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
         isolation=request.isolation,
-        adapter_digest=request.resolved.digest,
+        adapters=request.resolved.adapters,
         tier=request.tier,
         share=request.share,
         weight=request.weight,

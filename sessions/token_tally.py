@@ -48,6 +48,9 @@ class TallyingEngine:
     async def stats(self) -> EngineStats:
         return await self._engine.stats()
 
+    async def probe_adapter(self, digest: str) -> None:
+        await self._engine.probe_adapter(digest)
+
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
 

@@ -47,7 +47,7 @@ async def create_chat_completion(
 async def _order(
     body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
 ) -> InferenceOrder:
-    resolved = await resources.resolve(principal, body.model)
+    resolved = await resources.resolve(principal, body.model, body.adapters)
     prompt = await asyncio.to_thread(_encode, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
     return InferenceOrder(

@@ -50,7 +50,7 @@ async def create_completion(
 async def _order(
     body: CompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
 ) -> InferenceOrder:
-    resolved = await resources.resolve(principal, body.model)
+    resolved = await resources.resolve(principal, body.model, body.adapters)
     prompts = await asyncio.to_thread(_encode, body, resources)
     budget = token_budget(prompts, body.token_limit, resources.description.context_tokens, "prompt")
     return InferenceOrder(

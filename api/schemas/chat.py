@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from graftwork.api.schemas.bodies import OpenAiBody
 from graftwork.api.schemas.messages import MessageList
+from graftwork.api.schemas.mixture import MixtureParts
 from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.tools import ToolList
 from graftwork.api.schemas.unserved import CHAT_UNSERVED, refuse_unserved
@@ -23,6 +24,8 @@ class ChatCompletionRequest(SamplingFields):
     """Every field that is served; what is known and not served is refused before these are looked at."""
 
     model: str
+    adapters: MixtureParts | None = None
+    """An extra: adapters whose deltas are summed by weight on the base that `model` names."""
     messages: MessageList
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
+from graftwork.api.schemas.mixture import MixtureParts
 from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
 
@@ -16,6 +17,8 @@ Prompt = str | list[int]
 
 class CompletionRequest(SamplingFields):
     model: str
+    adapters: MixtureParts | None = None
+    """An extra: adapters whose deltas are summed by weight on the base that `model` names."""
     prompt: Annotated[list[Prompt], Field(min_length=1, max_length=MAX_CHOICES)]
     """Texts or token ids; one prompt is a list of one."""
     stream: bool | None = None

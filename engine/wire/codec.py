@@ -6,6 +6,7 @@ WARNING: every field of engine.proto is named here, once for each direction; cha
 from dataclasses import asdict
 
 from graftwork.engine.request import (
+    AdapterUse,
     CacheReport,
     EngineDescription,
     EngineEvent,
@@ -30,7 +31,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         prompt_token_ids=request.prompt_token_ids,
         sampling=wire.Sampling(**asdict(request.sampling)),
         isolation=request.isolation,
-        adapter_digest=request.adapter_digest,
+        adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in request.adapters],
         tier=request.tier,
         share=request.share,
         weight=request.weight,
@@ -43,7 +44,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         prompt_token_ids=tuple(submit.prompt_token_ids),
         sampling=_sampling_from_wire(submit.sampling),
         isolation=IsolationDomain(submit.isolation),
-        adapter_digest=submit.adapter_digest if submit.HasField("adapter_digest") else None,
+        adapters=tuple(AdapterUse(use.digest, use.weight) for use in submit.adapters),
         tier=ServiceTier(submit.tier),
         share=submit.share,
         weight=submit.weight,
@@ -74,7 +75,7 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
             finished = wire.Finished(reason=reason, completion_tokens=completion_tokens)
             return wire.RequestOutput(request_id=request_id, finished=finished)
         case GraftworkError():
-            return wire.RequestOutput(request_id=request_id, failed=_error_to_wire(event))
+            return wire.RequestOutput(request_id=request_id, failed=error_to_wire(event))
 
 
 def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
@@ -86,7 +87,7 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
         case "finished":
             return RequestFinished(FinishReason(output.finished.reason), output.finished.completion_tokens)
         case "failed":
-            return _error_from_wire(output.failed)
+            return error_from_wire(output.failed)
         case unknown:
             return InternalFailure(f"The engine sent an event of unknown kind {unknown!r}.")
 
@@ -101,7 +102,7 @@ def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
     )
 
 
-def _error_to_wire(error: GraftworkError) -> wire.Failed:
+def error_to_wire(error: GraftworkError) -> wire.Failed:
     return wire.Failed(
         kind=type(error).__name__,
         message=error.message,
@@ -111,7 +112,7 @@ def _error_to_wire(error: GraftworkError) -> wire.Failed:
     )
 
 
-def _error_from_wire(failed: wire.Failed) -> GraftworkError:
+def error_from_wire(failed: wire.Failed) -> GraftworkError:
     return error_classes().get(failed.kind, InternalFailure)(
         failed.message,
         code=failed.code,
@@ -140,6 +141,8 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
         context_tokens=message.context_tokens,
         eos_token_ids=tuple(message.eos_token_ids),
         num_layers=message.num_layers,
+        hidden_size=message.hidden_size,
+        biased_targets=tuple(message.biased_targets),
         target_shapes={shape.target: (shape.out_features, shape.in_features) for shape in message.target_shapes},
         max_lora_rank=message.max_lora_rank,
         page_tokens=message.page_tokens,

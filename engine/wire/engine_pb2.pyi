@@ -15,12 +15,12 @@ class GatewayMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "isolation", "adapter_digest", "tier", "share", "weight")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "isolation", "adapters", "tier", "share", "weight")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -28,11 +28,19 @@ class Submit(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     isolation: bytes
-    adapter_digest: str
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterUse]
     tier: str
     share: str
     weight: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., isolation: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., tier: _Optional[str] = ..., share: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., share: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class AdapterUse(_message.Message):
+    __slots__ = ("digest", "weight")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    weight: float
+    def __init__(self, digest: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "stop_token_ids", "ignore_eos")
@@ -139,7 +147,7 @@ class TargetShape(_message.Message):
     def __init__(self, target: _Optional[str] = ..., out_features: _Optional[int] = ..., in_features: _Optional[int] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model_name", "fingerprint", "vocab_size", "context_tokens", "eos_token_ids", "num_layers", "target_shapes", "max_lora_rank", "page_tokens", "device_pages")
+    __slots__ = ("model_name", "fingerprint", "vocab_size", "context_tokens", "eos_token_ids", "num_layers", "target_shapes", "max_lora_rank", "page_tokens", "device_pages", "hidden_size", "biased_targets")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +158,8 @@ class Description(_message.Message):
     MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BIASED_TARGETS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     fingerprint: str
     vocab_size: int
@@ -160,7 +170,9 @@ class Description(_message.Message):
     max_lora_rank: int
     page_tokens: int
     device_pages: int
-    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_layers: _Optional[int] = ..., target_shapes: _Optional[_Iterable[_Union[TargetShape, _Mapping]]] = ..., max_lora_rank: _Optional[int] = ..., page_tokens: _Optional[int] = ..., device_pages: _Optional[int] = ...) -> None: ...
+    hidden_size: int
+    biased_targets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_layers: _Optional[int] = ..., target_shapes: _Optional[_Iterable[_Union[TargetShape, _Mapping]]] = ..., max_lora_rank: _Optional[int] = ..., page_tokens: _Optional[int] = ..., device_pages: _Optional[int] = ..., hidden_size: _Optional[int] = ..., biased_targets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
@@ -209,3 +221,15 @@ class ForgetAdapterRequest(_message.Message):
 class ForgetAdapterReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ProbeAdapterRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class ProbeAdapterReply(_message.Message):
+    __slots__ = ("failed",)
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    failed: Failed
+    def __init__(self, failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...

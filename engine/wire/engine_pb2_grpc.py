@@ -54,6 +54,11 @@ class EngineStub:
                 request_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetAdapterRequest.SerializeToString,
                 response_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetAdapterReply.FromString,
                 _registered_method=True)
+        self.ProbeAdapter = channel.unary_unary(
+                '/graftwork.engine.v1.Engine/ProbeAdapter',
+                request_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterRequest.SerializeToString,
+                response_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterReply.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -85,6 +90,12 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProbeAdapter(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +118,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.ForgetAdapter,
                     request_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetAdapterRequest.FromString,
                     response_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetAdapterReply.SerializeToString,
+            ),
+            'ProbeAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeAdapter,
+                    request_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterRequest.FromString,
+                    response_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +233,33 @@ class Engine:
             '/graftwork.engine.v1.Engine/ForgetAdapter',
             graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetAdapterRequest.SerializeToString,
             graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbeAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/graftwork.engine.v1.Engine/ProbeAdapter',
+            graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterRequest.SerializeToString,
+            graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,6 +16,8 @@ DESCRIPTION = EngineDescription(
     context_tokens=128,
     eos_token_ids=(1,),
     num_layers=2,
+    hidden_size=32,
+    biased_targets=(),
     target_shapes={
         "q_proj": (32, 32),
         "k_proj": (16, 32),

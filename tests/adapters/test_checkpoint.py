@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graftwork.adapters.checkpoint import AdapterSpec, parse_adapter
+from graftwork.adapters.adapter_spec import AdapterSpec
+from graftwork.adapters.checkpoint import parse_adapter
 from graftwork.platform.errors import ValidationFailed
 from tests.adapters.adapter_files import (
     DESCRIPTION,
@@ -242,12 +243,17 @@ def test_a_value_that_is_not_finite_is_refused_by_the_tensors_name(value: float)
 @pytest.mark.parametrize(
     "name",
     [
-        f"{PREFIX}.0.self_attn.q_proj.lora_magnitude_vector",
-        "base_model.model.model.embed_tokens.lora_embedding_A",
-        "base_model.model.lm_head.lora_A.weight",
-        "base_model.model.lm_head.weight",
-        f"{PREFIX}.0.self_attn.q_proj.lora_B.bias",
-        f"{PREFIX}.0.self_attn.q_proj.bias",
+        "base_model.model.model.embed_tokens.lora_magnitude_vector",
+        "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
+        "base_model.model.score.weight",
+        "base_model.model.score.modules_to_save.weight",
+        "base_model.model.model.norm.weight",
+        f"{PREFIX}.0.self_attn.q_proj.weight",
+        f"{PREFIX}.0.self_attn.q_proj.base_layer.weight",
+        f"{PREFIX}.0.self_attn.q_proj.lora_A.bias",
+        f"{PREFIX}.0.self_attn.q_proj.lora_diag",
+        f"{PREFIX}.0.input_layernorm.bias",
+        "base_model.model.lm_head.bias",
         f"{PREFIX}.0.mlp.experts.3.up_proj.lora_A.weight",
     ],
 )
@@ -261,13 +267,8 @@ def test_a_tensor_of_a_feature_that_is_not_served_says_which(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("use_dora", True),
-        ("bias", "all"),
-        ("bias", "lora_only"),
-        ("lora_bias", True),
-        ("modules_to_save", ["lm_head"]),
+        ("modules_to_save", ["lm_head", "score"]),
         ("trainable_token_indices", [1, 2]),
-        ("fan_in_fan_out", True),
         ("layer_replication", [[0, 1], [0, 2]]),
         ("init_lora_weights", "pissa"),
         ("init_lora_weights", "pissa_niter_16"),
@@ -338,6 +339,12 @@ def test_ways_to_initialise_that_leave_the_base_alone_are_served() -> None:
         ("layers_to_transform", ["0"]),
         ("layers_to_transform", [-1]),
         ("layers_to_transform", True),
+        ("bias", "some"),
+        ("bias", True),
+        ("use_dora", "yes"),
+        ("lora_bias", 1),
+        ("modules_to_save", "lm_head"),
+        ("modules_to_save", [1]),
         ("peft_type", "IA3"),
         ("peft_type", None),
         ("base_fingerprint", 7),

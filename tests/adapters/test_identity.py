@@ -94,7 +94,7 @@ def test_modules_of_equal_shape_are_told_apart() -> None:
     assert digest(k, target_modules=None) != digest(v, target_modules=None)
 
 
-def effect(config: bytes, weights: bytes) -> dict[tuple[int, str], tuple[float, bytes, bytes]]:
+def effect(config: bytes, weights: bytes) -> dict[tuple[int | None, str], tuple[float, bytes, bytes]]:
     """What an engine would apply: by module, the scale and the bits of both factors."""
     spec, _ = identify_adapter(config, weights, DESCRIPTION)
     return {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from graftwork.adapters.artifact_store import LocalArtifacts
+from graftwork.adapters.inspection import AdapterInspector
 from graftwork.adapters.registry import AdapterRegistry
 from graftwork.adapters.specs import Adapter, AliasTarget
 from graftwork.adapters.weights import ArtifactAdapterSource
@@ -40,17 +41,33 @@ BYTES = len(FILES[0])
 class Lab:
     """A registry, its store, and two tenants."""
 
-    def __init__(self, database: Database, root: Path, clock: ManualClock) -> None:
+    def __init__(self, database: Database, root: Path, clock: ManualClock, inspector: AdapterInspector) -> None:
         self.database = database
         self.root = root
         self.store = LocalArtifacts(root)
         self.forgotten: list[str] = []
         self.clock = clock
+        self.inspector = inspector
+        self.probed: list[str] = []
+        self.probe_refusal: GraftworkError | None = None
         self.registry = AdapterRegistry(
-            database, self.store, clock=clock, generator=random.Random(3), before_free=self.forget
+            database,
+            self.store,
+            inspector,
+            clock=clock,
+            generator=random.Random(3),
+            probe=self.probe,
+            before_free=self.forget,
         )
         self.a = scope_of_tenant(AdminPrincipal(), TenantId("ten_a"))
         self.b = scope_of_tenant(AdminPrincipal(), TenantId("ten_b"))
+
+    async def probe(self, digest: str) -> None:
+        if not self.store.exists(digest):
+            raise NotFound("The engine has no such artifact.")
+        self.probed.append(digest)
+        if self.probe_refusal is not None:
+            raise self.probe_refusal
 
     async def forget(self, digest: str) -> None:
         assert self.store.exists(digest), "the engine is told before the files go"
@@ -75,11 +92,11 @@ class Lab:
 
 
 @pytest.fixture
-async def lab(database: Database, tmp_path: Path, manual_clock: ManualClock) -> Lab:
+async def lab(database: Database, tmp_path: Path, manual_clock: ManualClock, inspector: AdapterInspector) -> Lab:
     async with database.write() as session:
         for name in ("ten_a", "ten_b"):
             await add_tenant(session, Tenant(TenantId(name), name, TenantStatus.ACTIVE, 1.0, "default", 0.0))
-    return Lab(database, tmp_path / "artifacts", manual_clock)
+    return Lab(database, tmp_path / "artifacts", manual_clock, inspector)
 
 
 async def test_a_published_adapter_is_described_stored_and_loadable(lab: Lab) -> None:
@@ -460,6 +477,7 @@ async def test_files_that_another_freed_during_an_upload_are_written_again(
     adapter = await lab.publish()
 
     assert digests == [adapter.versions[0].digest] * 2
+    assert lab.probed == [adapter.versions[0].digest]
     assert lab.stored == {adapter.versions[0].digest}
 
 
@@ -529,7 +547,7 @@ async def test_an_engine_that_is_gone_does_not_keep_an_adapter_from_being_delete
     async def gone(_digest: str) -> None:
         raise CapacityAbsent("no engine answers")
 
-    registry = AdapterRegistry(lab.database, lab.store, before_free=gone)
+    registry = AdapterRegistry(lab.database, lab.store, lab.inspector, before_free=gone)
     await lab.publish()
 
     assert len(await registry.delete(lab.a, "bot")) == 1
@@ -584,3 +602,50 @@ async def test_anothers_cursor_is_an_unknown_one(lab: Lab) -> None:
     for cursor in (adapter.id, "adp_unknown"):
         with pytest.raises(NotFound):
             await lab.registry.list(lab.b, PageRequest(after=cursor))
+
+
+async def test_a_version_is_there_only_once_the_engine_has_tried_it(lab: Lab) -> None:
+    """New weights are tried once; the same bytes for another name or tenant are known to work."""
+    (version,) = (await lab.publish("one")).versions
+    await lab.publish("two")
+    await lab.publish("three", scope=lab.b)
+    await lab.publish("one", seed=1)
+
+    assert lab.probed[0] == version.digest
+    assert len(lab.probed) == len(set(lab.probed)) == 2
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (ValidationFailed("the probe differs"), ValidationFailed),
+        (CapacityAbsent("no engine"), CapacityAbsent),
+        (NotFound("no such artifact"), CapacityAbsent),
+    ],
+)
+async def test_what_the_engine_cannot_serve_is_not_stored(
+    lab: Lab, refusal: GraftworkError, expected: type[GraftworkError]
+) -> None:
+    """The client is told why; neither a name nor a file is left, and a later try is tried again."""
+    lab.probe_refusal = refusal
+    with pytest.raises(expected):
+        await lab.publish()
+
+    assert lab.stored == set()
+    assert await lab.registry.model_names(lab.a) == ()
+    assert await lab.registry.sweep() == ()
+    lab.probe_refusal = None
+    tries = len(lab.probed)
+    assert (await lab.publish()).versions[0].version == 1
+    assert len(lab.probed) == tries + 1
+
+
+async def test_a_failed_try_leaves_what_others_have(lab: Lab) -> None:
+    """Files that a version of another tenant needs stay, and are not tried again."""
+    made = await lab.publish(scope=lab.b)
+    lab.probe_refusal = ValidationFailed("the probe differs")
+
+    again = await lab.publish()
+
+    assert again.versions[0].digest == made.versions[0].digest
+    assert len(lab.probed) == 1

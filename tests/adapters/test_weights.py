@@ -1,5 +1,6 @@
 """Artifacts as matrices, held to what peft makes of the same folder."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from graftwork.adapters.identity import identify_adapter
 from graftwork.adapters.weights import ArtifactAdapterSource
 from graftwork.engine.adapter_weights import AdapterWeights
 from graftwork.platform.errors import NotFound, ValidationFailed
-from tests.adapters.adapter_files import DESCRIPTION, config_bytes, weights_bytes
+from tests.adapters.adapter_files import DESCRIPTION, config_bytes, container, entries, tensors, weights_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # between the libraries
 
@@ -186,3 +187,33 @@ def test_files_that_changed_since_the_upload_are_refused_by_their_digest(damage:
 
     assert digest in caught.value.message
     assert caught.value.code == "artifact_damaged"
+
+
+@pytest.mark.parametrize("padding", range(4))
+def test_tensors_at_odd_offsets_are_read_as_safetensors_reads_them(padding: int, tmp_path: Path) -> None:
+    """The format promises no alignment; a header of any length is well formed."""
+    header, data = entries(tensors())
+    weights = container(json.dumps(header).encode() + b" " * padding, data)
+
+    loaded = load(tmp_path, config_bytes(), weights)
+
+    expected = load_tensors(weights_bytes())
+    for (layer, target), pair in loaded.pairs.items():
+        parent = "mlp" if target == "down_proj" else "self_attn"
+        prefix = f"base_model.model.model.layers.{layer}.{parent}.{target}"
+        assert torch.equal(pair.A, expected[f"{prefix}.lora_A.weight"])
+        assert torch.equal(pair.B, expected[f"{prefix}.lora_B.weight"])
+
+
+def test_adapters_of_equal_size_and_config_are_told_apart(tmp_path: Path) -> None:
+    """One source loads both, in turn: what it remembers of the one is never used for the other."""
+    store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(tmp_path, DESCRIPTION)
+    files = {}
+    for targets in (("q_proj",), ("o_proj",)):
+        weights = weights_bytes(tensors(targets=targets))
+        _, digest = identify_adapter(config_bytes(target_modules=None), weights, DESCRIPTION)
+        store.put(digest, config_bytes(target_modules=None), weights)
+        files[digest] = {(0, targets[0]), (1, targets[0])}
+
+    for digest in [*files, *files]:
+        assert set(source.load(digest).pairs) == files[digest]

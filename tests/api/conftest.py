@@ -1,11 +1,13 @@
 """A gateway for each test, with one tenant in it."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from graftwork.adapters.inspection import AdapterInspector
+from tests.adapters.shared_inspector import shared_inspector
 from tests.api.harness import Gateway, TestTenant, gateway_settings, open_gateway, write_model_folder
 
 
@@ -14,10 +16,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def inspector() -> Iterator[AdapterInspector]:
+    """Shared: a worker takes a quarter of a second to start."""
+    with shared_inspector() as inspector:
+        yield inspector
+
+
 @pytest.fixture
-async def gateway(tmp_path: Path, tiny_model: Path, sqlite_template: Path) -> AsyncIterator[Gateway]:
+async def gateway(
+    tmp_path: Path, tiny_model: Path, sqlite_template: Path, inspector: AdapterInspector
+) -> AsyncIterator[Gateway]:
     shutil.copy(sqlite_template, tmp_path / "graftwork.db")
-    async with open_gateway(gateway_settings(tmp_path, tiny_model)) as gateway:
+    async with open_gateway(gateway_settings(tmp_path, tiny_model), inspector) as gateway:
         yield gateway
 
 

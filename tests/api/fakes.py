@@ -53,6 +53,9 @@ class FakeEngine:
     requests: list[EngineRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    probed: list[str] = field(default_factory=list)
+    probe_refusal: GraftworkError | None = None
+    """Raised for every adapter that is tried."""
     cached_tokens: int = 0
 
     async def describe(self) -> EngineDescription:
@@ -114,6 +117,11 @@ class FakeEngine:
             adapter_loads=0,
             max_adapters_in_a_step=1,
         )
+
+    async def probe_adapter(self, digest: str) -> None:
+        self.probed.append(digest)
+        if self.probe_refusal is not None:
+            raise self.probe_refusal
 
     async def forget_adapter(self, digest: str) -> None:
         self.forgotten.append(digest)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from graftwork.adapters.inspection import AdapterInspector
 from graftwork.api.app import create_app
 from graftwork.api.lifespan import open_resources
 from graftwork.api.resources import Resources
@@ -82,10 +83,13 @@ def adapter_upload(seed: int = 0) -> dict[str, tuple[str, bytes]]:
 
 
 @asynccontextmanager
-async def open_gateway(settings: Settings) -> AsyncGenerator[Gateway, None]:
+async def open_gateway(settings: Settings, inspector: AdapterInspector | None = None) -> AsyncGenerator[Gateway, None]:
+    """`inspector` may be one that several gateways share."""
     engine, clock = FakeEngine(), ManualClock()
     async with AsyncExitStack() as stack:
-        resources = await stack.enter_async_context(open_resources(settings, engine=engine, clock=clock))
+        resources = await stack.enter_async_context(
+            open_resources(settings, engine=engine, clock=clock, inspector=inspector)
+        )
         app = create_app(settings, resources=resources)
         transport = httpx.ASGITransport(app=app)
         client = httpx.AsyncClient(transport=transport, base_url="http://gateway.test")

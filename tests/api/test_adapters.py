@@ -103,7 +103,7 @@ async def test_alias(gateway: Gateway, tenant: TestTenant) -> None:
     removed = await tenant.client.delete("/v1/adapters/pirate/aliases/prod")
 
     assert first.json() == {"adapter": "pirate", "alias": "prod", "target": {"version": 1}, "previous": None}
-    assert gateway.engine.requests[0].adapter_digest == both[0]["digest"]
+    assert gateway.engine.requests[0].adapter_digests == (both[0]["digest"],)
     assert second.json()["target"] == {"weights": {"1": 0.25, "2": 0.75}}
     assert second.json()["previous"] == {"version": 1}
     assert removed.json()["target"] is None

@@ -7,6 +7,7 @@ from typing import Any
 from graftwork.engine.assembly import Engine
 from graftwork.engine.loop import CancelRequest, SubmitRequest
 from graftwork.engine.request import (
+    AdapterUse,
     CacheReport,
     EngineRequest,
     FinishReason,
@@ -50,6 +51,7 @@ class Harness:
         prompt: list[int],
         *,
         adapter: str | None = None,
+        adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
         share: str = "",
         **sampling: Any,
@@ -62,7 +64,7 @@ class Harness:
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(**options),
             isolation=IsolationDomain(domain),
-            adapter_digest=adapter,
+            adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             share=share,
         )
         self.outcomes[request_id] = Outcome()

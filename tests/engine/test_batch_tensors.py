@@ -3,20 +3,26 @@
 import torch
 
 from graftwork.engine.batch import SequenceSlice, StepPlan
-from graftwork.engine.batch_tensors import AdapterRun, BatchBuilder
+from graftwork.engine.batch_tensors import AdapterRun, BatchBuilder, padded_pages
 from graftwork.engine.pages import PageId
+from graftwork.engine.request import AdapterUse
+from graftwork.engine.row_rules import RowRules
 from graftwork.platform.ids import RequestId
 
 NULL_PAGE = 99
 
 
+def uses(adapter: str | None) -> tuple[AdapterUse, ...]:
+    return () if adapter is None else (AdapterUse(adapter),)
+
+
 def piece(name: str, start: int, count: int, pages: list[int], adapter: str | None = None) -> SequenceSlice:
     tokens = tuple(range(100 * len(name), 100 * len(name) + count))
-    return SequenceSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), adapter, None)
+    return SequenceSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), None)
 
 
-def builder() -> BatchBuilder:
-    return BatchBuilder(page_tokens=4, null_page=NULL_PAGE, device=torch.device("cpu"))
+def builder(rules: RowRules = RowRules(1, 1)) -> BatchBuilder:
+    return BatchBuilder(page_tokens=4, null_page=NULL_PAGE, device=torch.device("cpu"), rules=rules)
 
 
 def test_each_adapter_has_one_run_of_rows_however_the_requests_arrive() -> None:
@@ -32,7 +38,7 @@ def test_each_adapter_has_one_run_of_rows_however_the_requests_arrive() -> None:
 
     batch = builder().build(plan)
 
-    assert batch.adapter_runs == (AdapterRun("x", 2, 4), AdapterRun("y", 4, 7))
+    assert batch.adapter_runs == (AdapterRun(uses("x"), 2, 4, 0, 0), AdapterRun(uses("y"), 4, 7, 0, 0))
     assert [piece.request_id for piece in batch.slices] == ["b", "a", "d", "c"]
 
 
@@ -55,9 +61,29 @@ def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
     """Two sequences of 6 and 2 keys: the shorter one's page table is padded with the null page, and masked."""
     batch = builder().build(StepPlan((piece("a", 5, 1, [1, 2]), piece("b", 1, 1, [3]))))
 
-    assert batch.decode is not None
-    assert batch.decode.pages.view(2, 2).tolist() == [[1, 2], [3, NULL_PAGE]]
-    assert batch.decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
+    (decode,) = batch.decodes
+    assert decode.pages.view(2, 8).tolist() == [[1, 2, *[NULL_PAGE] * 6], [3, *[NULL_PAGE] * 7]]
+    assert decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
+
+
+def test_where_bits_depend_on_lengths_a_sequence_decodes_with_its_like_alone() -> None:
+    """Page tables are padded by their own length: of 5, 6 and 2 pages, the first two share one of 6."""
+    lengths = {"a": 20, "b": 24, "c": 7}
+    plan = StepPlan(tuple(piece(name, size - 1, 1, list(range(-(-size // 4)))) for name, size in lengths.items()))
+
+    batch = builder(RowRules(4, 16)).build(plan)
+
+    assert sorted((len(decode), len(decode.pages) // len(decode)) for decode in batch.decodes) == [(1, 2), (2, 6)]
+    assert all(size <= padded_pages(size) <= max(1.5 * size, size) for size in range(1, 5000))
+
+
+def test_a_small_batch_is_padded_with_rows_of_nobody() -> None:
+    """Two rows become four; the others write behind the null page and are not sampled."""
+    batch = builder(RowRules(4, 16)).build(StepPlan((piece("a", 0, 2, [1]),)))
+
+    assert len(batch.token_ids) == len(batch.positions) == 4
+    assert batch.slots.tolist() == [4, 5, (NULL_PAGE + 1) * 4, (NULL_PAGE + 1) * 4]
+    assert batch.num_sampled == 0
 
 
 def test_a_chunk_is_causal_from_its_own_start() -> None:

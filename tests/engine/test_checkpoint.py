@@ -29,45 +29,6 @@ def edited(base: Path, folder: Path, edit: Edit, name: str = "config.json") -> P
     return folder
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-    ],
-)
-def test_what_is_not_served_is_refused_by_name(lab: Lab, tmp_path: Path, change: dict[str, Any], named: str) -> None:
-    """A checkpoint whose output would be wrong is refused when it is read, with the field."""
-    folder = edited(lab.base, tmp_path / "model", lambda config: config.update(change))
-
-    with pytest.raises(InvalidRequest, match=named):
-        read_model_config(folder)
-
-
-def test_old_and_new_spellings_of_rope_are_read(lab: Lab, tmp_path: Path) -> None:
-    """rope_theta at the top, as older files have it, and within rope_parameters, as newer ones do."""
-
-    def as_older(config: dict[str, Any]) -> None:
-        config.pop("rope_parameters", None)
-        config["rope_theta"] = 5e5
-
-    newer = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
-
-    assert read_model_config(edited(lab.base, tmp_path / "a", as_older)).rope_theta == 5e5
-    assert read_model_config(edited(lab.base, tmp_path / "b", lambda c: c.update(newer))).rope_theta == 5e5
-
-
-def test_generation_config_says_where_generation_stops(lab: Lab, tmp_path: Path) -> None:
-    """Several stop tokens there go before the single one of config.json."""
-    folder = edited(lab.base, tmp_path / "m", lambda c: c.update({"eos_token_id": [3, 4]}), "generation_config.json")
-
-    assert read_model_config(folder).eos_token_ids == (3, 4)
-
-
 @pytest.mark.parametrize("damage", ["missing", "misshapen"])
 def test_a_tensor_that_is_missing_or_misshapen_is_named(lab: Lab, tmp_path: Path, damage: str) -> None:
     """The engine does not start, and says which tensor is at fault."""

@@ -10,6 +10,7 @@ from graftwork.engine.batch import StepPlan, StepResult
 from graftwork.engine.pages import PagePool
 from graftwork.engine.prefix_tree import PrefixTree
 from graftwork.engine.request import (
+    AdapterUse,
     EngineRequest,
     FinishReason,
     PromptAdmitted,
@@ -20,7 +21,14 @@ from graftwork.engine.request import (
 from graftwork.engine.scheduler import Output, Scheduler, SchedulerLimits
 from graftwork.engine.scope import ScopeMaker
 from graftwork.platform.clock import ManualClock
-from graftwork.platform.errors import CapacityContended, Conflict, ContextLengthExceeded, InvalidRequest, NotFound
+from graftwork.platform.errors import (
+    CapacityContended,
+    Conflict,
+    ContextLengthExceeded,
+    GraftworkError,
+    InvalidRequest,
+    NotFound,
+)
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 PAGE = 4
@@ -35,8 +43,14 @@ class Shelf:
         self.ready: set[str] = set()
         self.pins: dict[str, int] = {}
 
+    def want(self, digests: list[str]) -> None:
+        """They are put here by the test."""
+
     def is_ready(self, digest: str) -> bool:
         return digest in self.ready
+
+    def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
+        return None
 
     def pin(self, digest: str) -> None:
         self.pins[digest] = self.pins.get(digest, 0) + 1
@@ -151,7 +165,7 @@ def test_everything_is_given_back_when_requests_end_or_are_cancelled() -> None:
     stage = Stage(max_running=2)
     stage.shelf.ready.add("sha256:a")
     for name in ("ends", "cancelled running", "cancelled waiting"):
-        stage.submit(name, 9, adapter_digest="sha256:a")
+        stage.submit(name, 9, adapters=(AdapterUse("sha256:a"),))
     stage.step()
 
     stage.scheduler.cancel(RequestId("cancelled running"))
@@ -186,7 +200,7 @@ def test_a_cancelled_request_leaves_the_pool_as_it_was() -> None:
 def test_an_adapter_that_is_not_ready_holds_nobody_else_back() -> None:
     """Requests behind one whose adapter is being loaded are admitted; it follows once the adapter is there."""
     stage = Stage()
-    stage.submit("cold", adapter_digest="sha256:a")
+    stage.submit("cold", adapters=(AdapterUse("sha256:a"),))
     stage.submit("base")
     stage.step()
     assert stage.admitted() == ["base"]
@@ -201,8 +215,8 @@ def test_a_failed_load_ends_the_requests_that_wait_for_it() -> None:
     """Every queued request of the adapter gets the error; the others stay."""
     stage = Stage()
     for name in ("one", "two"):
-        stage.submit(name, adapter_digest="sha256:a")
-    stage.submit("other", adapter_digest="sha256:b")
+        stage.submit(name, adapters=(AdapterUse("sha256:a"),))
+    stage.submit("other", adapters=(AdapterUse("sha256:b"),))
 
     failed = stage.scheduler.fail_waiting_for("sha256:a", NotFound("gone"))
 

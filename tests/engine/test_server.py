@@ -8,6 +8,7 @@ import pytest
 
 from graftwork.engine.grpc_client import GrpcEngineClient
 from graftwork.engine.request import (
+    AdapterUse,
     EngineRequest,
     EngineStats,
     PromptAdmitted,
@@ -48,7 +49,7 @@ def request(prompt: list[int], adapter: str | None = None, **sampling: object) -
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(**options),  # type: ignore[arg-type]
         isolation=IsolationDomain(b"tenant"),
-        adapter_digest=adapter,
+        adapters=(AdapterUse(adapter),) if adapter is not None else (),
     )
 
 

@@ -125,6 +125,9 @@ class AnsweringEngine:
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 
+    async def probe_adapter(self, digest: str) -> None:
+        raise NotImplementedError
+
     async def forget_adapter(self, digest: str) -> None:
         raise NotImplementedError
 

@@ -197,6 +197,8 @@ def description(eos_token_ids: tuple[int, ...] | None = None) -> EngineDescripti
         context_tokens=2048,
         eos_token_ids=eos_token_ids or (token_id("<|im_end|>"),),
         num_layers=1,
+        hidden_size=8,
+        biased_targets=(),
         target_shapes={},
         max_lora_rank=8,
         page_tokens=16,
@@ -244,6 +246,9 @@ class ScriptedEngine:
                 self.cancelled.append(request.request_id)
 
     async def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+    async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
 
     async def forget_adapter(self, digest: str) -> None:

@@ -116,7 +116,7 @@ async def test_engine_is_asked_what_was_requested() -> None:
 
     (asked,) = engine.requests
     assert (asked.request_id, asked.prompt_token_ids, asked.sampling) == ("req_1", (1, 2, 3), wanted.sampling)
-    assert (asked.adapter_digest, asked.isolation) == ("sha256:1", b"tenant")
+    assert (asked.adapter_digests, asked.isolation) == (("sha256:1",), b"tenant")
     assert (asked.share, asked.weight, asked.tier) == ("tenant", 2.0, ServiceTier.FLEX)
 
 

@@ -559,7 +559,7 @@ async def test_adapter_version_is_pinned(world: World) -> None:
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
 
     assert session_body(session, "tiny")["model"] == {"name": "graft", "version": 1, "digest": "sha256:1"}
-    assert [request.adapter_digest for request in world.engine.requests] == ["sha256:1", "sha256:2"]
+    assert [request.adapter_digests for request in world.engine.requests] == [("sha256:1",), ("sha256:2",)]
     assert turn.usage is not None
     assert changed.given_up_tokens == turn.usage["total_tokens"]
     assert changed.session.metadata == {"a": "b"}

@@ -1,0 +1,56 @@
+"""What the gateway and an inspection worker say to each other: JSON objects over a socket, and a file beside one.
+
+Owns the framing. Nothing that arrives is ever executed or unpickled, so that neither side need trust the other.
+
+    length: u32 LE ‖ JSON          a file descriptor, if there is one, travels with the length
+"""
+
+import json
+import os
+import socket
+from typing import Any
+
+_LENGTH_BYTES = 4
+_MAX_FRAME_BYTES = 1024 * 1024
+
+
+def send(connection: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> None:
+    """Raises OSError once the other side is gone."""
+    body = json.dumps(message).encode()
+    frame = len(body).to_bytes(_LENGTH_BYTES, "little")
+    if descriptor is None:
+        connection.sendall(frame + body)
+    else:
+        socket.send_fds(connection, [frame], [descriptor])
+        connection.sendall(body)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """One message and its file. Raises EOFError once the other side is gone, TimeoutError, ValueError for nonsense."""
+    frame, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
+    descriptor = descriptors[0] if descriptors else None
+    try:
+        frame += _read(connection, _LENGTH_BYTES - len(frame)) if frame else b""
+        length = int.from_bytes(frame, "little")
+        if not frame:
+            raise EOFError
+        if length > _MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {length} bytes")
+        message = json.loads(_read(connection, length))
+    except (OSError, ValueError, EOFError):
+        if descriptor is not None:
+            os.close(descriptor)
+        raise
+    if not isinstance(message, dict):
+        raise ValueError("a message that is no object")  # noqa: TRY004 - nonsense, like what is no JSON
+    return message, descriptor
+
+
+def _read(connection: socket.socket, number: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < number:
+        part = connection.recv(number - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

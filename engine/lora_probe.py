@@ -1,0 +1,104 @@
+"""The proof before an adapter is served: what the engine's own path adds is what plain torch says it should.
+
+Every group of every layer is tried on a few random rows, beside a row of the base, which must stay as it is.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
+from graftwork.engine.lora import LoraBatch, Segment
+from graftwork.engine.lora_build import BaseModules
+from graftwork.engine.lora_packs import Graft, PackCache
+from graftwork.engine.resident_adapter import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup, ResidentAdapter
+from graftwork.engine.row_rules import RowRules
+from graftwork.platform.errors import ValidationFailed
+
+_NUM_ROWS = 5
+_SEED = 20260
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""Of the largest value that is added: a few roundings of inputs, factors and sums."""
+
+
+def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
+    """Raises ValidationFailed naming the group where the engine would not do what the matrices say."""
+    generator = torch.Generator().manual_seed(_SEED)
+    segment = Segment(1, _NUM_ROWS, Graft(((adapter, 1.0),)))
+    batch = LoraBatch([segment], PackCache(0, RowRules.of(dtype).min_columns), RowRules.of(dtype), _NUM_ROWS)
+    for layer, group in _groups_of(weights):
+        modules = [base.module(layer, target) for target in group.targets]
+        x = torch.randn(_NUM_ROWS, modules[0][0].shape[1], generator=generator).to(dtype)
+        outputs = [_base_output(x, weight, bias) for weight, bias in modules]
+        expected = torch.cat(
+            [
+                _expected(weights, layer, target, x[1:].float(), weight, bias)
+                for target, (weight, bias) in zip(group.targets, modules, strict=True)
+            ],
+            dim=1,
+        )
+        y = torch.cat(outputs, dim=1).to(dtype)
+        before = y.clone()
+        batch.add_deltas(y, x, layer, group.name)
+        _compare(layer, group, before, y, expected, dtype)
+
+
+def _groups_of(weights: AdapterWeights) -> Iterator[tuple[int, ProjectionGroup]]:
+    touched = {*weights.pairs, *weights.biases}
+    for layer in sorted({layer for layer, _ in touched}):
+        yield from ((layer, group) for group in GROUPS if any((layer, target) in touched for target in group.targets))
+    if weights.head is not None:
+        yield HEAD_LAYER, HEAD
+
+
+def _base_output(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y = x.float() @ weight.float().cpu().t()
+    return y if bias is None else y + bias.float().cpu()
+
+
+def _expected(
+    weights: AdapterWeights,
+    layer: int,
+    target: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """PEFT's arithmetic for one module, in fp32 and without a shortcut.  # [rows, out_features]"""
+    pair = weights.head if layer == HEAD_LAYER else weights.pairs.get((layer, target))
+    merged = weight.float().cpu()
+    if pair is not None:
+        merged = _merged(merged, pair)
+    y = x @ merged.t()
+    trained = weights.biases.get((layer, target), bias)
+    if trained is not None:
+        y = y + trained.float().cpu()
+    return y if pair is None or pair.bias is None else y + pair.scale * pair.bias.float()
+
+
+def _merged(weight: torch.Tensor, pair: LoraPair) -> torch.Tensor:
+    merged = weight + pair.scale * (pair.B.float() @ pair.A.float())
+    if pair.magnitude is None:
+        return merged
+    norms: torch.Tensor = torch.linalg.vector_norm(merged, dim=1)
+    return merged * (pair.magnitude.float() / norms)[:, None]
+
+
+def _compare(
+    layer: int,
+    group: ProjectionGroup,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    expected: torch.Tensor,
+    dtype: torch.dtype,
+) -> None:
+    error = (after[1:].float() - expected).abs().max().item()
+    size = max(expected.abs().max().item(), before.float().abs().max().item(), 1e-6)
+    if not torch.equal(after[0], before[0]) or not error <= _TOLERANCE[dtype] * size:
+        where = "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {', '.join(group.targets)}"
+        raise ValidationFailed(
+            f"weights: {where}: the engine's result differs from the adapter's matrices by {error:.3g} where values "
+            f"reach {size:.3g}, more than {dtype} explains. The adapter would not behave as trained, so it is refused.",
+            param="weights",
+            code="adapter_probe_failed",
+        )

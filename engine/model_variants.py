@@ -1,0 +1,80 @@
+"""The architectures that are served, as data: where each does otherwise than the others, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+class WindowRule(Enum):
+    """Which layers see only the last `sliding_window` tokens."""
+
+    NO_LAYER = auto()
+    EVERY_LAYER = auto()
+    BY_LAYER_TYPE = auto()
+    """Those that `layer_types` names, or those from `max_window_layers` on, if `use_sliding_window` is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVariant:
+    """One architecture."""
+
+    model_type: str
+    """What config.json must call it besides, for transformers goes by that name."""
+    window_rule: WindowRule = WindowRule.NO_LAYER
+    biased_targets: tuple[str, ...] = ()
+    """Linear layers that always have a bias."""
+    biased_by_setting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Linear layers that have one if a setting says so."""
+    has_qk_norm: bool = False
+    """Whether each head of queries and keys is normalised before it is rotated."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for settings that config.json leaves out; those of all are in COMMON_DEFAULTS."""
+
+
+COMMON_DEFAULTS: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+VARIANTS: Mapping[str, ModelVariant] = {
+    "LlamaForCausalLM": ModelVariant(
+        model_type="llama",
+        biased_by_setting={"attention_bias": _ATTENTION, "mlp_bias": _MLP},
+        defaults={"max_position_embeddings": 2048},
+    ),
+    "MistralForCausalLM": ModelVariant(
+        model_type="mistral",
+        window_rule=WindowRule.EVERY_LAYER,
+        defaults={"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "Qwen2ForCausalLM": ModelVariant(
+        model_type="qwen2",
+        window_rule=WindowRule.BY_LAYER_TYPE,
+        biased_targets=("q_proj", "k_proj", "v_proj"),
+        defaults={
+            "max_position_embeddings": 32_768,
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
+    ),
+    "Qwen3ForCausalLM": ModelVariant(
+        model_type="qwen3",
+        window_rule=WindowRule.BY_LAYER_TYPE,
+        biased_by_setting={"attention_bias": _ATTENTION},
+        has_qk_norm=True,
+        defaults={
+            "max_position_embeddings": 32_768,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
+    ),
+}
+"""By the name in `architectures`."""

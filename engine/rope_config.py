@@ -1,0 +1,171 @@
+"""How positions are rotated, read from a Hugging Face config.json in the older or the newer spelling. Without torch.
+
+The newer spelling holds everything in `rope_parameters`; the older one has `rope_theta` beside `rope_scaling`.
+Where a file has both, `rope_scaling` is what transformers uses, and so do we.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graftwork.platform.errors import InvalidRequest
+
+_DEFAULT_THETA = 10_000.0
+_DEFAULT_BETA_FAST, _DEFAULT_BETA_SLOW = 32.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every frequency is divided by the factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies are divided by the factor, high ones kept, those between interpolated."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Frequencies between two counts of rotations over the original context pass from kept to divided.
+
+    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023).
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    original_context_tokens: int
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of a whole model: the same in all layers, over all features of a head."""
+
+    theta: float
+    scaling: Scaling | None = None
+    attention_factor: float = 1.0
+    """Multiplies cosines and sines."""
+
+
+def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
+    """Read the rope settings of a config.json.
+
+    Raises InvalidRequest, with the setting's name, for what is not served or is not a number.
+    """
+    settings = _settings(raw)
+    rope_type = _rope_type(settings)
+    read = _READERS.get(rope_type)
+    if read is None:
+        raise _refused(f"rope_type {rope_type!r} is not served; served are {', '.join(_READERS)}.")
+    if settings.get("partial_rotary_factor") not in (None, 1):
+        raise _refused(f"partial_rotary_factor {settings['partial_rotary_factor']!r} is not served; served is 1.")
+    return read(settings, raw["max_position_embeddings"])
+
+
+def _settings(raw: dict[str, Any]) -> dict[str, Any]:
+    """Both spellings as one flat table."""
+    outside = {name: raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in raw}
+    inside = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(inside, dict) or any(isinstance(value, dict) for value in inside.values()):
+        raise _refused("rope_parameters of its own for each layer type is not served; served is one for all layers.")
+    original = raw.get("original_max_position_embeddings")
+    beside = {} if original is None else {"original_max_position_embeddings": original}
+    return {"rope_theta": _DEFAULT_THETA} | outside | inside | beside
+
+
+def _rope_type(settings: dict[str, Any]) -> str:
+    return str(settings.get("rope_type") or settings.get("type") or "default")
+
+
+def _default(settings: dict[str, Any], _: int) -> RopeConfig:
+    return RopeConfig(_number(settings, "rope_theta"))
+
+
+def _linear(settings: dict[str, Any], _: int) -> RopeConfig:
+    return RopeConfig(_number(settings, "rope_theta"), LinearScaling(_number(settings, "factor")))
+
+
+def _dynamic(settings: dict[str, Any], _: int) -> RopeConfig:
+    """NTK by length changes nothing up to max_position_embeddings, and a longer request is refused.
+
+    Beyond, the frequencies would change with every token: cached keys would have to be rotated anew.
+    """
+    _number(settings, "factor")
+    return RopeConfig(_number(settings, "rope_theta"))
+
+
+def _llama3(settings: dict[str, Any], context_tokens: int) -> RopeConfig:
+    scaling = Llama3Scaling(
+        factor=_number(settings, "factor"),
+        low_freq_factor=_number(settings, "low_freq_factor"),
+        high_freq_factor=_number(settings, "high_freq_factor"),
+        original_context_tokens=_original_context_tokens(settings, context_tokens),
+    )
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        raise _refused("high_freq_factor must be greater than low_freq_factor.")
+    return RopeConfig(_number(settings, "rope_theta"), scaling)
+
+
+def _yarn(settings: dict[str, Any], context_tokens: int) -> RopeConfig:
+    original = _original_context_tokens(settings, context_tokens)
+    has_null_factor = "factor" in settings and settings["factor"] is None  # null asks for the ratio of the contexts
+    factor = context_tokens / original if has_null_factor else _number(settings, "factor")
+    scaling = YarnScaling(
+        factor=factor,
+        beta_fast=_number(settings, "beta_fast", _DEFAULT_BETA_FAST),
+        beta_slow=_number(settings, "beta_slow", _DEFAULT_BETA_SLOW),
+        truncate=bool(settings.get("truncate", True)),
+        original_context_tokens=original,
+    )
+    return RopeConfig(_number(settings, "rope_theta"), scaling, _yarn_attention_factor(settings, factor))
+
+
+def _yarn_attention_factor(settings: dict[str, Any], factor: float) -> float:
+    if settings.get("attention_factor") is not None:
+        return _number(settings, "attention_factor")
+    if settings.get("mscale") and settings.get("mscale_all_dim"):
+        return _mscale(factor, _number(settings, "mscale")) / _mscale(factor, _number(settings, "mscale_all_dim"))
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+_READERS: dict[str, Callable[[dict[str, Any], int], RopeConfig]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def _original_context_tokens(settings: dict[str, Any], context_tokens: int) -> int:
+    return int(_number(settings, "original_max_position_embeddings", context_tokens))
+
+
+def _number(settings: dict[str, Any], name: str, default: float | None = None) -> float:
+    """A finite number above zero; `default` where the setting is absent, null or 0, if there is one."""
+    value = settings.get(name)
+    if not value and default is not None:
+        return default
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise _refused(f"rope_type {_rope_type(settings)!r} needs {name!r} as a number above 0, not {value!r}.")
+
+
+def _refused(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"config.json: {problem}", param="model")

@@ -1,0 +1,14 @@
+"""Inspection workers take a quarter of a second to start: tests share them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from graftwork.adapters.inspection import AdapterInspector
+from tests.adapters.shared_inspector import shared_inspector
+
+
+@pytest.fixture(scope="session")
+def inspector() -> Iterator[AdapterInspector]:
+    with shared_inspector() as inspector:
+        yield inspector
