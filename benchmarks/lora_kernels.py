@@ -1,19 +1,29 @@
 """How near the LoRA kernels come to the floor that memory sets, on the layers of Llama-3.1-8B in bf16.
 
-    python benchmarks/lora_kernels.py
+    python benchmarks/lora_kernels.py [--json OUT]
 
 The floor of one fused layer is its bytes over the bandwidth that a large copy reaches on this device: the weights of
-each distinct adapter once, x read once, y read and written once. Times are medians over graph replays with a cold L2.
-The base column is the layer's own GEMM, measured alike; the last says what the adapters add to it.
+each distinct adapter once, x read once, y read and written once. Row-wise and grouped kernels are measured side by side
+in alternation; `chosen` is the one that the engine would take, `*` marks it where it is not the faster. Times are
+medians over graph replays with a cold L2. The base column is the layer's own GEMM, measured alike; the last says what
+the chosen kernels add to it. Each output is compared with plain fp32 torch before it is timed.
 """
 
-from dataclasses import dataclass
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
 
 import torch
 
+from graftwork.engine.adapter_weights import LoraPair
+from graftwork.engine.kernels.lora_plan import ROW_WISE, StepShape, grouped_tile_rows, tile_rows_for
 from graftwork.engine.kernels.lora_segments import build_segments
 from graftwork.engine.kernels.random_adapters import random_slots
-from graftwork.engine.kernels.slice_table import build_table
+from graftwork.engine.kernels.reference import add_lora
+from graftwork.engine.kernels.slice_table import SliceTable, build_table
 
 DTYPE = torch.bfloat16
 LAYERS = {
@@ -22,33 +32,80 @@ LAYERS = {
     "gate_up": (4096, (14336, 14336)),
     "down": (14336, (4096,)),
 }
-BATCHES = ((1, 1), (32, 1), (32, 32), (256, 64), (2048, 4), (8192, 8))
+BATCHES = ((1, 1), (8, 1), (8, 8), (32, 1), (32, 8), (32, 32), (64, 64), (256, 64), (2048, 4), (8192, 8))
 """(rows, distinct adapters)."""
-RANKS = (16, 64)
+RANKS = (8, 16, 64)
+MIXED_RANKS = (8, 16, 64, 8)
+ROUNDS = 5
+MAX_ROW_WISE_ROWS = 256  # above, row-wise re-reads the weights for so long that the table would never end
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """One layer in one step."""
+class Cell:
+    """One layer in one step; adapters have the ranks in turn."""
 
     layer: str
     num_rows: int
     num_adapters: int
-    rank: int
-    lora_s: float
+    ranks: tuple[int, ...]
+
+    @property
+    def in_features(self) -> int:
+        return LAYERS[self.layer][0]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return LAYERS[self.layer][1]
+
+    @property
+    def ranks_by_adapter(self) -> list[int]:
+        return [self.ranks[adapter % len(self.ranks)] for adapter in range(self.num_adapters)]
+
+    @property
+    def owners(self) -> list[int]:
+        return [row * self.num_adapters // self.num_rows for row in range(self.num_rows)]
+
+    @property
+    def chosen_tile_rows(self) -> int:
+        return tile_rows_for(StepShape(self.num_rows, self.num_adapters, sum(self.ranks_by_adapter)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Seconds."""
+
+    cell: Cell
+    row_wise_s: float | None
+    grouped_s: float
     base_s: float
     floor_s: float
 
+    @property
+    def is_row_wise(self) -> bool:
+        return self.cell.chosen_tile_rows == ROW_WISE and self.row_wise_s is not None
+
+    @property
+    def chosen_s(self) -> float:
+        return self.row_wise_s if self.is_row_wise and self.row_wise_s is not None else self.grouped_s
+
     def line(self) -> str:
+        cell = self.cell
+        row_wise = f"{self.row_wise_s * 1e6:>11.1f}" if self.row_wise_s is not None else f"{'-':>11}"
+        is_slower = self.row_wise_s is not None and self.chosen_s > min(self.row_wise_s, self.grouped_s)
+        chosen = ("row-wise" if self.is_row_wise else "grouped") + ("*" if is_slower else "")
+        ranks = str(cell.ranks[0]) if len(cell.ranks) == 1 else "mixed"
         return (
-            f"{self.layer:<8} {self.num_rows:>5} {self.num_adapters:>8} {self.rank:>4} {self.lora_s * 1e6:>8.1f} "
-            f"{self.floor_s * 1e6:>8.1f} {self.floor_s / self.lora_s:>6.0%} {self.base_s * 1e6:>8.1f} "
-            f"{self.lora_s / self.base_s:>6.0%}"
+            f"{cell.layer:<8} {cell.num_rows:>5} {cell.num_adapters:>8} {ranks:>5} {row_wise} "
+            f"{self.grouped_s * 1e6:>10.1f} {chosen:<9} {self.floor_s * 1e6:>8.1f} "
+            f"{self.floor_s / self.chosen_s:>6.0%} {self.base_s * 1e6:>8.1f} {self.chosen_s / self.base_s:>6.0%}"
         )
 
 
+HEADING = "layer     rows adapters ranks row-wise us grouped us chosen    floor us  floor  base us  added"
+
+
 def copy_bandwidth() -> float:
-    """Bytes a second that a 4 GiB copy moves, reads and writes together."""
+    """Bytes a second that a 2 GiB copy moves, reads and writes together."""
     from triton.testing import do_bench
 
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
@@ -57,53 +114,102 @@ def copy_bandwidth() -> float:
     return float(2 * source.nbytes / (milliseconds * 1e-3))
 
 
-def measure(layer: str, num_rows: int, num_adapters: int, rank: int, bandwidth: float) -> Measurement:
-    from triton.testing import do_bench
+def table_of(cell: Cell) -> SliceTable:
+    """Adapters on the device, each in memory of its own."""
+    generator = torch.Generator().manual_seed(0)
+    by_rank = {
+        rank: random_slots([[rank] * len(cell.widths)], cell.in_features, cell.widths, DTYPE, generator)[0]
+        for rank in set(cell.ranks)
+    }
+    slots = [
+        [LoraPair(pair.A.cuda(), pair.B.t().contiguous().cuda().t(), pair.scale) for pair in by_rank[rank] if pair]
+        for rank in cell.ranks_by_adapter
+    ]
+    return build_table(slots, cell.widths, cell.in_features, DTYPE, "cuda")
 
+
+def lora_graph(cell: Cell, table: SliceTable, tile_rows: int, x: torch.Tensor, y: torch.Tensor) -> torch.cuda.CUDAGraph:
+    """The captured launches of one way; their first run is held to the oracle."""
     from graftwork.engine.kernels.lora_matmul import apply_lora
 
-    in_features, widths = LAYERS[layer]
-    generator = torch.Generator().manual_seed(0)
-    one_adapter = random_slots([[rank] * len(widths)], in_features, widths, DTYPE, generator)[0]
+    segments = build_segments(cell.owners, "cuda", tile_rows=tile_rows)
     slots = [
-        [type(pair)(pair.A.cuda(), pair.B.t().contiguous().cuda().t(), pair.scale) for pair in one_adapter if pair]
-        for _ in range(num_adapters)
+        [LoraPair(A, B.t(), table.scales[slot, index].item()) for index, (A, B) in enumerate(pairs_of(table, slot))]
+        for slot in range(cell.num_adapters)
     ]
-    table = build_table(slots, widths, in_features, DTYPE, "cuda")
-    segments = build_segments([row * num_adapters // num_rows for row in range(num_rows)], "cuda")
-    x = torch.randn(num_rows, in_features, device="cuda").to(DTYPE)
-    y = torch.randn(num_rows, sum(widths), device="cuda").to(DTYPE)
-    weight = torch.randn(sum(widths), in_features, device="cuda").to(DTYPE)
-    apply_lora(x, y, table, segments)  # compiles
-    torch.mm(x, weight.t())
-    lora_graph, base_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(lora_graph):
+    checked = y.clone()
+    apply_lora(x, checked, table, segments)  # compiles
+    expected = add_lora(x, y, segments, slots, cell.widths)
+    torch.testing.assert_close(checked, expected, rtol=2**-7, atol=2e-2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         apply_lora(x, y, table, segments)
-    with torch.cuda.graph(base_graph):
+    return graph
+
+
+def pairs_of(table: SliceTable, slot: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A and transposed B by slice; every slice has both here."""
+    weights = table.rows[slot].weights
+    return list(zip(weights[::2], weights[1::2], strict=True))
+
+
+def measure(cell: Cell, bandwidth: float) -> Measurement:
+    table = table_of(cell)
+    x = torch.randn(cell.num_rows, cell.in_features, device="cuda").to(DTYPE)
+    y = torch.randn(cell.num_rows, sum(cell.widths), device="cuda").to(DTYPE)
+    weight = torch.randn(sum(cell.widths), cell.in_features, device="cuda").to(DTYPE)
+    grouped_rows = grouped_tile_rows(cell.num_rows, cell.num_adapters)
+    graphs = {"grouped": lora_graph(cell, table, grouped_rows, x, y)}
+    if cell.num_rows <= MAX_ROW_WISE_ROWS:
+        graphs["row-wise"] = lora_graph(cell, table, ROW_WISE, x, y)
+    torch.mm(x, weight.t(), out=y)
+    graphs["base"] = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graphs["base"]):
         torch.mm(x, weight.t(), out=y)
-    weight_bytes = sum(matrix.nbytes for matrices in table.weights for matrix in matrices)
+    seconds = in_alternation(graphs)
+    weight_bytes = sum(matrix.nbytes for row in table.rows for matrix in row.weights)
     return Measurement(
-        layer=layer,
-        num_rows=num_rows,
-        num_adapters=num_adapters,
-        rank=rank,
-        lora_s=do_bench(lora_graph.replay, return_mode="median") * 1e-3,
-        base_s=do_bench(base_graph.replay, return_mode="median") * 1e-3,
+        cell=cell,
+        row_wise_s=seconds.get("row-wise"),
+        grouped_s=seconds["grouped"],
+        base_s=seconds["base"],
         floor_s=(weight_bytes + x.nbytes + 2 * y.nbytes) / bandwidth,
     )
 
 
+def in_alternation(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
+    """Median seconds of each, over rounds in which each is measured once."""
+    from triton.testing import do_bench
+
+    rounds: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            rounds[name].append(do_bench(graph.replay, warmup=5, rep=20, return_mode="median") * 1e-3)
+    return {name: median(times) for name, times in rounds.items()}
+
+
+def cells() -> list[Cell]:
+    ranks: Sequence[tuple[int, ...]] = [*((rank,) for rank in RANKS), MIXED_RANKS]
+    return [Cell(layer, *batch, of_adapters) for layer in LAYERS for batch in BATCHES for of_adapters in ranks]
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="LoRA kernels against their floor.")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("This benchmark needs a CUDA device, and there is none here.")
         return
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, a copy moves {bandwidth / 1e12:.2f} TB/s")
-    print("layer     rows adapters rank  LoRA us floor us  floor  base us  added")
-    for layer in LAYERS:
-        for num_rows, num_adapters in BATCHES:
-            for rank in RANKS:
-                print(measure(layer, num_rows, num_adapters, rank, bandwidth).line())
+    print(HEADING)
+    measurements = []
+    for cell in cells():
+        measurements.append(measure(cell, bandwidth))
+        print(measurements[-1].line(), flush=True)
+    if arguments.json is not None:
+        figures = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "copy_bytes_per_s": bandwidth}
+        arguments.json.write_text(json.dumps(figures | {"cells": [asdict(found) for found in measurements]}, indent=1))
 
 
 if __name__ == "__main__":

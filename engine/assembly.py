@@ -8,6 +8,7 @@ from random import Random
 import torch
 
 from graftwork.engine.adapter_weights import AdapterSource
+from graftwork.engine.allocator import keep_freed_memory
 from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.config import EngineConfig
@@ -41,6 +42,7 @@ SourceFor = Callable[[EngineDescription], AdapterSource]
 def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | None = None) -> Engine:
     """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served."""
     torch.set_num_threads(config.threads)
+    keep_freed_memory()
     model = read_model_config(config.model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)

@@ -91,6 +91,7 @@ class BlockLane:
         packed = self._pack.group(layer, group)
         if packed is None:
             return
+        packed.read_ahead()
         blocks, rows = len(self._segments), len(self._segments) * self._block_rows
         x_blocks = x.narrow(0, self._start, rows).view(blocks, self._block_rows, x.shape[1])
         v = torch.bmm(x_blocks, packed.A_transposed)  # [blocks, rows, ranks]

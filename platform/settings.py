@@ -207,3 +207,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "replicas": _whole(1),
     "log_level": _one_of("debug", "info", "warning", "error"),
 }
+
+
+def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
+    """What a child process is started with: this one's environment, and `defaults` for what it does not name."""
+    return {**defaults, **os.environ}

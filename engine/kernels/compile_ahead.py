@@ -6,7 +6,7 @@ It must run without TRITON_INTERPRET, which replaces the compiler's functions by
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +15,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graftwork.engine.kernels.lora_matmul import (
-    LAUNCH_OPTIONS,
-    TRITON_DTYPES,
-    expand_kernel,
-    expand_precision,
-    shrink_kernel,
-)
-from graftwork.engine.kernels.lora_plan import LoraPlan, plan_for
-from graftwork.engine.kernels.lora_segments import TILE_ROWS
+from graftwork.engine.kernels.expand_blocks import UNALIGNED
+from graftwork.engine.kernels.lora_matmul import LAUNCH_OPTIONS, TRITON_DTYPES, expand_precision
+from graftwork.engine.kernels.lora_plan import GROUPED_TILE_ROWS, ROW_WISE, LaunchShape, LoraPlan, plan_for
+from graftwork.engine.kernels.lora_segments import MAX_PARTS
+from graftwork.engine.kernels.row_kernels import expand_rows_kernel, shrink_rows_kernel
+from graftwork.engine.kernels.tile_kernels import expand_tiles_kernel, shrink_tiles_kernel
 
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory that one program may have, by compute capability."""
 
 _POINTER_NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-_ALIGNED_ARGUMENTS = {"in_features", "span_features", "x_stride", "y_stride", "plane_stride", "plane_width"}
+_FP32_POINTERS = {"planes", "scales", "part_weight"}
+_ADDRESS_POINTERS = {"a_pointers", "b_pointers", "column_scales", "column_shifts"}
+_INT32_POINTERS = {
+    "ranks", "offsets", "widths", "tile_start", "tile_length", "tile_parts", "part_slot", "permutation",
+}  # fmt: skip
+_ALIGNED_NUMBERS = {"in_features", "span_features", "x_stride", "y_stride", "plane_stride", "plane_width"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +45,43 @@ class LayerShape:
     num_slices: int
     max_rank: int
     dtype: torch.dtype
+    num_parts: int = 1
+    has_columns: bool = False
 
     @property
     def plan(self) -> LoraPlan:
-        return plan_for(self.num_tiles, self.num_slices, self.in_features, self.max_rank, self.dtype.itemsize)
+        return plan_for(
+            LaunchShape(
+                num_tiles=self.num_tiles,
+                tile_rows=self.tile_rows,
+                num_slices=self.num_slices,
+                in_features=self.in_features,
+                max_rank=self.max_rank,
+                launched_rank=self.max_rank,
+                element_bytes=self.dtype.itemsize,
+            )
+        )
+
+    @property
+    def kernels(self) -> tuple[Any, Any]:
+        """Shrink and expand."""
+        if self.tile_rows == ROW_WISE:
+            return shrink_rows_kernel, expand_rows_kernel
+        return shrink_tiles_kernel, expand_tiles_kernel
 
 
 SHAPES = (
-    LayerShape("qkv prefill", 256, TILE_ROWS[1], 4096, 3, 128, torch.bfloat16),
-    LayerShape("down decode", 32, TILE_ROWS[0], 14336, 1, 64, torch.bfloat16),
-    LayerShape("gate_up decode", 8, TILE_ROWS[0], 4096, 2, 16, torch.float16),
-    LayerShape("o prefill", 256, TILE_ROWS[1], 4096, 1, 128, torch.float32),
+    LayerShape("qkv prefill", 256, GROUPED_TILE_ROWS[1], 4096, 3, 128, torch.bfloat16),
+    LayerShape("qkv decode", 32, ROW_WISE, 4096, 3, 64, torch.bfloat16),
+    LayerShape("down grouped", 32, GROUPED_TILE_ROWS[0], 14336, 1, 64, torch.bfloat16, MAX_PARTS, has_columns=True),
+    LayerShape("down decode", 512, ROW_WISE, 14336, 1, 64, torch.bfloat16, MAX_PARTS, has_columns=True),
+    LayerShape("gate_up small", 8, GROUPED_TILE_ROWS[0], 4096, 2, 16, torch.float16),
+    LayerShape("gate_up row", 8, ROW_WISE, 4096, 2, 16, torch.float16),
+    LayerShape("o prefill", 256, GROUPED_TILE_ROWS[1], 4096, 1, 128, torch.float32),
+    LayerShape("o decode", 32, ROW_WISE, 4096, 1, 128, torch.float32),
 )
-"""Between them: every dtype, both tile sizes, spans in parallel and not, one and several blocks of ranks."""
+"""Between them: every dtype and tile size, spans in parallel and not, one and several blocks of ranks, mixtures and
+columns and neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +97,14 @@ class CompiledKernel:
 
 
 def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAPES) -> Iterator[CompiledKernel]:
-    """Build both kernels for each shape and architecture."""
+    """Build shrink and expand for each shape and architecture."""
     for capability in capabilities:
         for shape in shapes:
-            yield compile_kernel(shrink_kernel, shrink_signature(shape), shrink_constants(shape), shape, capability)
-            yield compile_kernel(expand_kernel, expand_signature(shape), expand_constants(shape), shape, capability)
+            for kernel in shape.kernels:
+                yield compile_kernel(kernel, shape, capability)
 
 
-def compile_kernel(
-    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], shape: LayerShape, capability: int
-) -> CompiledKernel:
+def compile_kernel(kernel: Any, shape: LayerShape, capability: int) -> CompiledKernel:
     """Build one kernel to a cubin, as a launch with 16-byte aligned tensors would.
 
     Raises RuntimeError if the kernel is an interpreted one.
@@ -89,11 +113,16 @@ def compile_kernel(
         raise RuntimeError(  # noqa: TRY004 -- the environment is at fault, not the argument
             "the kernels are interpreted here: unset TRITON_INTERPRET and start again"
         )
-    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
-    aligned = {name for name, kind in signature.items() if kind.startswith("*")} | _ALIGNED_ARGUMENTS
-    attributes = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if name in aligned}
+    all_constants = constants_of(shape)
+    constants = {name: all_constants[name] for name in kernel.arg_names if name in all_constants}
+    signature = {name: "constexpr" if name in constants else _type_of(name, shape) for name in kernel.arg_names}
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, kind) in enumerate(signature.items())
+        if name in _ALIGNED_NUMBERS or (kind.startswith("*") and name not in UNALIGNED)
+    }
     built = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attributes),
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
         target=GPUTarget("cuda", capability, 32),
         options=LAUNCH_OPTIONS | {"num_stages": shape.plan.num_stages},
     )
@@ -107,51 +136,35 @@ def compile_kernel(
     )
 
 
-_TILE_TYPES = dict.fromkeys(("ranks", "tile_start", "tile_length", "tile_slot", "permutation"), "*i32")
+def _type_of(name: str, shape: LayerShape) -> str:
+    if name in {"x", "y"}:
+        return _POINTER_NAMES[shape.dtype]
+    kinds = {"*fp32": _FP32_POINTERS, "*i64": _ADDRESS_POINTERS, "*i32": _INT32_POINTERS}
+    return next((kind for kind, names in kinds.items() if name in names), "i32")
 
 
-def shrink_signature(shape: LayerShape) -> dict[str, str]:
-    return _TILE_TYPES | {"x": _POINTER_NAMES[shape.dtype], "planes": "*fp32", "a_pointers": "*i64"}
-
-
-def shrink_constants(shape: LayerShape) -> dict[str, Any]:
+def constants_of(shape: LayerShape) -> dict[str, Any]:
+    """The compile-time arguments of all the kernels, as a launch for this shape gives them."""
     plan = shape.plan
     return {
         "NUM_SLICES": shape.num_slices,
-        "RANK_BLOCKS": plan.rank_blocks(shape.max_rank),
-        "PARALLEL_SPANS": plan.parallel_spans,
-        "WEIGHT_DTYPE": TRITON_DTYPES[shape.dtype],
-        "UPCAST": False,
-        "ALIGNMENT": 16,
-        "BLOCK_ROWS": shape.tile_rows,
-        "BLOCK_RANK": plan.block_rank,
-        "BLOCK_IN": plan.block_in,
-    }
-
-
-def expand_signature(shape: LayerShape) -> dict[str, str]:
-    pointers = {"y": _POINTER_NAMES[shape.dtype], "planes": "*fp32", "b_pointers": "*i64", "scales": "*fp32"}
-    return _TILE_TYPES | pointers | {"offsets": "*i32", "widths": "*i32"}
-
-
-def expand_constants(shape: LayerShape) -> dict[str, Any]:
-    plan = shape.plan
-    return {
-        "NUM_SLICES": shape.num_slices,
-        "RANK_BLOCKS": plan.rank_blocks(shape.max_rank),
+        "NUM_PARTS": shape.num_parts,
         "NUM_PLANES": plan.num_planes,
+        "PARALLEL_SPANS": plan.parallel_spans,
+        "HAS_COLUMNS": shape.has_columns,
         "WEIGHT_DTYPE": TRITON_DTYPES[shape.dtype],
         "UPCAST": False,
         "ALIGNMENT": 16,
         "COLUMN_ALIGNMENT": 16,
         "BLOCK_ROWS": shape.tile_rows,
         "BLOCK_RANK": plan.block_rank,
+        "BLOCK_IN": plan.block_in,
         "BLOCK_OUT": plan.block_out,
         **expand_precision(shape.dtype),
     }
 
 
-_LINE = "{:<14} {:<16} {:<9} {:>5} {:>7} {:>13} {:>11}"
+_LINE = "{:<20} {:<14} {:<9} {:>5} {:>7} {:>13} {:>11}"
 HEADING = _LINE.format("kernel", "layer", "dtype", "rank", "arch", "shared bytes", "cubin bytes")
 
 

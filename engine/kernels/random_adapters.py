@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from graftwork.engine.adapter_weights import LoraPair
-from graftwork.engine.kernels.slice_table import SlotPairs
+from graftwork.engine.kernels.slice_table import SliceDelta
 
 
 def random_pair(
@@ -23,7 +23,7 @@ def random_slots(
     slice_widths: Sequence[int],
     dtype: torch.dtype,
     generator: torch.Generator,
-) -> list[SlotPairs]:
+) -> list[list[LoraPair | None]]:
     """Adapters by slot; `ranks` are given by slot and slice, 0 for a slice that is left alone."""
     return [
         [
@@ -33,4 +33,14 @@ def random_slots(
             for index, (rank, width) in enumerate(zip(slot_ranks, slice_widths, strict=True))
         ]
         for slot, slot_ranks in enumerate(ranks)
+    ]
+
+
+def with_random_columns(
+    pairs: Sequence[LoraPair | None], slice_widths: Sequence[int], generator: torch.Generator
+) -> list[SliceDelta]:
+    """The same adapter with columns scaled near 1 and shifted near 0, as DoRA and biases do."""
+    return [
+        SliceDelta(pair, 1 + 0.1 * torch.randn(width, generator=generator), torch.randn(width, generator=generator))
+        for pair, width in zip(pairs, slice_widths, strict=True)
     ]

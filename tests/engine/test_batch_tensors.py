@@ -10,6 +10,7 @@ from graftwork.engine.row_rules import RowRules
 from graftwork.platform.ids import RequestId
 
 NULL_PAGE = 99
+FREE = RowRules(1, 1)
 
 
 def uses(adapter: str | None) -> tuple[AdapterUse, ...]:
@@ -21,7 +22,7 @@ def piece(name: str, start: int, count: int, pages: list[int], adapter: str | No
     return SequenceSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), None)
 
 
-def builder(rules: RowRules = RowRules(1, 1)) -> BatchBuilder:
+def builder(rules: RowRules = FREE) -> BatchBuilder:
     return BatchBuilder(page_tokens=4, null_page=NULL_PAGE, device=torch.device("cpu"), rules=rules)
 
 

@@ -84,7 +84,8 @@ def test_bytes_are_counted_at_real_rank() -> None:
     bench = Bench(units=9)
     bench.want("sha256:1", "sha256:8")
 
-    assert bench.pool.is_ready("sha256:1") and bench.pool.is_ready("sha256:8")
+    assert bench.pool.is_ready("sha256:1")
+    assert bench.pool.is_ready("sha256:8")
     assert bench.pool.num_bytes == 9 * UNIT
 
 

@@ -1,35 +1,48 @@
 """The Triton kernels, run by Triton's interpreter on CPU tensors."""
 
-import importlib.util
+import importlib
 import sys
 from types import ModuleType
 
 import pytest
 import torch
 
-INTERPRETED_NAME = "interpreted_lora_matmul"
+PACKAGE = "graftwork.engine.kernels"
+WITH_KERNELS = ("expand_blocks", "row_kernels", "tile_kernels", "lora_matmul", "fused_lora")
 
 
 @pytest.fixture(scope="session")
-def lora_matmul() -> ModuleType:
-    """A copy of engine/kernels/lora_matmul whose kernels are interpreted.
+def interpreted() -> dict[str, ModuleType]:
+    """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted.
 
-    Whether a kernel is compiled or interpreted is settled when its module is loaded. Only this copy is loaded under
+    Whether a kernel is compiled or interpreted is settled when its module is loaded. Only these copies are loaded under
     TRITON_INTERPRET, after triton itself, so that compiled kernels still work in the same process.
     """
     pytest.importorskip("triton", reason="the kernels extra is not installed")
-    spec = importlib.util.find_spec("graftwork.engine.kernels.lora_matmul")
-    assert spec is not None
-    assert spec.origin is not None
-    copy_spec = importlib.util.spec_from_file_location(INTERPRETED_NAME, spec.origin)
-    assert copy_spec is not None
-    assert copy_spec.loader is not None
-    module = importlib.util.module_from_spec(copy_spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.setitem(sys.modules, INTERPRETED_NAME, module)
-        copy_spec.loader.exec_module(module)
-    return module
+    package = importlib.import_module(PACKAGE)
+    names = [f"{PACKAGE}.{name}" for name in WITH_KERNELS]
+    compiled = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    attributes = {name: vars(package).pop(name) for name in WITH_KERNELS if name in vars(package)}
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            return {name: importlib.import_module(f"{PACKAGE}.{name}") for name in WITH_KERNELS}
+    finally:
+        for name in WITH_KERNELS:
+            sys.modules.pop(f"{PACKAGE}.{name}", None)
+            vars(package).pop(name, None)
+        sys.modules.update(compiled)
+        vars(package).update(attributes)
+
+
+@pytest.fixture
+def lora_matmul(interpreted: dict[str, ModuleType]) -> ModuleType:
+    return interpreted["lora_matmul"]
+
+
+@pytest.fixture
+def fused_lora(interpreted: dict[str, ModuleType]) -> ModuleType:
+    return interpreted["fused_lora"]
 
 
 @pytest.fixture

@@ -20,12 +20,14 @@ print(json.dumps([
     {
         "name": f"{built.kernel} {built.shape.name} sm_{built.capability}",
         "line_width": len(line_of(built)) - len(HEADING),
-        "is_fp32": built.shape.dtype.itemsize == 4,
+        "has_matrices": built.shape.dtype.itemsize == 2 and built.shape.tile_rows > 1,
         "shared_bytes": built.shared_bytes,
         "limit_bytes": SHARED_LIMIT_BYTES[built.capability],
         "cubin_bytes": built.cubin_bytes,
         "matrix_instructions": sorted(set(re.findall(r"mma\.sync|wgmma|tcgen05\.mma", built.ptx))),
         "narrow_loads": len(re.findall(r"ld\.global[.\w]*\.[bu]16", built.ptx)),
+        "is_row_wise": built.shape.tile_rows == 1,
+        "wide_loads": len(re.findall(r"ld\.global[.\w]*\.v4\.b32", built.ptx)),
         "atomics": len(re.findall(r"\b(?:atom|red)\.", built.ptx)),
     }
     for built in [*compile_all((90,)), *compile_all((80, 100), SHAPES[:2])]
@@ -52,29 +54,33 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(cache: Path) -> list[dict[str, Any]]:
-    """Both kernels for every architecture, and every shape on one of them; built once."""
+    """All kernels for every architecture, and every shape on one of them; built once."""
     completed = run_python("-c", REPORT_SCRIPT, cache=cache)
     assert completed.returncode == 0, completed.stderr
     return list(json.loads(completed.stdout))
 
 
-def test_both_kernels_build_and_fit(compiled: list[dict[str, Any]]) -> None:
+def test_all_kernels_build_and_fit(compiled: list[dict[str, Any]]) -> None:
     """Each has machine code for Ampere, Hopper and Blackwell, within the shared memory of a program."""
-    assert {built["name"].split()[-1] for built in compiled} == {"sm_80", "sm_90", "sm_100"}
+    built_for = {(built["name"].split()[0], built["name"].split()[-1]) for built in compiled}
+    kernels = {f"{step}_{way}_kernel" for step in ("shrink", "expand") for way in ("tiles", "rows")}
+    assert built_for == {(kernel, target) for kernel in kernels for target in ("sm_80", "sm_90", "sm_100")}
     for built in compiled:
         assert built["cubin_bytes"] > 0, built["name"]
         assert built["shared_bytes"] <= built["limit_bytes"], built["name"]
 
 
 def test_one_matrix_instruction_serves_all_tiles(compiled: list[dict[str, Any]]) -> None:
-    """Tiles of both sizes use mma.sync on every architecture, so a row's bits do not depend on its tile's size."""
+    """Tiles of both sizes use mma.sync on every architecture, so a row's bits do not depend on its tile's size.
+    Row-wise kernels and fp32 use none."""
     for built in compiled:
-        assert built["matrix_instructions"] == ([] if built["is_fp32"] else ["mma.sync"]), built["name"]
+        assert built["matrix_instructions"] == (["mma.sync"] if built["has_matrices"] else []), built["name"]
 
 
 def test_loads_are_wide(compiled: list[dict[str, Any]]) -> None:
     """No 16-bit number is fetched alone, though the weights' addresses are known only at run time."""
     assert {built["name"]: built["narrow_loads"] for built in compiled if built["narrow_loads"]} == {}
+    assert [built["name"] for built in compiled if built["is_row_wise"] and not built["wide_loads"]] == []
 
 
 def test_nothing_is_summed_atomically(compiled: list[dict[str, Any]]) -> None:

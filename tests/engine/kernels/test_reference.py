@@ -1,7 +1,7 @@
 import torch
 
 from graftwork.engine.kernels.lora_segments import build_segments
-from graftwork.engine.kernels.random_adapters import random_slots
+from graftwork.engine.kernels.random_adapters import random_slots, with_random_columns
 from graftwork.engine.kernels.reference import add_lora, lora_delta
 
 
@@ -36,3 +36,32 @@ def test_the_sum_is_rounded_once(generator: torch.Generator) -> None:
 
     assert torch.equal(out[0], (y[0].float() + lora_delta(x, segments, slots, (16,))[0]).bfloat16())
     assert torch.isnan(out[1]).all()
+
+
+def test_a_mixture_is_the_weighted_sum(generator: torch.Generator) -> None:
+    """What two adapters add together is what each adds alone, by weight."""
+    slots = random_slots([(8, 3), (4, 0)], 32, (16, 8), torch.float32, generator)
+    x = torch.randn(3, 32, generator=generator)
+    first = lora_delta(x, build_segments([0] * 3), slots, (16, 8))
+    second = lora_delta(x, build_segments([1] * 3), slots, (16, 8))
+
+    mixed = lora_delta(x, build_segments([((0, 0.5), (1, -2.0)), None, ((1, 3.0),)]), slots, (16, 8))
+
+    torch.testing.assert_close(mixed[0], 0.5 * first[0] - 2 * second[0])
+    torch.testing.assert_close(mixed[2], 3 * second[2])
+    assert not mixed[1].any()
+
+
+def test_columns_change_the_base_and_not_the_delta(generator: torch.Generator) -> None:
+    """y is scaled and shifted by column, then the delta is added as it is; other rows are let alone."""
+    (pairs,) = random_slots([(8, 0)], 32, (16, 8), torch.float32, generator)
+    slots = [with_random_columns(pairs, (16, 8), generator)]
+    x, y = torch.randn(2, 32, generator=generator), torch.randn(2, 24, generator=generator)
+    segments = build_segments([None, 0])
+
+    out = add_lora(x, y, segments, slots, (16, 8))
+
+    scale = torch.cat([entry.column_scale for entry in slots[0] if entry.column_scale is not None])
+    shift = torch.cat([entry.column_shift for entry in slots[0] if entry.column_shift is not None])
+    torch.testing.assert_close(out[1], scale * y[1] + shift + lora_delta(x, segments, [pairs], (16, 8))[1])
+    assert torch.equal(out[0], y[0])

@@ -1,0 +1,57 @@
+"""Graftwork's engine over the yardstick's files, as both the yardstick and the profile of a step run it."""
+
+from pathlib import Path
+
+from graftwork.adapters.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
+from graftwork.adapters.identity import identify_adapter
+from graftwork.adapters.weights import ArtifactAdapterSource
+from graftwork.engine.adapter_weights import AdapterSource
+from graftwork.engine.assembly import Engine, build_engine
+from graftwork.engine.config import EngineConfig
+from graftwork.engine.request import AdapterUse, EngineDescription, EngineRequest, SamplingParams
+from graftwork.platform.ids import IsolationDomain, RequestId, new_id
+
+MAX_BATCH_TOKENS = 2048
+"""Tokens of one step: what the peers have, too."""
+
+
+class YardstickArtifacts:
+    """The adapters' files as artifacts; `digests` by adapter index is filled once the engine has read its model."""
+
+    def __init__(self, folders: list[Path], root: Path) -> None:
+        self.digests: list[str] = []
+        self._folders = folders
+        self._root = root
+
+    def source(self, description: EngineDescription) -> AdapterSource:
+        """The engine's `SourceFor`."""
+        store = LocalArtifacts(self._root)
+        for folder in self._folders:
+            config, weights = (folder / CONFIG_NAME).read_bytes(), (folder / WEIGHTS_NAME).read_bytes()
+            _, digest = identify_adapter(config, weights, description)
+            store.put(digest, config, weights)
+            self.digests.append(digest)
+        return ArtifactAdapterSource(self._root, description)
+
+
+def open_engine(base: Path, artifacts: YardstickArtifacts, dtype: str = "bfloat16") -> Engine:
+    """One thread, one step's prefill as large as the yardstick's largest."""
+    config = EngineConfig(
+        model=base,
+        device="cpu",
+        dtype=dtype,
+        threads=1,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+    )
+    return build_engine(config, artifacts.source)
+
+
+def greedy_request(prompt: list[int], digest: str | None, output_tokens: int, domain: bytes) -> EngineRequest:
+    """`domain` separates prefix caches: a fresh one means that nothing of the prompt is cached."""
+    return EngineRequest(
+        request_id=RequestId(new_id("req")),
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
+        isolation=IsolationDomain(domain),
+        adapters=(AdapterUse(digest),) if digest is not None else (),
+    )

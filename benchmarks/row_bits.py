@@ -1,0 +1,85 @@
+"""What the bits of a row depend on in this machine's matrix products: the ground under engine/row_rules.py.
+
+    python benchmarks/row_bits.py
+
+Prints, for fp32 and bf16, the sizes at which a row's bits differ from those it has in a large product. The engine's
+rules are sound on this machine if every line that they rely on says "none"; exits with 1 where one does not.
+"""
+
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.lora_packs import WINDOW_RANKS
+from graftwork.engine.resident_adapter import RANK_PAGE
+from graftwork.engine.row_rules import RowRules
+
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 32, 33, 64, 100, 256, 512)
+COLUMNS = (8, 16, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1000)
+FEATURES = (56, 128, 512, 1408)
+
+
+def random_matrix(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def rows_that_matter(dtype: torch.dtype) -> Iterator[int]:
+    """Numbers of rows at which x @ W.T differs from the same rows of a product of 600."""
+    generator = torch.Generator().manual_seed(0)
+    for features in FEATURES:
+        x, weight = random_matrix(generator, dtype, 600, features), random_matrix(generator, dtype, 1024, features)
+        whole = functional.linear(x, weight)
+        for rows in ROWS:
+            if not torch.equal(functional.linear(x[3 : 3 + rows], weight), whole[3 : 3 + rows]):
+                yield rows
+
+
+def columns_that_matter(dtype: torch.dtype, rows: int) -> Iterator[int]:
+    """Numbers of columns at which x @ A differs from the same columns of a product of 1,024."""
+    generator = torch.Generator().manual_seed(1)
+    for features in FEATURES:
+        x, matrix = random_matrix(generator, dtype, rows, features), random_matrix(generator, dtype, features, 1024)
+        whole = torch.mm(x, matrix)
+        for columns in COLUMNS:
+            if not torch.equal(torch.mm(x, matrix[:, 8 : 8 + columns].contiguous()), whole[:, 8 : 8 + columns]):
+                yield columns
+
+
+def zeros_that_matter(dtype: torch.dtype, rows: int) -> Iterator[int]:
+    """Lengths of a sum at which 16 ranks among zeros, at some multiple of a page, differ from the 16 alone."""
+    generator = torch.Generator().manual_seed(2)
+    v, B = random_matrix(generator, dtype, rows, 16), random_matrix(generator, dtype, 16, 512)
+    y = random_matrix(generator, dtype, rows, 512)
+    alone = y.clone().addmm_(v, B)
+    for length in range(16, WINDOW_RANKS + 1, RANK_PAGE):
+        for first in range(0, length - 15, RANK_PAGE):
+            padded_v, padded_B = v.new_zeros(rows, length), random_matrix(generator, dtype, length, 512)
+            padded_v[:, first : first + 16], padded_B[first : first + 16] = v, B
+            blocks = y.clone().view(1, rows, 512).baddbmm_(padded_v.unsqueeze(0), padded_B.unsqueeze(0))
+            if not torch.equal(y.clone().addmm_(padded_v, padded_B), alone) or not torch.equal(blocks[0], alone):
+                yield length
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    is_sound = True
+    for dtype in (torch.float32, torch.bfloat16):
+        rules = RowRules.of(dtype)
+        rows = sorted(set(rows_that_matter(dtype)))
+        columns = sorted(set(columns_that_matter(dtype, max(8, rules.min_rows))))
+        zeros = sorted(set(zeros_that_matter(dtype, max(8, rules.min_rows))))
+        print(f"{dtype!s:<16}rows {show(rows)}; columns {show(columns)}; zeros in a sum {show(zeros)}")
+        is_sound &= max(rows, default=0) < rules.min_rows and max(columns, default=0) < rules.min_columns
+        is_sound &= not zeros
+    print("The engine's rules hold on this machine." if is_sound else "The engine's rules do NOT hold on this machine.")
+    return 0 if is_sound else 1
+
+
+def show(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes)) if sizes else "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

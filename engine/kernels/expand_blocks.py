@@ -1,0 +1,59 @@
+# The bodies of kernels are Triton's language, which mypy cannot see into.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""What the kernels share: which arguments do not make variants, and what expand asks about a block of columns."""
+
+import triton
+import triton.language as tl
+
+UNALIGNED = ("a_pointers", "b_pointers", "column_scales", "column_shifts", "ranks", "scales")
+"""Arguments whose addresses may have any alignment: scalars are read from them, and a variant of a kernel for every
+combination of alignments would be compiled for nothing."""
+COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
+"""Arguments whose values should not make variants either."""
+
+
+@triton.jit
+def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
+    """The slice that an output block lies in, and that slice's first block."""
+    slice_index = 0
+    first_block = 0
+    blocks_before = 0
+    for candidate in tl.static_range(NUM_SLICES):
+        slice_index = tl.where(block >= blocks_before, candidate, slice_index)
+        first_block = tl.where(block >= blocks_before, blocks_before, first_block)
+        blocks_before += (tl.load(widths + candidate) + BLOCK_OUT - 1) // BLOCK_OUT
+    return slice_index, first_block
+
+
+@triton.jit
+def is_changed(
+    ranks,
+    column_scales,
+    column_shifts,
+    part_slot,
+    num_parts,
+    slice_index,
+    slot_words,
+    HAS_COLUMNS: tl.constexpr,
+):
+    """Whether any of a tile's parts does anything to a slice. `part_slot` is the address of the tile's first part."""
+    largest = 0
+    for part in range(num_parts):
+        largest = max(largest, tl.load(ranks + tl.load(part_slot + part) * slot_words * 2 + slice_index))
+    changed = largest > 0
+    if HAS_COLUMNS:
+        entry = tl.load(part_slot) * slot_words + slice_index
+        changed = changed | (tl.load(column_scales + entry) != 0) | (tl.load(column_shifts + entry) != 0)
+    return changed
+
+
+@triton.jit
+def change_columns(y_block, column_scales, column_shifts, entry, columns, width):
+    """column_scale * y + column_shift in fp32, absent columns being 1 and 0. `columns` broadcast with y."""
+    scale_address = tl.load(column_scales + entry)
+    shift_address = tl.load(column_shifts + entry)
+    scale_pointers = scale_address.to(tl.pointer_type(tl.float32)) + columns
+    shift_pointers = shift_address.to(tl.pointer_type(tl.float32)) + columns
+    scale = tl.load(scale_pointers, mask=columns < tl.where(scale_address != 0, width, 0), other=1.0)
+    shift = tl.load(shift_pointers, mask=columns < tl.where(shift_address != 0, width, 0), other=0.0)
+    return y_block * scale + shift
