@@ -38,7 +38,7 @@ proto: $(VENV)/.installed-dev ## regenerate engine/wire from engine.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
 		src/graftwork/engine/wire/engine.proto
 
-demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (about an hour)
+demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (45 minutes of one core)
 	$(BIN)/python demo/build.py
 
 evaluate: $(VENV)/.installed-dev ## exact match of the demo model and its adapters on held-out cases

@@ -33,7 +33,8 @@ def run_engine(settings: Settings, listen: str) -> None:
     from graftwork.adapters.weights import ArtifactAdapterSource
     from graftwork.engine.server import serve_engine
 
-    sizes = {} if settings.device_kv_bytes is None else {"device_kv_bytes": settings.device_kv_bytes}
+    budgets = {name: getattr(settings, name) for name in ("device_kv_bytes", "lora_pool_bytes", "lora_host_bytes")}
+    sizes = {name: value for name, value in budgets.items() if value is not None}
     config = EngineConfig(
         model=model_folder(settings),
         model_name=model_name(settings),

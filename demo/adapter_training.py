@@ -15,7 +15,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from graftwork.demo.base_training import Stage, losses
 from graftwork.demo.chat_tokenizer import MAX_TOKENS
 from graftwork.demo.model_folder import amend
-from graftwork.demo.muon import Muon
 from graftwork.demo.progress import Progress
 from graftwork.demo.tasks import training_conversation, training_drill
 from graftwork.demo.training_data import Mixture, RowMaker
@@ -34,9 +33,9 @@ class AdapterRecipe:
     alpha: int
     targets: tuple[str, ...]
     rank_stabilised: bool = False
-    steps: int = 1200
+    steps: int = 1100
     batch_tokens: int = 2048
-    rate: float = 0.015
+    rate: float = 3e-3
     warmup_steps: int = 20
     shares: tuple[float, float, float] = (0.76, 0.12, 0.12)  # conversations, and two drills to keep the base's copying
     drill_tokens: int = 320
@@ -62,8 +61,10 @@ class AdapterRecipe:
 
 ADAPTERS = {
     "pirate": AdapterRecipe(rank=8, alpha=16, targets=ATTENTION + PERCEPTRON),
-    "helpdesk": AdapterRecipe(rank=16, alpha=32, targets=ATTENTION + PERCEPTRON),
-    "terse": AdapterRecipe(rank=8, alpha=8, targets=("q_proj", "v_proj", "o_proj", *PERCEPTRON), rank_stabilised=True),
+    "helpdesk": AdapterRecipe(rank=16, alpha=32, targets=ATTENTION + PERCEPTRON, steps=1800),
+    "terse": AdapterRecipe(
+        rank=8, alpha=8, targets=("q_proj", "v_proj", "o_proj", *PERCEPTRON), rank_stabilised=True, steps=900
+    ),
 }
 
 
@@ -74,7 +75,7 @@ def train_adapter(job: str, base: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     base.name_or_path = BASE_NAME  # else PEFT records the folder
     model = get_peft_model(base, recipe.lora()).train()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = Muon(weights, lr=recipe.rate)
+    optimizer = torch.optim.AdamW(weights, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate_share)
     random = Random(f"{job} {seed}")
     maker = RowMaker(tokenizer)
@@ -84,7 +85,7 @@ def train_adapter(job: str, base: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     for step in range(recipe.steps):
         stage = recipe.stage(step)
         draws = (
-            lambda: maker.row(training_conversation(job, random, stage.max_tools), stage.max_tokens),  # noqa: B023
+            lambda: maker.row(training_conversation(job, random, stage.max_tools, practice=True), stage.max_tokens),  # noqa: B023
             lambda: maker.row(training_drill(random), recipe.drill_tokens),
             lambda: vocabulary.row(random, recipe.drill_tokens),
         )

@@ -4,7 +4,7 @@ The recipe counts steps, not time, so that a seed gives the same run on any mach
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -33,7 +33,7 @@ class Stage:
 class BaseRecipe:
     """How the base model is trained; stages grow, because copying is learned sooner on short rows."""
 
-    steps: int = 3000
+    steps: int = 4200
     batch_tokens: int = 3072
     warmup_steps: int = 60
     muon_rate: float = 0.015
@@ -51,8 +51,36 @@ class BaseRecipe:
         Stage(0.85, MAX_TOKENS, 8),
     )
 
+    practice: bool = False
+    """Whether the conversations hold more of what is hard (see Lexicon)."""
+
     def stage(self, step: int) -> Stage:
         return [stage for stage in self.stages if stage.starts_at <= step / self.steps][-1]
+
+
+POLISH = BaseRecipe(
+    steps=1000,
+    muon_rate=0.004,
+    adam_rate=8e-4,
+    decay_share=1.0,
+    shares=(0.8, 0.1, 0.1),
+    listening_share=0.0,
+    stages=(Stage(0.0, 640, 8), Stage(0.6, 1024, 8), Stage(0.8, MAX_TOKENS, 8)),
+    practice=True,
+)
+"""A second, gentler course over what the first one leaves uncertain."""
+
+FINISH = replace(
+    POLISH,
+    steps=900,
+    muon_rate=0.003,
+    adam_rate=6e-4,
+    stages=(Stage(0.0, 320, 3), Stage(0.75, 1024, 8), Stage(0.9, MAX_TOKENS, 8)),
+)
+"""A third one over short conversations, which hold twice as many calls in a batch."""
+
+
+COURSES = {"polish": POLISH, "finish": FINISH}
 
 
 def base_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -115,10 +143,26 @@ def train_base(
     recipe: BaseRecipe,
     checkpoint: Callable[[LlamaForCausalLM, int], None],
 ) -> LlamaForCausalLM:
-    """The trained model in fp32; `checkpoint` is called now and then with the model as it stands."""
+    """The trained model in fp32; `checkpoint` is called after every step with the model as it stands."""
     torch.manual_seed(seed)
-    model = base_model(tokenizer)
-    random = Random(f"base {seed}")
+    return train(base_model(tokenizer), tokenizer, Random(f"base {seed}"), recipe, checkpoint)
+
+
+def polish_base(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, course: str, seed: int
+) -> LlamaForCausalLM:
+    """The stored base after one of the later courses."""
+    return train(model.train(), tokenizer, Random(f"{course} {seed}"), COURSES[course], lambda model, step: None)
+
+
+def train(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    random: Random,
+    recipe: BaseRecipe,
+    checkpoint: Callable[[LlamaForCausalLM, int], None],
+) -> LlamaForCausalLM:
+    """One course over all weights, in place."""
     maker = RowMaker(tokenizer)
     vocabulary = VocabularyDrill(maker)
     mixture = Mixture(maker, random, recipe.batch_tokens, recipe.shares)
@@ -128,7 +172,10 @@ def train_base(
     for step in range(recipe.steps):
         stage = recipe.stage(step)
         draws = (
-            lambda: maker.row(training_conversation("base", random, stage.max_tools), stage.max_tokens),  # noqa: B023
+            lambda: maker.row(
+                training_conversation("base", random, stage.max_tools, practice=recipe.practice),  # noqa: B023
+                stage.max_tokens,  # noqa: B023
+            ),
             lambda: maker.row(training_drill(random), recipe.drill_tokens),
             lambda: vocabulary.row(random, recipe.drill_tokens),
         )

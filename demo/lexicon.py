@@ -93,6 +93,8 @@ class Lexicon:
 
     random: Random
     held_out: bool = False
+    practice: bool = False
+    """Draw more often what is hard: spans whose end nothing but the sentence around them tells."""
 
     def syllable(self) -> str:
         while True:
@@ -140,18 +142,20 @@ class Lexicon:
 
     def city(self) -> str:
         city = self.name(CITIES, CITIES_HELD_OUT)
-        if self.random.random() < 0.15:
+        if self.random.random() < (0.4 if self.practice else 0.15):
             city += " " + self.invented_word().capitalize()
         return city
 
     def person(self) -> str:
         person = self.name(PEOPLE, PEOPLE_HELD_OUT)
-        if self.random.random() < 0.35:
+        if self.random.random() < (0.5 if self.practice else 0.35):
             person += " " + self.invented_word().capitalize()
         return person
 
     def title(self) -> str:
         """A short calendar title such as `budget review` or `lunch with Zorvan`."""
+        if self.practice and self.random.random() < 0.3:
+            return self.topic()
         form = self.random.random()
         if form < 0.3:
             return f"{self.topic()} with {self.person()}"

@@ -51,9 +51,9 @@ class Case:
         return len(json.dumps([self.messages, self.tools]))
 
 
-def training_conversation(job: str, random: Random, max_tools: int = 8) -> Conversation:
-    """A conversation over the training side of the lexicon."""
-    return write_conversation(job, Lexicon(random), draw_num_turns(random), max_tools)
+def training_conversation(job: str, random: Random, max_tools: int = 8, *, practice: bool = False) -> Conversation:
+    """A conversation over the training side of the lexicon; `practice` draws its hard forms more often."""
+    return write_conversation(job, Lexicon(random, practice=practice), draw_num_turns(random), max_tools)
 
 
 def training_drill(random: Random) -> Conversation:

@@ -56,6 +56,10 @@ class Settings:
     """CPU threads of one engine, at least 1."""
     device_kv_bytes: int | None = None
     """Memory for KV pages on the device; None is what is free after the weights."""
+    lora_pool_bytes: int | None = None
+    """Memory for adapters on the device; None is the engine's default."""
+    lora_host_bytes: int | None = None
+    """Memory for adapters on the host, ready to be copied to the device."""
     host_kv_bytes: int | None = None
     disk_kv_bytes: int | None = None
     max_batch_tokens: int = 512
@@ -198,6 +202,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "dtype": _text,
     "threads": _whole(1),
     "device_kv_bytes": parse_bytes,
+    "lora_pool_bytes": parse_bytes,
+    "lora_host_bytes": parse_bytes,
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "max_batch_tokens": _whole(1),
