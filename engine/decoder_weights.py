@@ -48,6 +48,12 @@ class DecoderWeights:
         start = sum(shapes[other][0] for other in group.targets[: group.targets.index(target)])
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
+    def shape(self, layer: int, target: str) -> tuple[int, int]:
+        """(out_features, in_features) of one LoRA target; `HEAD_LAYER`, "lm_head" is the head."""
+        if layer == HEAD_LAYER:
+            return self.head.out_features, self.embedding.shape[1]
+        return self.target_shapes[target]
+
     def pack(self) -> None:
         """Lay the weights out for the CPU. Loading has been checked by then: a tied head is packed as its own copy."""
         for layer in self.layers:

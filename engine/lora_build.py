@@ -31,7 +31,11 @@ class BaseModules(Protocol):
     """The base's linear layers: DoRA rescales their rows, and trained biases take the place of theirs."""
 
     def module(self, layer: int, target: str) -> Module:
-        """A target of a layer; `HEAD_LAYER`, "lm_head" is the output head."""
+        """A target of a layer; `HEAD_LAYER`, "lm_head" is the output head. May copy: ask only for what is needed."""
+        ...
+
+    def shape(self, layer: int, target: str) -> tuple[int, int]:
+        """(out_features, in_features) of a target."""
         ...
 
 
@@ -78,26 +82,32 @@ class _Columns:
 def _group(
     base: BaseModules, dtype: torch.dtype, layer: int, group: ProjectionGroup, changes: Sequence[Change]
 ) -> GroupDelta:
-    modules = [base.module(layer, target) for target in group.targets]
-    columns = [_columns(module, *change) for module, change in zip(modules, changes, strict=True)]
+    shapes = [base.shape(layer, target) for target in group.targets]
+    widths = [out_features for out_features, _ in shapes]
+    columns = [
+        _columns(base.module(layer, target), *change) if _touches_columns(*change) else None
+        for target, change in zip(group.targets, changes, strict=True)
+    ]
     pairs = [pair for pair, _ in changes if pair is not None]
-    in_features = modules[0][0].shape[1]
     return GroupDelta(
-        A=_stacked_factors(pairs, in_features, dtype),
+        A=_stacked_factors(pairs, shapes[0][1], dtype),
         scales=_scales(pairs, dtype),
-        slices=tuple(_slices(modules, changes, columns, dtype)),
-        column_scale=_joined([None if each is None else each.scale for each in columns], modules, 1.0),
-        column_shift=_joined([None if each is None else each.shift for each in columns], modules, 0.0),
+        slices=tuple(_slices(widths, changes, columns, dtype)),
+        column_scale=_joined([None if each is None else each.scale for each in columns], widths, 1.0),
+        column_shift=_joined([None if each is None else each.shift for each in columns], widths, 0.0),
     )
 
 
-def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor | None) -> _Columns | None:
-    """What happens to the base's own outputs; None if they stay as they are."""
+def _touches_columns(pair: LoraPair | None, trained_bias: torch.Tensor | None) -> bool:
+    """Whether the base's own outputs change, beside what is added to them."""
+    return trained_bias is not None or (pair is not None and (pair.magnitude is not None or pair.bias is not None))
+
+
+def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor | None) -> _Columns:
+    """What happens to the base's own outputs."""
     weight, bias = module
     is_renormalised = pair is not None and pair.magnitude is not None
     added_bias = None if pair is None or pair.bias is None else pair.scale * pair.bias.float()
-    if not is_renormalised and trained_bias is None and added_bias is None:
-        return None
     scale = torch.ones(weight.shape[0])
     if is_renormalised:
         assert pair is not None
@@ -120,14 +130,14 @@ def _renormalisation(weight: torch.Tensor, pair: LoraPair) -> torch.Tensor:
 
 
 def _slices(
-    modules: Sequence[Module],
+    widths: Sequence[int],
     changes: Sequence[Change],
     columns: Sequence[_Columns | None],
     dtype: torch.dtype,
 ) -> Iterator[SliceDelta]:
     rank_start = out_start = 0
-    for (weight, _), (pair, _), own_columns in zip(modules, changes, columns, strict=True):
-        out_end = out_start + weight.shape[0]
+    for width, (pair, _), own_columns in zip(widths, changes, columns, strict=True):
+        out_end = out_start + width
         if pair is not None:
             rank_end = rank_start + pages_of_ranks(pair.rank)
             rescaled = pair.magnitude is not None and own_columns is not None
@@ -137,11 +147,10 @@ def _slices(
         out_start = out_end
 
 
-def _joined(parts: Sequence[torch.Tensor | None], modules: Sequence[Module], otherwise: float) -> torch.Tensor | None:
+def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwise: float) -> torch.Tensor | None:
     """The vectors of a group's targets behind one another; None if every target keeps what it has."""
     if all(part is None or bool((part == otherwise).all()) for part in parts):
         return None
-    widths = [weight.shape[0] for weight, _ in modules]
     filled = [
         torch.full((width,), otherwise) if part is None else part for part, width in zip(parts, widths, strict=True)
     ]
@@ -150,12 +159,14 @@ def _joined(parts: Sequence[torch.Tensor | None], modules: Sequence[Module], oth
 
 def _stacked_factors(pairs: Sequence[LoraPair], in_features: int, dtype: torch.dtype) -> torch.Tensor:
     """[sum of ranks in pages, in_features]; rows of zeros fill the pages."""
-    rows = [torch.empty(0, in_features, dtype=dtype)]
+    rows: list[torch.Tensor] = []
     for pair in pairs:
-        A = pair.A.to(dtype)
-        rows.append(A * pair.scale if _is_exact(pair.scale, dtype) and pair.scale != 1.0 else A)
-        rows.append(torch.zeros(pages_of_ranks(pair.rank) - pair.rank, in_features, dtype=dtype))
-    return torch.cat(rows)
+        is_scaled = _is_exact(pair.scale, dtype) and pair.scale != 1.0
+        rows.append(pair.A.to(dtype, copy=True).mul_(pair.scale) if is_scaled else pair.A.to(dtype))
+        missing = pages_of_ranks(pair.rank) - pair.rank
+        if missing:
+            rows.append(torch.zeros(missing, in_features, dtype=dtype))
+    return torch.cat(rows) if rows else torch.empty(0, in_features, dtype=dtype)
 
 
 def _scales(pairs: Sequence[LoraPair], dtype: torch.dtype) -> torch.Tensor | None:
@@ -187,6 +198,8 @@ def _cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | Non
 
 
 def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
+    if _is_of_one_dtype(adapter) and _is_finite(adapter.block.view(dtype)):
+        return  # by far the most are; else look for the one to name
     for (layer, group), delta in adapter.deltas.items():
         tensors = [delta.A, *(part.B for part in delta.slices), delta.column_scale, delta.column_shift]
         if not all(_is_finite(tensor) for tensor in tensors if tensor is not None):
@@ -199,12 +212,16 @@ def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
             raise _overflow("modules_to_save", dtype)
 
 
+def _is_of_one_dtype(adapter: ResidentAdapter) -> bool:
+    return all(delta.scales is None and delta.is_low_rank for delta in adapter.deltas.values())
+
+
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """One pass: the sum of magnitudes would overflow on large matrices, their largest does not."""
+    """In one pass; NaN is above and below nothing."""
     if not tensor.numel():
         return True
     low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
+    return low.item() > -math.inf and high.item() < math.inf
 
 
 def _overflow(where: str, dtype: torch.dtype) -> ValidationFailed:

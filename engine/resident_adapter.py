@@ -6,8 +6,7 @@ of 128, and equal rows give equal bits wherever their ranks stand (see lora_pack
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,6 +32,12 @@ GROUPS = (
 )
 HEAD = ProjectionGroup("head", ("lm_head",))
 
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _changed(tensor: torch.Tensor | None, change: Change) -> torch.Tensor | None:
+    return None if tensor is None else change(tensor)
+
 
 @dataclass(frozen=True, slots=True)
 class SliceDelta:
@@ -43,6 +48,9 @@ class SliceDelta:
     rank_end: int
     out_start: int
     out_end: int
+
+    def mapped(self, change: Change) -> "SliceDelta":
+        return SliceDelta(change(self.B), self.rank_start, self.rank_end, self.out_start, self.out_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,15 @@ class GroupDelta:
     def num_ranks(self) -> int:
         return self.A.shape[0]
 
+    def mapped(self, change: Change) -> "GroupDelta":
+        return GroupDelta(
+            change(self.A),
+            _changed(self.scales, change),
+            tuple(part.mapped(change) for part in self.slices),
+            _changed(self.column_scale, change),
+            _changed(self.column_shift, change),
+        )
+
     @property
     def is_low_rank(self) -> bool:
         """Whether it consists of low-rank factors alone, so that it may be mixed with others by weight."""
@@ -76,6 +93,9 @@ class EmbeddingDelta:
     A: torch.Tensor  # [vocab, ranks]
     B: torch.Tensor  # [ranks, hidden]
     scale: float
+
+    def mapped(self, change: Change) -> "EmbeddingDelta":
+        return EmbeddingDelta(change(self.A), change(self.B), self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +119,28 @@ class ResidentAdapter:
         return self.block.nbytes
 
     def moved_to(self, device: torch.device) -> "ResidentAdapter":
-        """A copy elsewhere: one transfer, then the same views of the new block."""
+        """A copy there: one transfer, then the same views of the new block. Where it lies already, no copy at all."""
+        if device.type == self.block.device.type == "cpu":
+            return self
         block = torch.empty_like(self.block, device=device)
         block.copy_(self.block, non_blocking=True)
-        return rebased(self, block)
+
+        def view(tensor: torch.Tensor) -> torch.Tensor:
+            start = tensor.storage_offset() * tensor.itemsize
+            return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+        return self.mapped(view, block)
+
+    def mapped(self, change: Change, block: torch.Tensor) -> "ResidentAdapter":
+        """The same adapter over `block`: every tensor changed, in a fixed order."""
+        return replace(
+            self,
+            block=block,
+            deltas={key: delta.mapped(change) for key, delta in self.deltas.items()},
+            embedding=None if self.embedding is None else self.embedding.mapped(change),
+            saved_embedding=_changed(self.saved_embedding, change),
+            saved_head=_changed(self.saved_head, change),
+        )
 
 
 def compacted(
@@ -123,48 +161,21 @@ def compacted(
         max_ranks=max(widths, default=0),
         is_low_rank=all(part is None for part in more) and all(delta.is_low_rank for delta in deltas.values()),
     )
-    tensors: list[torch.Tensor] = []
-    _map_tensors(loose, tensors.append, loose.block)
     starts = [0]
-    for tensor in tensors:
+
+    def reserve(tensor: torch.Tensor) -> torch.Tensor:
         starts.append(starts[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    block = torch.empty(starts[-1], dtype=torch.uint8)
+        return tensor
+
+    loose.mapped(reserve, loose.block)
+    block = torch.zeros(starts[-1], dtype=torch.uint8)
     start_of = iter(starts)
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
         start = next(start_of)
         return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
-    placed: ResidentAdapter = _map_tensors(loose, place, block)
-    return placed
-
-
-def rebased(adapter: ResidentAdapter, block: torch.Tensor) -> ResidentAdapter:
-    """The same views over another block with the same bytes."""
-
-    def view(tensor: torch.Tensor) -> torch.Tensor:
-        start = tensor.storage_offset() * tensor.itemsize
-        return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-
-    moved: ResidentAdapter = _map_tensors(adapter, view, block)
-    return moved
-
-
-def _map_tensors(part: Any, change: Callable[[torch.Tensor], torch.Tensor | None], block: torch.Tensor) -> Any:
-    """`part` with every tensor changed, in a fixed order, but for the block itself, which becomes `block`."""
-    match part:
-        case torch.Tensor():
-            return change(part)
-        case dict():
-            return {key: _map_tensors(value, change, block) for key, value in part.items()}
-        case tuple():
-            return tuple(_map_tensors(value, change, block) for value in part)
-    if not is_dataclass(part) or isinstance(part, type):
-        return part
-    values = {item.name: getattr(part, item.name) for item in fields(part)}
-    return type(part)(
-        **{name: block if name == "block" else _map_tensors(value, change, block) for name, value in values.items()}
-    )
+    return loose.mapped(place, block)
 
 
 def pages_of_ranks(rank: int) -> int:

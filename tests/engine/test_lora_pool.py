@@ -26,6 +26,9 @@ class TinyBase:
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         return torch.zeros(WIDTH, WIDTH), None
 
+    def shape(self, layer: int, target: str) -> tuple[int, int]:
+        return WIDTH, WIDTH
+
 
 class CountingSource:
     """Knows adapters called `sha256:<units>…`; a gate can hold its loads back."""
