@@ -146,10 +146,22 @@ class LoraPool:
         return digest in self._resident and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
-        """Why adapters that are ready cannot be used together; only low-rank factors have a weighted sum."""
+        """Why adapters cannot serve one request together, as far as they are known by now.
+
+        Only low-rank factors have a weighted sum; and what does not fit the device at once would be waited for in vain.
+        """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
-        whole = [use.digest for use in uses if not self._resident[use.digest].is_low_rank]
+        known = [adapter for use in uses if (adapter := self._resident.get(use.digest) or self._host.get(use.digest))]
+        num_bytes = sum(adapter.num_bytes for adapter in known)
+        if num_bytes > self._limits.device_bytes:
+            return InvalidRequest(
+                f"The adapters of this mixture need {num_bytes} bytes on the device at once; the pool has "
+                f"{self._limits.device_bytes}. Mix fewer, or start the engine with a larger adapter pool.",
+                param="adapters",
+                code="mixture_too_large",
+            )
+        whole = [adapter.digest for adapter in known if not adapter.is_low_rank]
         if not whole:
             return None
         return InvalidRequest(

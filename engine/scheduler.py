@@ -80,7 +80,7 @@ class AdapterResidency(Protocol):
         ...
 
     def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
-        """Why adapters that are ready cannot serve one request together."""
+        """Why adapters cannot serve one request together, as far as they are known by now."""
         ...
 
     def pin(self, digest: str) -> None: ...
@@ -193,11 +193,11 @@ class Scheduler:
         for sequence in candidates:
             if len(self._running) >= self._limits.max_running:
                 break
-            if not all(self._adapters.is_ready(digest) for digest in sequence.request.adapter_digests):
-                continue
             refusal = self._adapters.refusal(sequence.request.adapters)
             if refusal is not None:
                 outputs += self._fail([sequence], refusal)
+                continue
+            if not all(self._adapters.is_ready(digest) for digest in sequence.request.adapter_digests):
                 continue
             match = self._match(sequence)
             if not self._fits(sequence, match):

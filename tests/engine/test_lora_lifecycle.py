@@ -12,7 +12,8 @@ from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
 from graftwork.engine.assembly import build_engine
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.loop import ForgetAdapter
-from graftwork.platform.errors import NotFound
+from graftwork.engine.request import AdapterUse
+from graftwork.platform.errors import InvalidRequest, NotFound
 from tests.engine.harness import Harness
 from tests.engine.random_models import make_base
 from tests.engine.test_decoder_parity import random_prompt
@@ -123,6 +124,25 @@ def test_a_hundred_first_uses_read_an_adapter_once(base: Path) -> None:
 
     assert all(outcome.finish is not None for outcome in outcomes)
     assert shelf.loads == ["a"]
+
+
+def test_a_mixture_that_can_never_fit_is_refused_and_one_that_fits_exactly_is_served(base: Path) -> None:
+    """There is room for two: two are served although another holds a place at first; three end with both numbers."""
+    shelf = Shelf({name: random_adapter(name, 8, seed) for seed, name in enumerate("abcd")})
+    room = 2 * bytes_of(base, 8)
+    harness = engine(base, shelf, lora_pool_bytes=room)
+    harness.run([4, 5], adapter="d")
+    halves = tuple(AdapterUse(name, 0.5) for name in "ab")
+
+    fits = harness.submit([5, 6, 7], adapters=halves)
+    other = harness.submit([5, 6, 7], adapter="d")
+    large = harness.submit([5, 6, 7], adapters=(*halves, AdapterUse("c", 0.5)))
+    harness.finish()
+
+    assert fits.finish is not None
+    assert other.finish is not None
+    assert isinstance(large.error, InvalidRequest)
+    assert str(room) in large.error.message
 
 
 def test_a_bad_adapter_ends_its_own_requests_alone(base: Path) -> None:
