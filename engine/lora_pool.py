@@ -4,13 +4,14 @@ LoraPool alone places adapters. A digest is absent, being loaded, on the host, o
 what it uses. Loads run on threads of their own, one for each digest however many requests wait for it, and come back
 to the loop as events; a load that fails is the failure of the requests that wait for it, never of the loop.
 
-Room on the device goes to whoever has waited longest for it. Idle adapters make way, least recently used first. Where
+Room on the device goes to whoever has waited longest for it; what one request needs is placed at once, or two that
+each hold a part of what they need would wait for each other. Idle adapters make way, least recently used first. Where
 all are in use, a flood of requests for them could keep a cold one out for ever: after `patience_s` the adapter that was
 pinned longest ago is drained, which means that it takes no new requests until those that run have ended.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,6 +28,10 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRe
 
 _LOADING_THREADS = 2
 _LOADS_AT_ONCE = 8
+
+
+Group = tuple[str, ...]
+"""The digests that one request needs together: one, or those of a mixture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,11 @@ class LoraPool:
         self._resident: OrderedDict[str, ResidentAdapter] = OrderedDict()
         self._pins: dict[str, int] = {}
         self._wanted: set[str] = set()
-        self._claims: dict[str, float] = {}
-        """Since when each loaded adapter has been waiting for room, the oldest first."""
+        self._claims: dict[Group, float] = {}
+        """Since when each group that has been loaded waits for room, the oldest first."""
+        self._kept: dict[str, None] = {}
+        """What must stay on the host."""
+        self._typical_bytes = 0
         self._draining: set[str] = set()
         self._to_forget: set[str] = set()
         self.num_bytes = 0
@@ -128,18 +136,24 @@ class LoraPool:
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
-    def want(self, digests: Sequence[str]) -> None:
-        """Everything that waiting requests need, in their order: begin loads, and place what there is room for."""
-        self._wanted = set(digests)
-        self._claims = {digest: since for digest, since in self._claims.items() if digest in self._wanted}
-        for digest in dict.fromkeys(digests):
-            if digest in self._resident:
-                continue
-            if digest in self._host:
-                self._claims.setdefault(digest, self._clock.monotonic())
-            elif self._has_host_room():
+    def want(self, groups: Sequence[Group]) -> None:
+        """What each waiting request needs, in their order: begin loads, and place what there is room for."""
+        distinct = dict.fromkeys(groups)
+        self._wanted = {digest for group in distinct for digest in group}
+        self._claims = {group: since for group, since in self._claims.items() if group in distinct}
+        self._kept = self._first_on_host(distinct)
+        for digest in self._kept:
+            if digest not in self._host:
                 self._loader.start(digest)
+        for group in distinct:
+            if self._is_claimed(group):
+                self._claims.setdefault(group, self._clock.monotonic())
         self._serve_claims()
+
+    def _is_claimed(self, group: Group) -> bool:
+        """Whether nothing but room on the device is missing."""
+        away = [digest for digest in group if digest not in self._resident]
+        return bool(away) and all(digest in self._host for digest in away)
 
     def is_ready(self, digest: str) -> bool:
         """Whether a request may start with this adapter now."""
@@ -195,7 +209,7 @@ class LoraPool:
     def forget(self, digest: str) -> None:
         """Free an adapter now, or as soon as nobody uses it."""
         self._drop_from_host(digest)
-        self._claims.pop(digest, None)
+        self._claims = {group: since for group, since in self._claims.items() if digest not in group}
         if digest in self._pins:
             self._to_forget.add(digest)
         elif digest in self._resident:
@@ -229,15 +243,24 @@ class LoraPool:
 
     # ---- the host ---------------------------------------------------------------------------------------------
 
-    def _has_host_room(self) -> bool:
-        """Whether one more may be loaded without pushing out what is waited for."""
-        needed = sum(adapter.num_bytes for digest, adapter in self._host.items() if digest in self._claims)
-        return not self._host or needed < self._limits.host_bytes
+    def _first_on_host(self, groups: Iterable[Group]) -> dict[str, None]:
+        """What the first requests in the queue need there, as much as the host holds, and always the first one's."""
+        kept: dict[str, None] = {}
+        num_bytes = 0
+        for group in groups:
+            if kept and num_bytes >= self._limits.host_bytes:
+                break
+            for digest in group:
+                if digest not in self._resident and digest not in kept:
+                    kept[digest] = None
+                    num_bytes += self._host[digest].num_bytes if digest in self._host else self._typical_bytes
+        return kept
 
     def _keep_on_host(self, adapter: ResidentAdapter) -> None:
-        """Least recently loaded or placed goes first; what waits for room goes last."""
+        """Least recently loaded or placed goes first; what the head of the queue needs does not go."""
         self._drop_from_host(adapter.digest)
-        idle = [digest for digest in self._host if digest not in self._claims]
+        self._typical_bytes = adapter.num_bytes
+        idle = [digest for digest in self._host if digest not in self._kept]
         while idle and self.host_bytes + adapter.num_bytes > self._limits.host_bytes:
             self._drop_from_host(idle.pop(0))
         self._host[adapter.digest] = adapter
@@ -253,17 +276,22 @@ class LoraPool:
         """In the order of waiting; the first that finds no room holds the others back, so that it is not overtaken."""
         self._finish_draining()
         now = self._clock.monotonic()
-        for digest, since in list(self._claims.items()):
+        for group, since in list(self._claims.items()):
+            if not self._is_claimed(group):
+                continue  # a part of it was pushed out of the host, and is being loaded again
             out_of_patience = now - since >= self._limits.patience_s
-            if not self._make_room(self._host[digest].num_bytes, spare_wanted=not out_of_patience):
+            away = [digest for digest in group if digest not in self._resident]
+            num_bytes = sum(self._host[digest].num_bytes for digest in away)
+            if not self._make_room(num_bytes, set(group) if out_of_patience else self._wanted):
                 if out_of_patience:
-                    self._drain(self._host[digest].num_bytes)
+                    self._drain(num_bytes, set(group))
                 return
-            self._place(digest)
+            del self._claims[group]
+            for digest in away:
+                self._place(digest)
 
-    def _make_room(self, num_bytes: int, *, spare_wanted: bool) -> bool:
+    def _make_room(self, num_bytes: int, spared: set[str]) -> bool:
         """Evict idle adapters until `num_bytes` are free; evicts none if that cannot be reached."""
-        spared = self._wanted if spare_wanted else frozenset()
         idle = [digest for digest in self._resident if digest not in self._pins and digest not in spared]
         free = self._limits.device_bytes - self.num_bytes
         victims: list[str] = []
@@ -277,20 +305,20 @@ class LoraPool:
         return True
 
     def _place(self, digest: str) -> None:
-        del self._claims[digest]
         self._host.move_to_end(digest)
         adapter = self._host[digest].moved_to(self._device)
         self._resident[digest] = adapter
         self.num_bytes += adapter.num_bytes
 
-    def _drain(self, num_bytes: int) -> None:
+    def _drain(self, num_bytes: int, spared: set[str]) -> None:
         """Let adapters in use run out until what they hold, with what is free, will be enough."""
+        self._draining -= spared
         coming = self._limits.device_bytes - self.num_bytes
         coming += sum(self._resident[digest].num_bytes for digest in self._draining)
         for digest in self._resident:
             if coming >= num_bytes:
                 return
-            if digest not in self._draining:
+            if digest not in self._draining and digest not in spared:
                 self._draining.add(digest)
                 coming += self._resident[digest].num_bytes
 

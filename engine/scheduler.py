@@ -71,8 +71,8 @@ class SchedulerLimits:
 class AdapterResidency(Protocol):
     """Whether an adapter's weights are on the device; pins keep them there."""
 
-    def want(self, digests: list[str]) -> None:
-        """Everything that waits, in its order: loads are begun, room is made and given out."""
+    def want(self, groups: list[tuple[str, ...]]) -> None:
+        """What each waiting request needs, in their order: loads are begun, room is made and given out."""
         ...
 
     def is_ready(self, digest: str) -> bool:
@@ -189,7 +189,7 @@ class Scheduler:
         """
         outputs: list[Output] = []
         candidates = list(self._waiting.candidates()) if len(self._waiting) else []
-        self._adapters.want([digest for sequence in candidates for digest in sequence.request.adapter_digests])
+        self._adapters.want([digests for one in candidates if (digests := one.request.adapter_digests)])
         for sequence in candidates:
             if len(self._running) >= self._limits.max_running:
                 break

@@ -64,12 +64,18 @@ class Bench:
 
     def want(self, *digests: str) -> list[GraftworkError]:
         """Ask until every load that this begins has come back, or one has failed: its error."""
-        self.pool.want(digests)
-        while self.loader.loading:
+        return self.want_groups(*((digest,) for digest in digests))
+
+    def want_groups(self, *groups: tuple[str, ...]) -> list[GraftworkError]:
+        """The same for requests that need several at once."""
+        self.pool.want(groups)
+        for _ in range(100):
+            if not self.loader.loading:
+                break
             error = self.pool.absorb(self.inbox.get(timeout=10))
             if error is not None:
                 return [error]
-            self.pool.want(digests)
+            self.pool.want(groups)
             self.pool.check_integrity()
         return []
 
@@ -120,11 +126,11 @@ def test_many_first_uses_read_once() -> None:
     bench = Bench(units=1)
     bench.source.gate.clear()
     for _ in range(100):
-        bench.pool.want(["sha256:1"])
+        bench.pool.want([("sha256:1",)])
         assert not bench.pool.is_ready("sha256:1")
     bench.source.gate.set()
     bench.pool.absorb(bench.inbox.get(timeout=10))
-    bench.pool.want(["sha256:1"])
+    bench.pool.want([("sha256:1",)])
 
     assert bench.pool.is_ready("sha256:1")
     assert bench.source.loads == ["sha256:1"]
@@ -257,5 +263,31 @@ def test_whatever_happens_bytes_add_up_and_everyone_is_served(steps: list[tuple[
             bench.use(digest)
             bench.pool.unpin(digest)
             waiting.remove(digest)
+        bench.wait(0.3)
+    assert not waiting
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), min_size=1, max_size=12),
+    st.integers(1, 3),
+)
+def test_mixtures_that_share_and_compete_are_all_served(requests: list[list[int]], host_units: int) -> None:
+    """Each needs up to three adapters of one unit at once, of a pool of three; none waits for ever for the other's."""
+    bench = Bench(units=3, host_units=2 + host_units)
+    waiting = [tuple(f"sha256:1-{number}" for number in numbers) for numbers in requests]
+    running: list[tuple[str, ...]] = []
+    for _ in range(40 * len(waiting)):
+        bench.want_groups(*waiting)
+        for group in list(waiting):
+            if all(bench.pool.is_ready(digest) for digest in group):
+                for digest in group:
+                    bench.use(digest)
+                waiting.remove(group)
+                running.append(group)
+        if running:
+            for digest in running.pop(0):
+                bench.pool.unpin(digest)
+        bench.pool.check_integrity()
         bench.wait(0.3)
     assert not waiting

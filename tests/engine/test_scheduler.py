@@ -43,7 +43,7 @@ class Shelf:
         self.ready: set[str] = set()
         self.pins: dict[str, int] = {}
 
-    def want(self, digests: list[str]) -> None:
+    def want(self, groups: list[tuple[str, ...]]) -> None:
         """They are put here by the test."""
 
     def is_ready(self, digest: str) -> bool:
