@@ -10,6 +10,7 @@ all are in use, a flood of requests for them could keep a cold one out for ever:
 pinned longest ago is drained, which means that it takes no new requests until those that run have ended.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from graftwork.engine.request import AdapterUse
 from graftwork.engine.resident_adapter import ResidentAdapter
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest, ValidationFailed
+
+_log = logging.getLogger(__name__)
 
 _LOADING_THREADS = 2
 _LOADS_AT_ONCE = 8
@@ -99,9 +102,8 @@ class AdapterLoader:
         except GraftworkError as error:
             return error
         except Exception as error:  # noqa: BLE001 - whatever a load meets, it is the failure of that load alone
-            failure = InternalFailure(f"Adapter {digest} could not be loaded: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return failure
+            _log.exception("adapter_load_failed", extra={"digest": digest})
+            return InternalFailure(f"Adapter {digest} could not be loaded: {type(error).__name__}: {error}")
 
 
 class LoraPool:

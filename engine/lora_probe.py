@@ -40,7 +40,32 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
         y = torch.cat(outputs, dim=1).to(dtype)
         before = y.clone()
         batch.add_deltas(y, x, layer, group.name)
-        _compare(layer, group, before, y, expected, dtype)
+        _compare(_place(layer, group), before, y, expected, dtype)
+    _probe_embedding(weights, batch, base, dtype)
+    _probe_saved_head(weights, adapter, dtype)
+
+
+def _probe_embedding(weights: AdapterWeights, batch: LoraBatch, base: BaseModules, dtype: torch.dtype) -> None:
+    """The rows of a few tokens; the base's own may be any, for the adapter adds to them or replaces them."""
+    pair, saved = weights.embedding, weights.saved_embedding
+    if pair is None and saved is None:
+        return
+    vocab_size, hidden_size = base.shape(HEAD_LAYER, "lm_head")
+    token_ids = torch.arange(_NUM_ROWS) * (vocab_size // _NUM_ROWS)
+    before = torch.ones(_NUM_ROWS, hidden_size, dtype=dtype)
+    expected = before[1:].float() if saved is None else saved[token_ids[1:]].float()
+    if pair is not None:
+        expected = expected + pair.scale * (pair.A.float().t()[token_ids[1:]] @ pair.B.float().t())
+    after = before.clone()
+    batch.change_embedding(after, token_ids)
+    _compare("embed_tokens", before, after, expected, dtype)
+
+
+def _probe_saved_head(weights: AdapterWeights, adapter: ResidentAdapter, dtype: torch.dtype) -> None:
+    if weights.saved_head is None:
+        return
+    if adapter.saved_head is None or not torch.equal(adapter.saved_head, weights.saved_head.to(dtype)):
+        raise _mismatch("lm_head, as saved", "another matrix", dtype)
 
 
 def _groups_of(weights: AdapterWeights) -> Iterator[tuple[int, ProjectionGroup]]:
@@ -84,9 +109,12 @@ def _merged(weight: torch.Tensor, pair: LoraPair) -> torch.Tensor:
     return merged * (pair.magnitude.float() / norms)[:, None]
 
 
+def _place(layer: int, group: ProjectionGroup) -> str:
+    return "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {', '.join(group.targets)}"
+
+
 def _compare(
-    layer: int,
-    group: ProjectionGroup,
+    place: str,
     before: torch.Tensor,
     after: torch.Tensor,
     expected: torch.Tensor,
@@ -95,10 +123,13 @@ def _compare(
     error = (after[1:].float() - expected).abs().max().item()
     size = max(expected.abs().max().item(), before.float().abs().max().item(), 1e-6)
     if not torch.equal(after[0], before[0]) or not error <= _TOLERANCE[dtype] * size:
-        where = "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {', '.join(group.targets)}"
-        raise ValidationFailed(
-            f"weights: {where}: the engine's result differs from the adapter's matrices by {error:.3g} where values "
-            f"reach {size:.3g}, more than {dtype} explains. The adapter would not behave as trained, so it is refused.",
-            param="weights",
-            code="adapter_probe_failed",
-        )
+        raise _mismatch(place, f"{error:.3g} where values reach {size:.3g}", dtype)
+
+
+def _mismatch(place: str, difference: str, dtype: torch.dtype) -> ValidationFailed:
+    return ValidationFailed(
+        f"weights: {place}: the engine's result differs from the adapter's matrices by {difference}, more than {dtype} "
+        "explains. The adapter would not behave as trained, so it is refused.",
+        param="weights",
+        code="adapter_probe_failed",
+    )

@@ -32,10 +32,10 @@ GROUPS = (
 )
 HEAD = ProjectionGroup("head", ("lm_head",))
 
-Change = Callable[[torch.Tensor], torch.Tensor]
+TensorChange = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _changed(tensor: torch.Tensor | None, change: Change) -> torch.Tensor | None:
+def _changed(tensor: torch.Tensor | None, change: TensorChange) -> torch.Tensor | None:
     return None if tensor is None else change(tensor)
 
 
@@ -49,7 +49,7 @@ class SliceDelta:
     out_start: int
     out_end: int
 
-    def mapped(self, change: Change) -> "SliceDelta":
+    def mapped(self, change: TensorChange) -> "SliceDelta":
         return SliceDelta(change(self.B), self.rank_start, self.rank_end, self.out_start, self.out_end)
 
 
@@ -71,7 +71,7 @@ class GroupDelta:
     def num_ranks(self) -> int:
         return self.A.shape[0]
 
-    def mapped(self, change: Change) -> "GroupDelta":
+    def mapped(self, change: TensorChange) -> "GroupDelta":
         return GroupDelta(
             change(self.A),
             _changed(self.scales, change),
@@ -94,7 +94,7 @@ class EmbeddingDelta:
     B: torch.Tensor  # [ranks, hidden]
     scale: float
 
-    def mapped(self, change: Change) -> "EmbeddingDelta":
+    def mapped(self, change: TensorChange) -> "EmbeddingDelta":
         return EmbeddingDelta(change(self.A), change(self.B), self.scale)
 
 
@@ -131,7 +131,7 @@ class ResidentAdapter:
 
         return self.mapped(view, block)
 
-    def mapped(self, change: Change, block: torch.Tensor) -> "ResidentAdapter":
+    def mapped(self, change: TensorChange, block: torch.Tensor) -> "ResidentAdapter":
         """The same adapter over `block`: every tensor changed, in a fixed order."""
         return replace(
             self,
