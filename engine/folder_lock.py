@@ -1,0 +1,33 @@
+"""One process a folder: a lock that the system takes back when the process ends, however it ends."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from graftwork.platform.errors import InvalidRequest
+
+
+class FolderLock:
+    """Held from `take` to `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Make the folder, for its owner alone, if there is none. Raises InvalidRequest if it cannot be ours."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self._folder, os.O_RDONLY)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise InvalidRequest(f"Another engine keeps its KV pages in {self._folder}: give each its own.") from None
+        except OSError as error:
+            self.release()
+            raise InvalidRequest(f"KV pages cannot be kept in {self._folder}: {error.strerror}.") from error
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,98 @@
+"""The few operations on files that the disk tier is made of, each of which can fail or be the last before a crash."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of the folder, as the folder lists it."""
+
+    name: str
+    num_bytes: int
+    used_at_ns: int
+    """The time of its last use, which is kept where files keep the time of their last change."""
+
+
+class FileSystem(Protocol):
+    """One folder of files; any operation may raise OSError."""
+
+    def entries(self) -> list[FileEntry]:
+        """Every ordinary file of the folder."""
+        ...
+
+    def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
+        """Write a file, stamp it and bring it to the disk. What is left after a failure is for the caller to remove."""
+        ...
+
+    def rename(self, name: str, new_name: str) -> None: ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is gone already is no error."""
+        ...
+
+    def read(self, name: str, offset: int, into: memoryview) -> int:
+        """Fill `into` from `offset` on; returns how many bytes there were."""
+        ...
+
+    def stamp(self, name: str, used_at_ns: int) -> None:
+        """Note when the file was last used."""
+        ...
+
+    def sync(self) -> None:
+        """Bring the names in the folder to the disk."""
+        ...
+
+
+class LocalFiles:
+    """A folder of the machine's own file system, readable by its owner alone: KV pages tell what was said."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def entries(self) -> list[FileEntry]:
+        with os.scandir(self._folder) as listing:
+            found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in listing if _is_plain(entry)]
+        return [FileEntry(name, status.st_size, status.st_mtime_ns) for name, status in found]
+
+    def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
+        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for content in contents:
+                file.write(content)
+            file.flush()
+            os.utime(file.fileno(), ns=(used_at_ns, used_at_ns))
+            os.fsync(file.fileno())
+
+    def rename(self, name: str, new_name: str) -> None:
+        (self._folder / name).rename(self._folder / new_name)
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def read(self, name: str, offset: int, into: memoryview) -> int:
+        done = 0
+        with (self._folder / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            while done < len(into) and (count := file.readinto(into[done:])):
+                done += count
+        return done
+
+    def stamp(self, name: str, used_at_ns: int) -> None:
+        os.utime(self._folder / name, ns=(used_at_ns, used_at_ns))
+
+    def sync(self) -> None:
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_plain(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_file(follow_symlinks=False)
