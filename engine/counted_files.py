@@ -4,24 +4,25 @@ from collections.abc import Sequence
 
 from graftwork.engine.disk_tally import DiskTally
 from graftwork.engine.local_files import Buffer, FileEntry, FileSystem
+from graftwork.platform.errors import InvalidRequest
 
 DRAFT_SUFFIX = ".part"
 """Behind the name of a file that is not yet whole."""
 
 
 class CountedFiles:
-    """A FileSystem that never raises OSError."""
+    """A FileSystem that never raises OSError; only a folder that cannot be listed cannot be worked with."""
 
     def __init__(self, files: FileSystem, tally: DiskTally) -> None:
         self._files = files
         self._tally = tally
 
     def entries(self) -> list[FileEntry]:
+        """Every ordinary file. Raises InvalidRequest: without knowing what is there, no budget can be kept."""
         try:
             return self._files.entries()
         except OSError as error:
-            self._tally.failed("the folder", error)
-            return []
+            raise InvalidRequest(f"The folder for KV pages cannot be listed: {error.strerror}.") from error
 
     def put(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> bool:
         """Write a file that appears under its name whole or not at all; False if it does not."""

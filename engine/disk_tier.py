@@ -86,7 +86,7 @@ class DiskTier:
         self._index.set_reserve(owner, num_bytes)
 
     def open(self) -> None:
-        """Find what an earlier process left. Raises InvalidRequest if the folder cannot be made or is in use.
+        """Find what an earlier process left. Raises InvalidRequest if the folder is no use or in use.
 
         Unfinished and damaged files are removed; files of other layouts stay until room is needed, in the order of
         their age; files that do not have our names are left alone and do not count.

@@ -1,6 +1,7 @@
 """The few operations on files that the disk tier is made of, each of which can fail or be the last before a crash."""
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,7 @@ class LocalFiles:
 
     def entries(self) -> list[FileEntry]:
         with os.scandir(self._folder) as listing:
-            found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in listing if _is_plain(entry)]
-        return [FileEntry(name, status.st_size, status.st_mtime_ns) for name, status in found]
+            return [found for entry in listing if (found := _described(entry)) is not None]
 
     def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
         descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -94,5 +94,10 @@ class LocalFiles:
             os.close(descriptor)
 
 
-def _is_plain(entry: "os.DirEntry[str]") -> bool:
-    return entry.is_file(follow_symlinks=False)
+def _described(entry: "os.DirEntry[str]") -> FileEntry | None:
+    """None for what is no ordinary file, or is gone since it was listed."""
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return FileEntry(entry.name, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None

@@ -1,0 +1,136 @@
+"""Pages that tell whose they are, and a folder of files that crashes or refuses on demand."""
+
+import errno
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from graftwork.engine.disk_tier import DiskTier
+from graftwork.engine.local_files import Buffer, FileEntry, LocalFiles
+from graftwork.engine.page_file import file_bytes
+from graftwork.engine.page_key import PageKey, first_key, next_key
+from graftwork.platform.clock import ManualClock
+
+PAGE_BYTES = 512
+LAYOUT = hashlib.sha256(b"layout").digest()
+OTHER_LAYOUT = hashlib.sha256(b"other layout").digest()
+ONE_PAGE_FILE = file_bytes(1, PAGE_BYTES)
+
+
+def quick_folder() -> TemporaryDirectory[str]:
+    """A folder in memory where there is one: bringing thousands of files to the disk takes its time."""
+    memory = Path("/dev/shm")
+    return TemporaryDirectory(dir=memory if memory.is_dir() else None)
+
+
+class Crash(BaseException):
+    """The process ends here; nothing of it may catch this."""
+
+
+class FragileFiles(LocalFiles):
+    """A folder whose operations can be made to fail or to be the last; watches the bytes that lie there meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+        self.num_operations = 0
+        self.crash_at: int | None = None
+        """The number of the operation that is the last; a file is then left half written."""
+        self.refused: set[str] = set()
+        """Operations that the disk refuses."""
+        self.most_bytes = 0
+
+    def entries(self) -> list[FileEntry]:
+        self._begin("entries")
+        return super().entries()
+
+    def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
+        half = b"".join(contents)[: sum(map(len, contents)) // 2]
+        if self._is_last() or "create" in self.refused:
+            super().create(name, [half], used_at_ns)
+            self._watch()
+        self._begin("create")
+        super().create(name, contents, used_at_ns)
+        self._watch()
+
+    def rename(self, name: str, new_name: str) -> None:
+        self._begin("rename")
+        super().rename(name, new_name)
+
+    def remove(self, name: str) -> None:
+        self._begin("remove")
+        super().remove(name)
+
+    def read(self, name: str, offset: int, into: memoryview) -> int:
+        self._begin("read")
+        return super().read(name, offset, into)
+
+    def stamp(self, name: str, used_at_ns: int) -> None:
+        self._begin("stamp")
+        super().stamp(name, used_at_ns)
+
+    def sync(self) -> None:
+        self._begin("sync")
+        super().sync()
+
+    def _is_last(self) -> bool:
+        return self.num_operations == self.crash_at
+
+    def _begin(self, operation: str) -> None:
+        if self._is_last():
+            raise Crash
+        self.num_operations += 1
+        if operation in self.refused:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def _watch(self) -> None:
+        self.most_bytes = max(self.most_bytes, bytes_in(self.folder))
+
+
+def bytes_in(folder: Path) -> int:
+    """What lies in a folder."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def party(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def chain(scope: str, num_pages: int) -> list[PageKey]:
+    """The keys of the first pages of a scope; a longer chain begins with a shorter one."""
+    keys = [first_key(scope.encode())]
+    for number in range(num_pages):
+        keys.append(next_key(keys[-1], [number]))
+    return keys[1:]
+
+
+def page_of(key: PageKey) -> bytes:
+    """The content that belongs to a key and to no other."""
+    return hashlib.shake_128(key).digest(PAGE_BYTES)
+
+
+def pages_of(keys: Sequence[PageKey]) -> list[bytes]:
+    return [page_of(key) for key in keys]
+
+
+def opened(folder: Path, max_bytes: int = 2**20, layout: bytes = LAYOUT, files: LocalFiles | None = None) -> DiskTier:
+    """A tier on a folder, on a clock that stands still."""
+    tier = DiskTier(folder, max_bytes, layout, files, ManualClock())
+    tier.open()
+    return tier
+
+
+def store(tier: DiskTier, owner: str, keys: Sequence[PageKey]) -> int:
+    return tier.write(party(owner), keys, pages_of(keys))
+
+
+def readable(tier: DiskTier, keys: Sequence[PageKey]) -> list[PageKey]:
+    """The keys whose pages can be read; fails if any page has other bytes than its own."""
+    found = []
+    for key in keys:
+        space = bytearray(PAGE_BYTES)
+        if tier.read(key, memoryview(space)):
+            assert bytes(space) == page_of(key), "a page was answered with wrong bytes"
+            found.append(key)
+    return found
