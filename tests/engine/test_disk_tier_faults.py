@@ -324,6 +324,20 @@ def test_damage_is_found_when_it_is_read(tmp_path: Path) -> None:
     assert (num_read, tier.counters.corrupt, tier.num_pages, bytes_in(tmp_path)) == (2, 1, 0, 0)
 
 
+@pytest.mark.parametrize("num_bytes", [100, ONE_PAGE_FILE - 1, ONE_PAGE_FILE + 1])
+def test_a_file_of_the_wrong_length_is_not_found_after_a_restart(tmp_path: Path, num_bytes: int) -> None:
+    """Cut off or grown while nobody looked: it is counted as corrupt and gone before any page of it is asked for."""
+    tier = opened(tmp_path)
+    store(tier, "x", chain("a", 1))
+    tier.close()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes().ljust(num_bytes, b"x")[:num_bytes])
+
+    again = opened(tmp_path)
+
+    assert (again.num_pages, again.counters.corrupt, bytes_in(tmp_path)) == (0, 1, 0)
+
+
 def test_a_file_of_pages_under_anothers_name_answers_for_its_own_keys_only(tmp_path: Path) -> None:
     """A file copied over another is found by what it holds, and each page is still checked."""
     tier = opened(tmp_path)
