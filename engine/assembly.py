@@ -9,21 +9,23 @@ import torch
 
 from graftwork.engine.adapter_weights import AdapterSource
 from graftwork.engine.allocator import keep_freed_memory
-from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchBuilder
+from graftwork.engine.calibration import measure
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.fingerprint import fingerprint
+from graftwork.engine.kv_assembly import build_memory, lay_out_kv
+from graftwork.engine.lease_advisor import LeaseAdvisor
+from graftwork.engine.load_cost import LoadCost
 from graftwork.engine.loop import EngineLoop, Message
 from graftwork.engine.lora_packs import PackCache
 from graftwork.engine.lora_pool import AdapterLoader, LoraPool, LoraPoolLimits
 from graftwork.engine.model_config import ModelConfig, read_model_config
-from graftwork.engine.pages import PagePool
-from graftwork.engine.prefix_tree import PrefixTree
 from graftwork.engine.request import EngineDescription
 from graftwork.engine.row_rules import RowRules
-from graftwork.engine.runner import ModelRunner, choose_device, choose_dtype, load_decoder, num_device_pages
+from graftwork.engine.runner import ModelRunner, choose_device, choose_dtype, load_decoder
 from graftwork.engine.scheduler import Scheduler, SchedulerLimits
 from graftwork.engine.scope import ScopeMaker
+from graftwork.engine.session_tending import SessionTender
 from graftwork.platform.clock import Clock, SystemClock
 
 
@@ -39,17 +41,22 @@ SourceFor = Callable[[EngineDescription], AdapterSource]
 """Makes the source of adapters for a model: what they are checked against is known only once the model is read."""
 
 
-def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | None = None) -> Engine:
-    """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served."""
+def build_engine(
+    config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: LoadCost | None = None
+) -> Engine:
+    """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served.
+
+    `costs` of loading and computing are measured where they are not given.
+    """
     torch.set_num_threads(config.threads)
     keep_freed_memory()
     model = read_model_config(config.model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)
-    pages = PagePool(num_device_pages(config, model, dtype))
-    description = _describe(config, model, pages)
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
+    store = lay_out_kv(config, model, fingerprint(config.model), device, dtype)
+    description = _describe(config, model, store.sizes.device_pages)
     decoder = load_decoder(config, model, device, dtype)
     rules = RowRules.of(dtype)
     packs = PackCache(config.lora_pool_bytes, rules.min_columns)
@@ -60,19 +67,21 @@ def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | Non
         packs,
         clock,
     )
+    builder = BatchBuilder(config.page_tokens, store.cache.null_page, device, rules)
+    runner = ModelRunner(decoder, store.cache, builder, adapters, packs, rules)
+    costs = costs or measure(store, runner.run, _limits(config, model))
+    memory, copier = build_memory(store, costs, inbox.put, clock)
+    scopes = ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}")
     scheduler = Scheduler(
         _limits(config, model),
-        pages,
-        PrefixTree(pages, config.page_tokens),
+        memory,
+        SessionTender(memory, scopes, LeaseAdvisor(), clock),
         adapters,
-        ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}"),
+        scopes,
         clock=clock,
         seeds=Random(),
     )
-    cache = KvCache(model, pages.num_pages, config.page_tokens, device, dtype)
-    builder = BatchBuilder(config.page_tokens, cache.null_page, device, rules)
-    runner = ModelRunner(decoder, cache, builder, adapters, packs, rules)
-    return Engine(EngineLoop(inbox, scheduler, adapters, pages, runner), description)
+    return Engine(EngineLoop(inbox, scheduler, adapters, memory, copier, runner), description)
 
 
 def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
@@ -87,7 +96,7 @@ def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
     )
 
 
-def _describe(config: EngineConfig, model: ModelConfig, pages: PagePool) -> EngineDescription:
+def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> EngineDescription:
     return EngineDescription(
         model_name=config.model_name or config.model.resolve().name,
         fingerprint=fingerprint(config.model),
@@ -100,5 +109,5 @@ def _describe(config: EngineConfig, model: ModelConfig, pages: PagePool) -> Engi
         target_shapes=model.target_shapes,
         max_lora_rank=config.max_lora_rank,
         page_tokens=config.page_tokens,
-        device_pages=pages.num_pages,
+        device_pages=device_pages,
     )

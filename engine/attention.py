@@ -27,6 +27,30 @@ class KvCache:
         self._keys[:, self.null_page] = 0
         self._values[:, self.null_page] = 0
 
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of one page as it is copied: keys and values of every layer.  # (2, layers, page_tokens, kv_heads, head_dim)"""
+        layers, _, *rest = self._keys.shape
+        return (2, layers, *rest)
+
+    @property
+    def device(self) -> torch.device:
+        return self._keys.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._keys.dtype
+
+    def read_page(self, page: int, target: torch.Tensor) -> None:
+        """Copy one page's KV into `target`, a tensor of `page_shape`."""
+        target[0].copy_(self._keys[:, page])
+        target[1].copy_(self._values[:, page])
+
+    def write_page(self, page: int, source: torch.Tensor) -> None:
+        """Make one page hold `source`, a tensor of `page_shape`."""
+        self._keys[:, page].copy_(source[0])
+        self._values[:, page].copy_(source[1])
+
     def attend(
         self,
         layer: int,

@@ -15,9 +15,9 @@ import torch
 
 from graftwork.engine.batch import SequenceSlice, StepPlan
 from graftwork.engine.lora import padded_rows
+from graftwork.engine.page_path import pages_for
 from graftwork.engine.request import AdapterUse
 from graftwork.engine.row_rules import RowRules
-from graftwork.engine.sequence import pages_for
 
 _KEY_BLOCK = 32
 """Attention takes keys in vectors; page tables padded to whole ones leave no remainder that other code would sum."""

@@ -3,7 +3,14 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from graftwork.engine.request import EngineDescription, EngineEvent, EngineRequest, EngineStats
+from graftwork.engine.request import (
+    EngineDescription,
+    EngineEvent,
+    EngineRequest,
+    EngineStats,
+    SessionMemory,
+    SessionTending,
+)
 
 
 class EngineClient(Protocol):
@@ -18,6 +25,13 @@ class EngineClient(Protocol):
 
         Raises InvalidRequest, NotFound (no such adapter), CapacityContended (queue full, with the seconds to
         wait), CapacityAbsent (the engine is gone).
+        """
+        ...
+
+    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        """Hold, fetch or give up the KV of a session between its turns, and say where it is.
+
+        Raises CapacityAbsent while no engine answers; nothing is lost then but time.
         """
         ...
 

@@ -22,6 +22,14 @@ class EngineConfig:
     """Tokens of one KV page: small wastes less on tails, large gathers faster."""
     device_kv_bytes: int = 512 * 2**20
     """Bytes of KV on the device; at least one full context."""
+    host_kv_bytes: int = 1024 * 2**20
+    """Bytes of KV in host memory, where idle sessions wait; 0 keeps none there."""
+    disk_kv_bytes: int = 0
+    """Bytes of KV in `kv_folder`, which outlive the process; 0 keeps none there."""
+    kv_folder: Path | None = None
+    """Where KV files lie; needed where `disk_kv_bytes` is not 0."""
+    kv_reserve_share: float = 0.5
+    """Of each tier, from 0 to 1: parted among the tenants present, whom others cannot push below it."""
     lora_pool_bytes: int = 256 * 2**20
     """Bytes of adapter weights on the device; idle ones make room, least recently used first."""
     lora_host_bytes: int = 1024 * 2**20

@@ -8,7 +8,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from graftwork.engine.request import EngineDescription, EngineEvent, EngineRequest, EngineStats, RequestFinished
+from graftwork.engine.request import (
+    EngineDescription,
+    EngineEvent,
+    EngineRequest,
+    EngineStats,
+    RequestFinished,
+    SessionMemory,
+    SessionTending,
+)
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
 from graftwork.platform.errors import CapacityAbsent, GraftworkError
@@ -52,6 +60,9 @@ class GrpcEngineClient:
         reply = await self._ask(self._stub.ProbeAdapter, wire.ProbeAdapterRequest(digest=digest), _PROBED_WITHIN_S)
         if reply.HasField("failed"):
             raise codec.error_from_wire(reply.failed)
+
+    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        return codec.memory_from_wire(await self._ask(self._stub.TendSession, codec.tending_to_wire(tending)))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         conversation = self._open_conversation()

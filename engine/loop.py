@@ -11,10 +11,11 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from graftwork.engine.batch import StepPlan, StepResult
+from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
-from graftwork.engine.pages import PagePool
-from graftwork.engine.request import EngineRequest, EngineStats
+from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, SessionTending
 from graftwork.engine.scheduler import Output, Scheduler
+from graftwork.engine.transfers import CopyEngine, TransferDone
 from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId
 
@@ -56,6 +57,14 @@ class ProbeAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class TendSession:
+    """Look after a session's KV between its turns; `answer` is called on the loop's thread."""
+
+    tending: SessionTending
+    answer: Callable[[SessionMemory], None]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadStats:
     answer: Callable[[EngineStats], None]
 
@@ -65,7 +74,18 @@ class Stop:
     pass
 
 
-Message = SubmitRequest | CancelRequest | CancelSink | ForgetAdapter | ProbeAdapter | ReadStats | AdapterLoaded | Stop
+Message = (
+    SubmitRequest
+    | CancelRequest
+    | CancelSink
+    | ForgetAdapter
+    | ProbeAdapter
+    | TendSession
+    | ReadStats
+    | AdapterLoaded
+    | TransferDone
+    | Stop
+)
 
 
 class Runner(Protocol):
@@ -78,12 +98,19 @@ class EngineLoop:
     """`inbox` is the only way in; sinks are the only way out."""
 
     def __init__(
-        self, inbox: SimpleQueue[Message], scheduler: Scheduler, adapters: LoraPool, pages: PagePool, runner: Runner
+        self,
+        inbox: SimpleQueue[Message],
+        scheduler: Scheduler,
+        adapters: LoraPool,
+        memory: KvMemory,
+        copies: CopyEngine,
+        runner: Runner,
     ) -> None:
         self.inbox = inbox
         self._scheduler = scheduler
         self._adapters = adapters
-        self._pages = pages
+        self._memory = memory
+        self._copies = copies
         self._runner = runner
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
@@ -97,6 +124,7 @@ class EngineLoop:
                 break
             worked = self.step()
         self._adapters.close()
+        self._copies.close()
 
     def step(self) -> bool:
         """One step of everything that can be admitted; False if there was nothing to do.
@@ -148,6 +176,10 @@ class EngineLoop:
                 self._adapters.forget(digest)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
+            case TransferDone():
+                self._deliver(self._scheduler.absorb_transfer(message))
+            case TendSession(tending, answer_tending):
+                answer_tending(self._scheduler.tend(tending))
             case ReadStats(answer):
                 answer(self.stats())
             case Stop():
@@ -181,12 +213,19 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """A reading of everything that is counted."""
         counters = self._scheduler.counters
+        device, host = self._memory.residency.device, self._memory.residency.host
         return EngineStats(
             running_requests=self._scheduler.num_running,
             waiting_requests=self._scheduler.num_waiting,
-            free_pages=self._pages.free_pages,
-            cached_pages=self._pages.idle_pages,
-            active_pages=self._pages.active_pages,
+            free_pages=device.free_pages,
+            cached_pages=device.idle_pages,
+            active_pages=device.active_pages,
+            in_flight_pages=device.in_flight_pages,
+            host_free_pages=host.free_pages,
+            host_cached_pages=host.idle_pages,
+            host_in_flight_pages=host.in_flight_pages,
+            disk_pages=self._memory.num_disk_pages,
+            disk_bytes=self._memory.disk_bytes,
             resident_adapters=self._adapters.resident_digests,
             lora_pool_bytes=self._adapters.num_bytes,
             running_adapters=tuple(sorted(self._scheduler.running_adapters())),
@@ -194,6 +233,9 @@ class EngineLoop:
             steps=counters.steps,
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
+            host_tokens=counters.host_tokens,
+            disk_tokens=counters.disk_tokens,
+            preemptions=counters.preemptions,
             generated_tokens=counters.generated_tokens,
             adapter_loads=self._adapters.num_loads,
             max_adapters_in_a_step=counters.max_adapters_in_a_step,

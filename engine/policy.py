@@ -54,14 +54,17 @@ class FairShare:
 
     def candidates(self) -> list[Sequence]:
         """Everyone who waits, in order: the next one to admit stands first."""
-        now = self._clock.monotonic()
+        ranks = {sequence.request_id: self.rank(sequence) for sequence in self}
 
         def order(sequence: Sequence) -> tuple[int, float, float]:
-            promotions = int((now - sequence.arrived_at) / self._seconds_per_tier)
-            rank = max(_TIER_RANK[sequence.request.tier] - promotions, 0)
-            return rank, self._counters[sequence.request.share], sequence.arrived_at
+            return ranks[sequence.request_id], self._counters[sequence.request.share], sequence.arrived_at
 
         return sorted(self, key=order)
+
+    def rank(self, sequence: Sequence) -> int:
+        """The class that a sequence has by now, 0 for the highest: waiting lifts it."""
+        promotions = int((self._clock.monotonic() - sequence.arrived_at) / self._seconds_per_tier)
+        return max(_TIER_RANK[sequence.request.tier] - promotions, 0)
 
     def charge_input(self, sequence: Sequence, uncached_tokens: int) -> None:
         """Charge the prompt tokens that must be computed."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NewType
 
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -73,6 +74,33 @@ MAX_MIXTURE = 4
 MAX_MIXTURE_WEIGHT = 16.0
 
 
+SessionKey = NewType("SessionKey", str)
+"""Opaque name of an agent session, unique within its isolation domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLimits:
+    """Bytes of cached KV that a party may keep on each tier; None is no limit of its own.
+
+    What exceeds it moves down or out; a request that fits the device is never refused for it.
+    """
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+
+
+NO_KV_LIMITS = KvLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUse:
+    """The session that a request continues."""
+
+    session: SessionKey
+    history_tokens: int = 0
+    """Tokens at the start of the prompt that an earlier request of the session has had computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to continue."""
@@ -89,6 +117,11 @@ class EngineRequest:
     """Opaque name of the party whose fair share this is charged to."""
     weight: float = 1.0
     """The party's weight against the others."""
+    session: SessionUse | None = None
+    """None for a request that stands alone; its pages are then kept as long as there is room."""
+    kv_limits: KvLimits = NO_KV_LIMITS
+    public_tokens: int = 0
+    """Tokens at the start of the prompt that the operator has declared public: every domain may share their pages."""
 
     @property
     def adapter_digests(self) -> tuple[str, ...]:
@@ -136,6 +169,63 @@ class RequestFinished:
     completion_tokens: int
 
 
+class SessionVerb(StrEnum):
+    """What is done with the KV of a session between its turns."""
+
+    HOLD = "hold"
+    """A turn has ended: copy its pages down, and lease those on the device while its tools run."""
+    PREFETCH = "prefetch"
+    """The session will go on soon: bring its pages to the device."""
+    SUSPEND = "suspend"
+    """It will not go on soon: copy its pages down and give up those on the device."""
+    CLOSE = "close"
+    """It is over: give up every page that no other session reaches."""
+    READ = "read"
+    """Change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWait:
+    """A tool that a session waits for."""
+
+    tool: str
+    expected_ms: float | None = None
+    """The client's own guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTending:
+    """One verb on the KV of one session's history."""
+
+    verb: SessionVerb
+    session: SessionKey
+    isolation: IsolationDomain
+    adapters: tuple[AdapterUse, ...]
+    token_ids: tuple[int, ...]
+    """The history up to the session's head."""
+    public_tokens: int = 0
+    waits: tuple[ToolWait, ...] = ()
+    """With HOLD: the tools that were called."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMemory:
+    """Where the KV of a session's history is; each token is counted on the nearest tier that has it."""
+
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    missing_tokens: int = 0
+    """Tokens of whole pages and of the tail that would be recomputed."""
+    device_bytes: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    """Bytes of copies, wherever they are: a page on two tiers counts on both."""
+    lease_s: float | None = None
+    """Seconds for which the device pages are leased from now; None without a lease."""
+    last_miss: MissReason | None = None
+
+
 EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished
 """In this order: one PromptAdmitted, any number of TokensGenerated, one RequestFinished; or an error raised."""
 
@@ -174,6 +264,13 @@ class EngineStats:
     """Owned by the prefix tree alone: reclaimed on demand."""
     active_pages: int
     """Owned by at least one running sequence."""
+    in_flight_pages: int
+    """Read or written by a copy."""
+    host_free_pages: int
+    host_cached_pages: int
+    host_in_flight_pages: int
+    disk_pages: int
+    disk_bytes: int
     resident_adapters: tuple[str, ...]
     lora_pool_bytes: int
     running_adapters: tuple[str, ...]
@@ -181,6 +278,11 @@ class EngineStats:
     steps: int
     prompt_tokens: int
     cached_tokens: int
+    host_tokens: int
+    """Of the cached tokens, those that came from the host."""
+    disk_tokens: int
+    preemptions: int
+    """Running requests that were offloaded to make room."""
     generated_tokens: int
     adapter_loads: int
     max_adapters_in_a_step: int

@@ -2,7 +2,7 @@
 
 import torch
 
-from graftwork.engine.attention import KvCache, bytes_per_page
+from graftwork.engine.attention import KvCache
 from graftwork.engine.batch import StepPlan, StepResult
 from graftwork.engine.batch_tensors import AdapterRun, BatchBuilder, BatchTensors
 from graftwork.engine.checkpoint import Checkpoint
@@ -16,7 +16,6 @@ from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.rotary import RotaryTable
 from graftwork.engine.row_rules import RowRules
 from graftwork.engine.sampler import choose_tokens
-from graftwork.engine.sequence import pages_for
 from graftwork.platform.errors import InvalidRequest
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -65,20 +64,6 @@ def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device,
     """Read the checkpoint onto the device."""
     weights = load_decoder_weights(Checkpoint(config.model), model, device, dtype)
     return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device))
-
-
-def num_device_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Pages that the KV budget buys. Raises InvalidRequest if not even one full context fits."""
-    each = bytes_per_page(model, config.page_tokens, dtype)
-    pages = config.device_kv_bytes // each
-    needed = pages_for(model.context_tokens, config.page_tokens)
-    if pages < needed:
-        raise InvalidRequest(
-            f"--device-kv-bytes {config.device_kv_bytes} holds {pages} pages; one context of {model.context_tokens} "
-            f"tokens needs {needed}. Give at least {needed * each} bytes.",
-            param="device_kv_bytes",
-        )
-    return pages
 
 
 def _cpu_multiplies_bfloat16() -> bool:

@@ -3,8 +3,10 @@
 The Scheduler owns every Sequence. Its four verbs are admit, plan, absorb and cancel; it is pure Python, without torch.
 There is no prefill mode and no decode mode: a sequence catches up with the tokens that are known of it.
 
-It keeps one promise: a running sequence always finds its next page. Admission counts the pages that a sequence may
-need at worst against those that are free or idle, so that what runs can run to its end.
+A sequence is let in with pages for everything that is known of it, and takes one more whenever it has filled its
+last. When there is none, the sequence that deserves its place least is offloaded: its pages go to the host, and it
+goes on where it stopped once there is room again. Nobody is let in while somebody who runs lacks a page, so what runs
+gets to its end.
 """
 
 import math
@@ -14,24 +16,27 @@ from random import Random
 from typing import Protocol
 
 from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.pace import Pace
-from graftwork.engine.pages import PagePool
+from graftwork.engine.page_path import pages_for
 from graftwork.engine.policy import FairShare
-from graftwork.engine.prefix_tree import PrefixMatch, PrefixTree
 from graftwork.engine.request import (
     MAX_MIXTURE,
     MAX_MIXTURE_WEIGHT,
     AdapterUse,
-    CacheReport,
     EngineEvent,
     EngineRequest,
-    MissReason,
     PromptAdmitted,
     RequestFinished,
+    SessionMemory,
+    SessionTending,
     TokensGenerated,
 )
 from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.sequence import Sequence, pages_for
+from graftwork.engine.sequence import Sequence
+from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.tier_names import Tier
+from graftwork.engine.transfers import TransferDone
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import (
     CapacityContended,
@@ -95,7 +100,11 @@ class SchedulerCounters:
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0
+    """Of the cached ones, those that were loaded from the host."""
+    disk_tokens: int = 0
     generated_tokens: int = 0
+    preemptions: int = 0
     max_adapters_in_a_step: int = 0
 
 
@@ -105,8 +114,8 @@ class Scheduler:
     def __init__(
         self,
         limits: SchedulerLimits,
-        pool: PagePool,
-        tree: PrefixTree,
+        memory: KvMemory,
+        tender: SessionTender,
         adapters: AdapterResidency,
         scopes: ScopeMaker,
         *,
@@ -114,8 +123,8 @@ class Scheduler:
         seeds: Random,
     ) -> None:
         self._limits = limits
-        self._pool = pool
-        self._tree = tree
+        self._memory = memory
+        self._tender = tender
         self._adapters = adapters
         self._scopes = scopes
         self._clock = clock
@@ -123,6 +132,8 @@ class Scheduler:
         self._waiting = FairShare(clock)
         self._running: dict[RequestId, Sequence] = {}
         self._by_id: dict[RequestId, Sequence] = {}
+        self._starved: set[RequestId] = set()
+        """Running, and without the page that its next token needs."""
         self._pace = Pace(clock)
         self.counters = SchedulerCounters()
 
@@ -152,6 +163,9 @@ class Scheduler:
                 retry_after_s=self._pace.seconds_until_room(),
             )
         sequence = self._make_sequence(request)
+        if request.session is not None:
+            self._tender.goes_on(request.isolation, request.session)
+        self._memory.set_limits(request.isolation, request.kv_limits)
         self._by_id[request.request_id] = sequence
         self._waiting.enqueue(sequence)
 
@@ -191,70 +205,105 @@ class Scheduler:
         candidates = list(self._waiting.candidates()) if len(self._waiting) else []
         self._adapters.want([digests for one in candidates if (digests := one.request.adapter_digests)])
         for sequence in candidates:
-            if len(self._running) >= self._limits.max_running:
-                break
             refusal = self._adapters.refusal(sequence.request.adapters)
             if refusal is not None:
                 outputs += self._fail([sequence], refusal)
                 continue
             if not all(self._adapters.is_ready(digest) for digest in sequence.request.adapter_digests):
                 continue
-            match = self._match(sequence)
-            if not self._fits(sequence, match):
-                break
-            outputs.append(self._start(sequence, match))
+            while not (self._has_place() and self._settle(sequence)):
+                if not self._make_way(sequence):
+                    return outputs
+            outputs += self._start(sequence)
         return outputs
 
-    def _match(self, sequence: Sequence) -> PrefixMatch:
-        # The last prompt token is always computed: its logits choose the first new one.
-        return self._tree.match(sequence.scope, sequence.token_ids[:-1])
+    def _has_place(self) -> bool:
+        """Whether the batch has room, and nobody who runs waits for a page."""
+        return len(self._running) < self._limits.max_running and not self._starved
 
-    def _fits(self, sequence: Sequence, match: PrefixMatch) -> bool:
-        size = self._limits.page_tokens
-        promised = sum(running.pages_still_needed(size) for running in self._running.values())
-        taken_from_idle = sum(self._pool.holders(page) == 1 for page in match.pages)
-        wanted = sequence.pages_still_needed(size) - len(match.pages) + taken_from_idle
-        return promised + wanted <= self._pool.free_pages + self._pool.idle_pages
+    def _settle(self, sequence: Sequence) -> bool:
+        """Find pages for all known tokens, and leave everyone who runs a page to grow into; False if there is no
+        room for that."""
+        path = sequence.path(len(sequence.token_ids) - 1)  # the last token is always computed: its logits are needed
+        match = self._memory.match(path)
+        if self._running and not self._memory.has_room(match, len(sequence.token_ids), len(self._running)):
+            return False
+        session = sequence.request.session
+        reason = self._memory.miss_reason(path, match, session)
+        residence = self._memory.settle(path, match, len(sequence.token_ids), session)
+        if residence is None:
+            return False
+        sequence.settle(residence, self._limits.page_tokens, reason)
+        return True
 
-    def _start(self, sequence: Sequence, match: PrefixMatch) -> Output:
+    def _make_way(self, sequence: Sequence) -> bool:
+        """Offload somebody of a lower class for a request that finds no place; False if there is nobody, or room is
+        being made already."""
+        victim = self._worst_running()
+        if victim is None or self._memory.residency.device.in_flight_pages:
+            return False
+        if victim.rank <= self._waiting.rank(sequence):
+            return False
+        self._preempt(victim)
+        return True
+
+    def _start(self, sequence: Sequence) -> list[Output]:
+        sequence.rank = self._waiting.rank(sequence)
         self._waiting.remove(sequence)
-        sequence.pages = self._tree.lease(sequence.scope, sequence.token_ids, match)
-        sequence.num_computed = len(sequence.pages) * self._limits.page_tokens
         for digest in sequence.request.adapter_digests:
             self._adapters.pin(digest)
         self._running[sequence.request_id] = sequence
-        self._waiting.charge_input(sequence, sequence.num_behind)
-        self.counters.prompt_tokens += sequence.num_prompt
-        self.counters.cached_tokens += sequence.num_computed
-        return Output(sequence.request_id, PromptAdmitted(self._cache_report(sequence, match)))
+        return [] if sequence.arrivals else self._arrived(sequence)
 
-    def _cache_report(self, sequence: Sequence, match: PrefixMatch) -> CacheReport:
-        reason = MissReason.EVICTED_PRESSURE if match.was_evicted else None
-        if reason is None and not match.pages and sequence.num_prompt > self._limits.page_tokens:
-            reason = MissReason.NEVER_CACHED
-        return CacheReport(
-            device_tokens=sequence.num_computed,
-            recomputed_tokens=sequence.num_behind,
-            miss_reason=reason,
-        )
+    def _arrived(self, sequence: Sequence) -> list[Output]:
+        """All that was cached of a sequence is on the device: tell its client, unless it only goes on."""
+        if sequence.is_admitted:
+            return []
+        sequence.is_admitted = True
+        report = sequence.cache_report(self._limits.page_tokens)
+        self._waiting.charge_input(sequence, report.recomputed_tokens)
+        self.counters.prompt_tokens += report.prompt_tokens
+        self.counters.cached_tokens += report.cached_tokens
+        self.counters.host_tokens += report.host_tokens
+        self.counters.disk_tokens += report.disk_tokens
+        return [Output(sequence.request_id, PromptAdmitted(report))]
+
+    def tend(self, tending: SessionTending) -> SessionMemory:
+        """Look after a session's KV between its turns."""
+        return self._tender.tend(tending)
+
+    def absorb_transfer(self, done: TransferDone) -> list[Output]:
+        """Pages have been copied: whoever waited for them goes on, without those that could not be read."""
+        failed_from = self._memory.absorb(done)
+        outputs: list[Output] = []
+        for sequence in self._running.values():
+            if done.plan in sequence.arrivals:
+                if failed_from is not None:
+                    self._memory.release(sequence.give_back(failed_from, self._limits.page_tokens))
+                sequence.arrivals.discard(done.plan)
+                outputs += [] if sequence.arrivals else self._arrived(sequence)
+        return outputs
 
     # ---- plan -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
         """The next step: every sequence that is one token behind, then chunks of those that are further behind."""
+        self._memory.tick()
         budget = self._limits.max_batch_tokens
         slices: list[SequenceSlice] = []
-        for sequence in sorted(self._running.values(), key=lambda sequence: sequence.num_behind > 1):
+        planned: set[RequestId] = set()
+        for sequence in sorted(self._running.values(), key=_turn):
             if budget == 0:
                 break
             num_tokens = min(sequence.num_behind, budget)
-            slices.append(self._slice(sequence, num_tokens))
-            budget -= num_tokens
+            if sequence.request_id in self._running and self._grow(sequence, num_tokens, planned):
+                slices.append(self._slice(sequence, num_tokens))
+                planned.add(sequence.request_id)
+                budget -= num_tokens
         return StepPlan(tuple(slices)) if slices else None
 
     def _slice(self, sequence: Sequence, num_tokens: int) -> SequenceSlice:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        self._grow(sequence, end)
         return SequenceSlice(
             request_id=sequence.request_id,
             token_ids=tuple(sequence.token_ids[start:end]),
@@ -264,12 +313,44 @@ class Scheduler:
             sample=self._sample_spec(sequence) if end == len(sequence.token_ids) else None,
         )
 
-    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
-        missing = pages_for(num_tokens, self._limits.page_tokens) - len(sequence.pages)
+    def _grow(self, sequence: Sequence, num_tokens: int, planned: set[RequestId]) -> bool:
+        """Give a sequence the pages of its next tokens, at the cost of whoever deserves them less; False if it must
+        wait, or was offloaded itself."""
+        if sequence.arrivals:
+            return False
+        missing = pages_for(sequence.num_computed + num_tokens, self._limits.page_tokens) - len(sequence.pages)
         if missing <= 0:
-            return
-        self._tree.reclaim(missing - self._pool.free_pages)
-        sequence.pages += self._pool.take(missing)
+            return True
+        pages = self._memory.take(missing, sequence.owner)
+        while pages is None and not self._memory.residency.device.in_flight_pages:
+            victim = self._worst_running(planned)
+            if victim is None or (victim is sequence and len(self._running) == 1):
+                break
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+            pages = self._memory.take(missing, sequence.owner)
+        if pages is None:
+            self._starved.add(sequence.request_id)
+            return False
+        self._starved.discard(sequence.request_id)
+        sequence.pages += pages
+        return True
+
+    def _worst_running(self, but: Iterable[RequestId] = ()) -> Sequence | None:
+        """Who is offloaded first: the lowest class, and within it the latest to arrive."""
+        spared = set(but)
+        candidates = [one for one in self._running.values() if one.request_id not in spared and not one.arrivals]
+        return max(candidates, key=lambda one: (one.rank, one.arrived_at), default=None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Offload a running sequence: its computed pages go to the host, and it back into the queue."""
+        path = sequence.path(sequence.num_computed)
+        self._memory.offload(path, sequence.pages, sequence.request.session)
+        self._leave(sequence)
+        sequence.num_computed = 0
+        self._waiting.enqueue(sequence)
+        self.counters.preemptions += 1
 
     def _sample_spec(self, sequence: Sequence) -> SampleSpec:
         return SampleSpec(
@@ -287,6 +368,8 @@ class Scheduler:
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
             sequence.num_computed = piece.end
+            if piece.start < sequence.num_prompt <= piece.end:
+                self._enter(sequence)
             if piece.sample is not None:
                 outputs.extend(self._append(sequence, result.token_ids[piece.request_id]))
         self.counters.steps += 1
@@ -304,16 +387,28 @@ class Scheduler:
             self._finish(sequence)
         return outputs
 
+    def _enter(self, sequence: Sequence) -> None:
+        """Let others find what is computed of a sequence."""
+        path = sequence.path(sequence.num_computed)
+        self._memory.enter(path, sequence.pages, sequence.request.session)
+
     def _finish(self, sequence: Sequence) -> None:
-        computed = sequence.token_ids[: sequence.num_computed]
-        self._tree.insert(sequence.scope, computed, sequence.pages)
+        self._enter(sequence)
+        if sequence.request.session is not None:
+            self._memory.follow(sequence.path(sequence.num_computed), sequence.request.session)
         del self._by_id[sequence.request_id]
         self._release(sequence)
+        self._memory.residency.enforce_limits(sequence.owner)
         self._pace.finished_one()
 
     def _release(self, sequence: Sequence) -> None:
+        self._memory.release(sequence.pages)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give up a place in the batch; the pages are somebody else's business by now."""
         del self._running[sequence.request_id]
-        self._pool.release(sequence.pages)
+        self._starved.discard(sequence.request_id)
         sequence.pages = []
         for digest in sequence.request.adapter_digests:
             self._adapters.unpin(digest)
@@ -347,7 +442,7 @@ class Scheduler:
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
         return Sequence(
             request=request,
-            scope=self._scopes.scope(request.isolation, request.adapters),
+            scope=self._scopes.of(request, self._limits.page_tokens),
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             arrived_at=self._clock.monotonic(),
             stop_token_ids=eos | frozenset(sampling.stop_token_ids),
@@ -356,13 +451,19 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Every page is held by the tree and by the sequences that list it, and by nobody else."""
-        self._pool.check_integrity()
-        self._tree.check_integrity()
+        """Every page is held by the tree, by the sequences that list it, and by nobody else."""
+        self._memory.check_integrity()
+        device, tree = self._memory.residency.device, self._memory.residency.tree
         held = sum(len(sequence.pages) for sequence in self._running.values())
-        holders = self._pool.num_holders
-        assert held + len(self._tree) == holders, f"{held} + {len(self._tree)} holds expected, {holders} counted"
+        in_tree = tree.num_copies(Tier.DEVICE)
+        assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
+        assert self._starved <= self._running.keys()
+
+
+def _turn(sequence: Sequence) -> tuple[bool, int, float]:
+    """The order of a step: those that decode first, then by class and arrival."""
+    return sequence.num_behind > 1, sequence.rank, sequence.arrived_at
 
 
 def _check_mixture(request: EngineRequest) -> None:

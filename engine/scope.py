@@ -7,11 +7,12 @@ Each part is framed by its length and the whole by a domain tag, so that no two 
 import hashlib
 import struct
 
-from graftwork.engine.prefix_tree import CacheScope
-from graftwork.engine.request import AdapterUse
+from graftwork.engine.page_path import CacheScope, SequenceScope
+from graftwork.engine.request import AdapterUse, EngineRequest
 from graftwork.platform.ids import IsolationDomain
 
 _TAG = b"graftwork/cache-scope/1"
+_PUBLIC_TAG = b"graftwork/public-scope/1"
 
 
 def framed_digest(tag: bytes, *parts: bytes) -> bytes:
@@ -31,5 +32,20 @@ class ScopeMaker:
 
     def scope(self, isolation: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
         """The scope of one isolation domain under one adapter or mixture; the base model is the empty mixture."""
-        uses = [part for use in adapters for part in (use.digest.encode(), struct.pack(">d", use.weight))]
-        return CacheScope(framed_digest(_TAG, *self._engine, isolation, *uses))
+        return CacheScope(framed_digest(_TAG, *self._engine, isolation, *_parts(adapters)))
+
+    def of(self, request: EngineRequest, page_tokens: int) -> SequenceScope:
+        """Where a request's pages may be shared; a page that is public in part only is not."""
+        own = self.scope(request.isolation, request.adapters)
+        return self.within(own, request.adapters, request.public_tokens // page_tokens)
+
+    def within(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> SequenceScope:
+        """A scope whose first pages every domain may share."""
+        if not public_pages:
+            return SequenceScope(own)
+        public = CacheScope(framed_digest(_PUBLIC_TAG, *self._engine, *_parts(adapters)))
+        return SequenceScope(own, public, public_pages)
+
+
+def _parts(adapters: tuple[AdapterUse, ...]) -> list[bytes]:
+    return [part for use in adapters for part in (use.digest.encode(), struct.pack(">d", use.weight))]

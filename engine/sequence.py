@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from graftwork.engine.arrivals import Path, Residence
+from graftwork.engine.page_path import SequenceScope
 from graftwork.engine.pages import PageId
-from graftwork.engine.prefix_tree import CacheScope
-from graftwork.engine.request import EngineRequest, FinishReason
+from graftwork.engine.prefix_tree import Owner
+from graftwork.engine.request import CacheReport, EngineRequest, FinishReason, MissReason
+from graftwork.engine.tier_names import Tier
+from graftwork.engine.transfers import TransferPlan
 from graftwork.platform.ids import RequestId
-
-
-def pages_for(num_tokens: int, page_tokens: int) -> int:
-    """Pages that hold `num_tokens`."""
-    return -(-num_tokens // page_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +17,7 @@ class Sequence:
     """Owned by the Scheduler; nobody else changes it."""
 
     request: EngineRequest
-    scope: CacheScope
+    scope: SequenceScope
     seed: int
     arrived_at: float
     stop_token_ids: frozenset[int]
@@ -27,7 +26,16 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     pages: list[PageId] = field(default_factory=list)
     num_computed: int = 0
-    """Tokens whose KV is in `pages`."""
+    """Tokens whose KV is in `pages`, once `arrivals` have landed."""
+    arrivals: set[TransferPlan] = field(default_factory=set)
+    """Copies into `pages` that it waits for."""
+    tiers: tuple[Tier, ...] = ()
+    """Where the KV of its first pages was found."""
+    miss_reason: MissReason | None = None
+    rank: int = 0
+    """The class that it was let in with; see FairShare.rank."""
+    is_admitted: bool = False
+    """Whether its client has been told; it stays so when it is offloaded and goes on."""
 
     @property
     def request_id(self) -> RequestId:
@@ -46,9 +54,39 @@ class Sequence:
         """Known tokens that are not computed yet: 1 while decoding, more while catching up."""
         return len(self.token_ids) - self.num_computed
 
-    def pages_still_needed(self, page_tokens: int) -> int:
-        """Pages it may yet take, at worst. The last token's KV is never needed."""
-        return pages_for(self.max_total_tokens - 1, page_tokens) - len(self.pages)
+    @property
+    def owner(self) -> Owner:
+        """Whom its pages are charged to."""
+        return self.request.isolation
+
+    def path(self, num_tokens: int) -> Path:
+        """Its first tokens, and where their pages may be shared."""
+        return Path(self.scope, self.token_ids[:num_tokens], self.owner)
+
+    def settle(self, residence: Residence, page_tokens: int, miss_reason: MissReason | None) -> None:
+        """Move in: from now on it holds these pages."""
+        self.pages, self.tiers = list(residence.pages), residence.tiers
+        self.arrivals = set(residence.arrivals)
+        self.num_computed = len(self.tiers) * page_tokens
+        self.miss_reason = miss_reason
+
+    def give_back(self, num_pages: int, page_tokens: int) -> list[PageId]:
+        """Keep the first pages only: the KV of the others could not be read. Returns what must be released."""
+        lost = self.pages[num_pages:]
+        self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
+        self.num_computed = min(self.num_computed, num_pages * page_tokens)
+        return lost
+
+    def cache_report(self, page_tokens: int) -> CacheReport:
+        """Where the prompt's tokens came from."""
+        found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
+        return CacheReport(
+            device_tokens=found[Tier.DEVICE],
+            host_tokens=found[Tier.HOST],
+            disk_tokens=found[Tier.DISK],
+            recomputed_tokens=self.num_prompt - sum(found.values()),
+            miss_reason=self.miss_reason,
+        )
 
     def banned_token_ids(self) -> tuple[int, ...]:
         """What may not be sampled next."""

@@ -12,8 +12,17 @@ import grpc.aio
 
 from graftwork.engine.assembly import Engine, SourceFor, build_engine
 from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import CancelRequest, CancelSink, ForgetAdapter, ProbeAdapter, ReadStats, Stop, SubmitRequest
-from graftwork.engine.request import EngineStats
+from graftwork.engine.loop import (
+    CancelRequest,
+    CancelSink,
+    ForgetAdapter,
+    ProbeAdapter,
+    ReadStats,
+    Stop,
+    SubmitRequest,
+    TendSession,
+)
+from graftwork.engine.request import EngineStats, SessionMemory
 from graftwork.engine.scheduler import Output
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
@@ -87,6 +96,16 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._inbox.put(ProbeAdapter(request.digest, settle))
         error = await answer
         return wire.ProbeAdapterReply(failed=codec.error_to_wire(error) if error is not None else None)
+
+    async def TendSession(self, request: wire.Tending, context: Context) -> wire.SessionMemory:  # noqa: N802
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[SessionMemory] = event_loop.create_future()
+
+        def settle(memory: SessionMemory) -> None:
+            event_loop.call_soon_threadsafe(_settle, answer, memory)
+
+        self._inbox.put(TendSession(codec.tending_from_wire(request), settle))
+        return codec.memory_to_wire(await answer)
 
     async def ForgetAdapter(  # noqa: N802
         self, request: wire.ForgetAdapterRequest, context: Context

@@ -13,12 +13,19 @@ from graftwork.engine.request import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    KvLimits,
     MissReason,
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
     ServiceTier,
+    SessionKey,
+    SessionMemory,
+    SessionTending,
+    SessionUse,
+    SessionVerb,
     TokensGenerated,
+    ToolWait,
 )
 from graftwork.engine.wire import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
@@ -35,6 +42,9 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         tier=request.tier,
         share=request.share,
         weight=request.weight,
+        session=None if request.session is None else wire.SessionUse(**asdict(request.session)),
+        kv_limits=wire.KvLimits(**asdict(request.kv_limits)),
+        public_tokens=request.public_tokens,
     )
 
 
@@ -48,6 +58,20 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         tier=ServiceTier(submit.tier),
         share=submit.share,
         weight=submit.weight,
+        session=_session_from_wire(submit.session) if submit.HasField("session") else None,
+        kv_limits=_limits_from_wire(submit.kv_limits),
+        public_tokens=submit.public_tokens,
+    )
+
+
+def _session_from_wire(use: wire.SessionUse) -> SessionUse:
+    return SessionUse(SessionKey(use.session), use.history_tokens)
+
+
+def _limits_from_wire(limits: wire.KvLimits) -> KvLimits:
+    return KvLimits(
+        device_bytes=limits.device_bytes if limits.HasField("device_bytes") else None,
+        host_bytes=limits.host_bytes if limits.HasField("host_bytes") else None,
     )
 
 
@@ -171,4 +195,57 @@ def stats_from_wire(message: wire.Stats) -> EngineStats:
         generated_tokens=message.generated_tokens,
         adapter_loads=message.adapter_loads,
         max_adapters_in_a_step=message.max_adapters_in_a_step,
+        in_flight_pages=message.in_flight_pages,
+        host_free_pages=message.host_free_pages,
+        host_cached_pages=message.host_cached_pages,
+        host_in_flight_pages=message.host_in_flight_pages,
+        disk_pages=message.disk_pages,
+        disk_bytes=message.disk_bytes,
+        host_tokens=message.host_tokens,
+        disk_tokens=message.disk_tokens,
+        preemptions=message.preemptions,
+    )
+
+
+def tending_to_wire(tending: SessionTending) -> wire.Tending:
+    return wire.Tending(
+        verb=tending.verb,
+        session=tending.session,
+        isolation=tending.isolation,
+        adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in tending.adapters],
+        token_ids=tending.token_ids,
+        public_tokens=tending.public_tokens,
+        waits=[wire.ToolWait(**asdict(wait)) for wait in tending.waits],
+    )
+
+
+def tending_from_wire(message: wire.Tending) -> SessionTending:
+    return SessionTending(
+        verb=SessionVerb(message.verb),
+        session=SessionKey(message.session),
+        isolation=IsolationDomain(message.isolation),
+        adapters=tuple(AdapterUse(use.digest, use.weight) for use in message.adapters),
+        token_ids=tuple(message.token_ids),
+        public_tokens=message.public_tokens,
+        waits=tuple(
+            ToolWait(wait.tool, wait.expected_ms if wait.HasField("expected_ms") else None) for wait in message.waits
+        ),
+    )
+
+
+def memory_to_wire(memory: SessionMemory) -> wire.SessionMemory:
+    return wire.SessionMemory(**asdict(memory))
+
+
+def memory_from_wire(message: wire.SessionMemory) -> SessionMemory:
+    return SessionMemory(
+        device_tokens=message.device_tokens,
+        host_tokens=message.host_tokens,
+        disk_tokens=message.disk_tokens,
+        missing_tokens=message.missing_tokens,
+        device_bytes=message.device_bytes,
+        host_bytes=message.host_bytes,
+        disk_bytes=message.disk_bytes,
+        lease_s=message.lease_s if message.HasField("lease_s") else None,
+        last_miss=MissReason(message.last_miss) if message.HasField("last_miss") else None,
     )

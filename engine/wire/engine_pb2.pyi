@@ -15,7 +15,7 @@ class GatewayMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "isolation", "adapters", "tier", "share", "weight")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "isolation", "adapters", "tier", "share", "weight", "session", "kv_limits", "public_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,9 @@ class Submit(_message.Message):
     TIER_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KV_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -32,7 +35,26 @@ class Submit(_message.Message):
     tier: str
     share: str
     weight: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., share: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+    session: SessionUse
+    kv_limits: KvLimits
+    public_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., share: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ...) -> None: ...
+
+class SessionUse(_message.Message):
+    __slots__ = ("session", "history_tokens")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    history_tokens: int
+    def __init__(self, session: _Optional[str] = ..., history_tokens: _Optional[int] = ...) -> None: ...
+
+class KvLimits(_message.Message):
+    __slots__ = ("device_bytes", "host_bytes")
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    device_bytes: int
+    host_bytes: int
+    def __init__(self, device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
 
 class AdapterUse(_message.Message):
     __slots__ = ("digest", "weight")
@@ -179,7 +201,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "free_pages", "cached_pages", "active_pages", "resident_adapters", "lora_pool_bytes", "running_adapters", "waiting_adapters", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "max_adapters_in_a_step")
+    __slots__ = ("running_requests", "waiting_requests", "free_pages", "cached_pages", "active_pages", "resident_adapters", "lora_pool_bytes", "running_adapters", "waiting_adapters", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "max_adapters_in_a_step", "in_flight_pages", "host_free_pages", "host_cached_pages", "host_in_flight_pages", "disk_pages", "disk_bytes", "host_tokens", "disk_tokens", "preemptions")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +217,15 @@ class Stats(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LOADS_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_IN_A_STEP_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_IN_FLIGHT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DISK_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     free_pages: int
@@ -210,7 +241,16 @@ class Stats(_message.Message):
     generated_tokens: int
     adapter_loads: int
     max_adapters_in_a_step: int
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., active_pages: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., lora_pool_bytes: _Optional[int] = ..., running_adapters: _Optional[_Iterable[str]] = ..., waiting_adapters: _Optional[_Iterable[str]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., max_adapters_in_a_step: _Optional[int] = ...) -> None: ...
+    in_flight_pages: int
+    host_free_pages: int
+    host_cached_pages: int
+    host_in_flight_pages: int
+    disk_pages: int
+    disk_bytes: int
+    host_tokens: int
+    disk_tokens: int
+    preemptions: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., active_pages: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., lora_pool_bytes: _Optional[int] = ..., running_adapters: _Optional[_Iterable[str]] = ..., waiting_adapters: _Optional[_Iterable[str]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., max_adapters_in_a_step: _Optional[int] = ..., in_flight_pages: _Optional[int] = ..., host_free_pages: _Optional[int] = ..., host_cached_pages: _Optional[int] = ..., host_in_flight_pages: _Optional[int] = ..., disk_pages: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class ForgetAdapterRequest(_message.Message):
     __slots__ = ("digest",)
@@ -233,3 +273,51 @@ class ProbeAdapterReply(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     failed: Failed
     def __init__(self, failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class Tending(_message.Message):
+    __slots__ = ("verb", "session", "isolation", "adapters", "token_ids", "public_tokens", "waits")
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    verb: str
+    session: str
+    isolation: bytes
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterUse]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    public_tokens: int
+    waits: _containers.RepeatedCompositeFieldContainer[ToolWait]
+    def __init__(self, verb: _Optional[str] = ..., session: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., public_tokens: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[ToolWait, _Mapping]]] = ...) -> None: ...
+
+class ToolWait(_message.Message):
+    __slots__ = ("tool", "expected_ms")
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_MS_FIELD_NUMBER: _ClassVar[int]
+    tool: str
+    expected_ms: float
+    def __init__(self, tool: _Optional[str] = ..., expected_ms: _Optional[float] = ...) -> None: ...
+
+class SessionMemory(_message.Message):
+    __slots__ = ("device_tokens", "host_tokens", "disk_tokens", "missing_tokens", "device_bytes", "host_bytes", "disk_bytes", "lease_s", "last_miss")
+    DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_MISS_FIELD_NUMBER: _ClassVar[int]
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    missing_tokens: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    lease_s: float
+    last_miss: str
+    def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., lease_s: _Optional[float] = ..., last_miss: _Optional[str] = ...) -> None: ...

@@ -59,6 +59,11 @@ class EngineStub:
                 request_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterRequest.SerializeToString,
                 response_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterReply.FromString,
                 _registered_method=True)
+        self.TendSession = channel.unary_unary(
+                '/graftwork.engine.v1.Engine/TendSession',
+                request_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.Tending.SerializeToString,
+                response_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.SessionMemory.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -96,6 +101,12 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TendSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -123,6 +134,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.ProbeAdapter,
                     request_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterRequest.FromString,
                     response_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterReply.SerializeToString,
+            ),
+            'TendSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.TendSession,
+                    request_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.Tending.FromString,
+                    response_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.SessionMemory.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -260,6 +276,33 @@ class Engine:
             '/graftwork.engine.v1.Engine/ProbeAdapter',
             graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterRequest.SerializeToString,
             graftwork_dot_engine_dot_wire_dot_engine__pb2.ProbeAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TendSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/graftwork.engine.v1.Engine/TendSession',
+            graftwork_dot_engine_dot_wire_dot_engine__pb2.Tending.SerializeToString,
+            graftwork_dot_engine_dot_wire_dot_engine__pb2.SessionMemory.FromString,
             options,
             channel_credentials,
             insecure,

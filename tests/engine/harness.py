@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from graftwork.engine.assembly import Engine
-from graftwork.engine.loop import CancelRequest, SubmitRequest
+from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSession
 from graftwork.engine.request import (
     AdapterUse,
     CacheReport,
@@ -14,7 +14,13 @@ from graftwork.engine.request import (
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
+    SessionKey,
+    SessionMemory,
+    SessionTending,
+    SessionUse,
+    SessionVerb,
     TokensGenerated,
+    ToolWait,
 )
 from graftwork.engine.scheduler import Output
 from graftwork.platform.errors import GraftworkError
@@ -54,6 +60,7 @@ class Harness:
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
         share: str = "",
+        session: SessionUse | None = None,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -66,6 +73,7 @@ class Harness:
             isolation=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             share=share,
+            session=session,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))
@@ -81,7 +89,8 @@ class Harness:
         while not self.loop.inbox.empty():
             self.loop.take(self.loop.inbox.get())
         worked = self.loop.step()
-        if not worked and self.loop.stats().waiting_requests:
+        stats = self.loop.stats()
+        if not worked and stats.waiting_requests + stats.running_requests:
             self.loop.take(self.loop.inbox.get(timeout=_LOAD_WITHIN_S))
 
     def finish(self) -> None:
@@ -94,6 +103,31 @@ class Harness:
         outcome = self.submit(prompt, **options)
         self.finish()
         return outcome
+
+    def tend(
+        self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
+    ) -> SessionMemory:
+        """One verb on a session's KV, and every copy that follows from it."""
+        answers: list[SessionMemory] = []
+        adapter = options.get("adapter")
+        adapters = (AdapterUse(adapter),) if adapter is not None else ()
+        domain = IsolationDomain(options.get("domain", b"tenant"))
+        tending = SessionTending(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
+        self.loop.take(TendSession(tending, answers.append))
+        self.rest()
+        return answers[0]
+
+    def rest(self) -> None:
+        """Until no copy is under way."""
+        stats = self.loop.stats()
+        while stats.in_flight_pages + stats.host_in_flight_pages:
+            self.loop.take(self.loop.inbox.get(timeout=_LOAD_WITHIN_S))
+            stats = self.loop.stats()
+
+    def close(self) -> None:
+        """End the engine's threads, as a shutdown does."""
+        self.loop.inbox.put(Stop())
+        self.loop.run()
 
     def warm(self, *digests: str | None) -> None:
         """Have some adapters resident before the scene begins."""

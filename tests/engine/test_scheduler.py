@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.batch import StepPlan, StepResult
-from graftwork.engine.pages import PagePool
-from graftwork.engine.prefix_tree import PrefixTree
 from graftwork.engine.request import (
     AdapterUse,
     EngineRequest,
@@ -20,7 +18,8 @@ from graftwork.engine.request import (
 )
 from graftwork.engine.scheduler import Output, Scheduler, SchedulerLimits
 from graftwork.engine.scope import ScopeMaker
-from graftwork.platform.clock import ManualClock
+from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.transfers import TransferKind
 from graftwork.platform.errors import (
     CapacityContended,
     Conflict,
@@ -30,6 +29,7 @@ from graftwork.platform.errors import (
     NotFound,
 )
 from graftwork.platform.ids import IsolationDomain, RequestId
+from tests.engine.kv_lab import FixedAdvice, KvLab
 
 PAGE = 4
 CONTEXT = 40
@@ -62,14 +62,19 @@ class Shelf:
 class Stage:
     """A scheduler with its pool, and everything it has said."""
 
-    def __init__(self, *, pages: int = 40, budget: int = 16, max_running: int = 8, max_waiting: int = 100) -> None:
-        self.clock = ManualClock()
-        self.pool = PagePool(pages)
-        self.tree = PrefixTree(self.pool, PAGE)
+    def __init__(
+        self, *, pages: int = 40, host: int = 0, budget: int = 16, max_running: int = 8, max_waiting: int = 100
+    ) -> None:
+        self.lab = KvLab(device=pages, host=host, page_tokens=PAGE, context=CONTEXT // PAGE)
+        self.clock = self.lab.clock
+        self.pool = self.lab.memory.residency.device
         self.shelf = Shelf()
         limits = SchedulerLimits(PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
         scopes = ScopeMaker("sha256:model", "float32")
-        self.scheduler = Scheduler(limits, self.pool, self.tree, self.shelf, scopes, clock=self.clock, seeds=Random(0))
+        tender = SessionTender(self.lab.memory, scopes, FixedAdvice(), self.clock)
+        self.scheduler = Scheduler(
+            limits, self.lab.memory, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
+        )
         self.outputs: list[Output] = []
         self.plans: list[StepPlan] = []
 
@@ -82,12 +87,12 @@ class Stage:
                 request_id=RequestId(name),
                 prompt_token_ids=tuple(tokens),
                 sampling=SamplingParams(max_tokens=max_tokens, **sampling_options),
-                isolation=IsolationDomain(b"tenant"),
-                **options,  # type: ignore[arg-type]
+                **{"isolation": IsolationDomain(b"tenant"), **options},  # type: ignore[arg-type]
             )
         )
 
     def step(self, token: int = 7) -> StepPlan | None:
+        """One step of the loop; the copies that it began land behind it."""
         self.outputs += self.scheduler.admit()
         plan = self.scheduler.plan()
         if plan is not None:
@@ -95,7 +100,17 @@ class Stage:
             chosen = {piece.request_id: token for piece in plan.slices if piece.sample is not None}
             self.outputs += self.scheduler.absorb(plan, StepResult(chosen))
         self.scheduler.check_integrity()
+        while self.lab.copies.under_way:
+            self.outputs += self.scheduler.absorb_transfer(self.lab.copies.fire())
         return plan
+
+    def drain(self) -> None:
+        """Steps until everybody has ended."""
+        for _ in range(1000):
+            if not self.scheduler.num_running + self.scheduler.num_waiting:
+                return
+            self.step()
+        raise AssertionError("nobody gets anywhere")
 
     def admitted(self) -> list[str]:
         return [output.request_id for output in self.outputs if isinstance(output.event, PromptAdmitted)]
@@ -180,21 +195,60 @@ def test_everything_is_given_back_when_requests_end_or_are_cancelled() -> None:
     assert stage.scheduler.num_running == stage.scheduler.num_waiting == 0
 
 
-def test_a_cancelled_request_leaves_the_pool_as_it_was() -> None:
-    """A request that is cancelled in mid-stream caches nothing: free, idle and active pages are as before."""
+def test_a_cancelled_request_holds_nothing_and_its_prompt_stays_cached() -> None:
+    """A request that is cancelled in mid-stream has no active page; whoever asks again finds its whole pages."""
     stage = Stage()
-    stage.submit("before", 9)
-    while stage.step() is not None:
-        pass
-    before = (stage.pool.free_pages, stage.pool.idle_pages, stage.pool.active_pages)
-
-    stage.submit("gone", [50 + n for n in range(20)], max_tokens=10)
+    prompt = [50 + n for n in range(20)]
+    stage.submit("gone", prompt, max_tokens=10)
     for _ in range(4):
         stage.step()
     assert stage.pool.active_pages > 0
-    stage.scheduler.cancel(RequestId("gone"))
 
-    assert (stage.pool.free_pages, stage.pool.idle_pages, stage.pool.active_pages) == before
+    stage.scheduler.cancel(RequestId("gone"))
+    stage.submit("again", prompt)
+    stage.step()
+
+    assert stage.pool.active_pages == 5
+    report = next(output.event for output in stage.outputs if output.request_id == "again")
+    assert isinstance(report, PromptAdmitted)
+    assert report.cache.device_tokens == len(prompt) - PAGE
+
+
+def test_who_runs_short_offloads_the_latest_and_both_end_with_all_their_tokens() -> None:
+    """Two requests that outgrow the device together: the later one goes to the host and comes back from there."""
+    stage = Stage(pages=CONTEXT // PAGE, host=20)
+    stage.submit("early", 14, max_tokens=20)
+    stage.clock.advance(1)
+    stage.submit("late", [60 + n for n in range(14)], max_tokens=20)
+
+    stage.drain()
+
+    assert {name: event.completion_tokens for name, event in stage.finished().items()} == {"early": 20, "late": 20}
+    assert stage.admitted() == ["early", "late"]
+    assert stage.scheduler.counters.preemptions > 0
+    assert stage.lab.copies.moved[TransferKind.SAVE] > 0
+    computed = [
+        piece.start + index
+        for plan in stage.plans
+        for piece in plan.slices
+        if piece.request_id == "late"
+        for index in range(len(piece.token_ids))
+    ]
+    again = len(computed) - len(set(computed))
+    assert again <= PAGE * stage.scheduler.counters.preemptions, "what was offloaded was computed again"
+
+
+def test_a_higher_class_takes_the_place_of_a_lower_one_which_goes_on_later() -> None:
+    """With one place in the batch, a priority request interrupts a flex one; the flex one loses no token."""
+    stage = Stage(max_running=1, host=20)
+    stage.submit("flex", 9, max_tokens=10, tier=ServiceTier.FLEX)
+    stage.step()
+    stage.submit("priority", [60 + n for n in range(9)], max_tokens=3, tier=ServiceTier.PRIORITY)
+
+    stage.drain()
+
+    assert list(stage.finished()) == ["priority", "flex"]
+    assert stage.finished()["flex"].completion_tokens == 10
 
 
 def test_an_adapter_that_is_not_ready_holds_nobody_else_back() -> None:
@@ -351,16 +405,18 @@ requests = st.tuples(st.integers(1, CONTEXT - 1), st.integers(1, 20), st.integer
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(requests, max_size=25), st.data())
+@given(st.lists(requests, max_size=25), st.sampled_from([0, 3, 30]), st.data())
 def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
-    arrivals: list[tuple[int, int, int, str]], data: st.DataObject
+    arrivals: list[tuple[int, int, int, str]], host: int, data: st.DataObject
 ) -> None:
-    """In the smallest pool that holds one context, every request that is not cancelled finishes."""
-    stage = Stage(pages=CONTEXT // PAGE, budget=9, max_running=5)
+    """In the smallest pool that holds one context, with a host or without, every request that is not cancelled
+    finishes."""
+    stage = Stage(pages=CONTEXT // PAGE, host=host, budget=9, max_running=5)
     cancelled: set[str] = set()
     for number, (length, max_tokens, family, share) in enumerate(arrivals):
         prompt = [10 + family * 20 + n % 20 for n in range(length)]
-        stage.submit(str(number), prompt, max_tokens=max_tokens, share=share)
+        owner = IsolationDomain(data.draw(st.sampled_from([b"x", b"y", b"z"])))
+        stage.submit(str(number), prompt, max_tokens=max_tokens, share=share, isolation=owner)
         for _ in range(data.draw(st.integers(0, 3))):
             stage.step()
         victim = data.draw(st.integers(0, 4 * len(arrivals)))
@@ -368,8 +424,7 @@ def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
             stage.scheduler.cancel(RequestId(str(victim)))
             cancelled.add(str(victim))
 
-    while stage.step() is not None:
-        pass
+    stage.drain()
 
     assert set(stage.finished()) | cancelled == {str(number) for number in range(len(arrivals))}
     assert stage.pool.active_pages == 0

@@ -1,0 +1,199 @@
+"""Pages on their way down: copies that let the device, and then the host, forget without losing.
+
+A session's pages go down as soon as its turn has ended; all others in the background, once free pages run short.
+So dropping a page under pressure is mostly a change of a number.
+Invariant: a page's parent is on the host before it is.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from graftwork.engine.page_key import PageKey
+from graftwork.engine.prefix_tree import Node, Owner
+from graftwork.engine.residency import Residency
+from graftwork.engine.tier_names import Tier
+from graftwork.engine.transfers import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
+
+LOW_WATER = 0.25
+"""Share of a tier's pages: with fewer free ones, idle pages are copied down."""
+_BATCH_PAGES = 64
+"""Of one background copy."""
+
+
+class Cleaner:
+    """Plans copies from the device to the host, and from the host to disk."""
+
+    def __init__(
+        self, residency: Residency, copies: CopyEngine, is_reached: Callable[[PageKey], bool], *, has_disk: bool
+    ) -> None:
+        self._residency = residency
+        self._copies = copies
+        self._is_reached = is_reached
+        self._has_disk = has_disk
+        self._dirty: OrderedDict[Node, None] = OrderedDict()
+        self._wanted_on_disk: OrderedDict[Node, None] = OrderedDict()
+        self._only_on_host: OrderedDict[Node, None] = OrderedDict()
+        self._giving_up: set[Node] = set()
+        self._saves = self._stores = 0
+
+    def consider(self, nodes: Iterable[Node]) -> None:
+        """Nodes of a path, from the root: those without a copy on the host will want one."""
+        if not self._residency.host.num_pages:
+            return
+        self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_leaving)
+        if len(self._dirty) > 64 + 2 * self._residency.device.num_pages:
+            self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
+
+    def tick(self) -> None:
+        """Copy some idle pages down where free ones run short, unless a background copy is under way."""
+        if not self._saves and self._dirty and _runs_short(self._residency, Tier.DEVICE):
+            self._save(self._oldest_dirty())
+        if not self._stores and self._wanted_on_disk:
+            self._store(self._wanted_on_disk)
+        elif not self._stores and self._only_on_host and _runs_short(self._residency, Tier.HOST):
+            self._store(self._only_on_host)
+
+    def save(self, nodes: Sequence[Node]) -> None:
+        """Copy the dirty pages of a path down, from the root, as many as the host takes."""
+        self._save([node for node in nodes if _can_be_saved(node)])
+
+    def suspend(self, nodes: Sequence[Node]) -> None:
+        """Copy the pages of a path down, and drop each from the device as soon as it stands on the host."""
+        self._giving_up.update(nodes)
+        self.save(nodes)
+        self._give_up()
+
+    def keep_on_disk(self, nodes: Iterable[Node]) -> None:
+        """Pages of a session's history are to survive this process."""
+        if self._has_disk:
+            self._wanted_on_disk.update((node, None) for node in nodes if node.host is not None)
+            self.tick()
+
+    def absorb(self, done: TransferDone) -> None:
+        """A copy down has ended."""
+        if done.plan.kind is TransferKind.SAVE:
+            self._saves -= 1
+            self._absorb_save(done)
+        else:
+            self._stores -= 1
+            self._absorb_store(done)
+        self.tick()
+
+    # ---- device to host ---------------------------------------------------------------------------------------
+
+    def _oldest_dirty(self) -> list[Node]:
+        """Some dirty nodes of one party, each behind its dirty ancestors."""
+        chosen: dict[Node, None] = {}
+        owner: Owner | None = None
+        for node in list(islice(self._dirty, 4 * _BATCH_PAGES)):
+            if not _can_be_saved(node):
+                del self._dirty[node]
+            elif owner in (None, node.owner) and len(chosen) < _BATCH_PAGES:
+                owner = node.owner
+                chosen.update(dict.fromkeys(_dirty_path(node)))
+        return list(chosen)
+
+    def _save(self, dirty: Sequence[Node]) -> None:
+        if not dirty:
+            return
+        residency, owner = self._residency, dirty[0].owner
+        anchors = [node.parent.host for node in dirty if node.parent is not None and node.parent.host is not None]
+        residency.host.take_off(anchors)  # the host must not make room by dropping what they hang on
+        chosen = _hanging(dirty)[: residency.make_room(Tier.HOST, len(dirty), owner)]
+        targets = residency.host.take(len(chosen))
+        residency.land(Tier.HOST, anchors)
+        moves = tuple(PageMove(node.key, node.device, page) for node, page in zip(chosen, targets, strict=True))
+        if not moves:
+            return
+        residency.device.take_off([move.source for move in moves if move.source is not None])
+        residency.host.take_off(targets)
+        for node in chosen:
+            node.is_leaving = True
+            self._dirty.pop(node, None)
+        self._saves += 1
+        self._copies.begin(TransferPlan(TransferKind.SAVE, owner, moves, tuple(chosen)))
+
+    def _absorb_save(self, done: TransferDone) -> None:
+        residency, plan = self._residency, done.plan
+        for index, (node, move) in enumerate(zip(plan.nodes, plan.moves, strict=True)):
+            assert move.source is not None
+            assert move.target is not None
+            node.is_leaving = False
+            hangs = node.parent is None or node.parent.host is not None
+            if index < done.num_good and node.in_tree and node.host is None and hangs:
+                residency.tree.add_copy(node, Tier.HOST, move.target)
+            residency.release(Tier.HOST, [move.target])
+            residency.land(Tier.HOST, [move.target])
+            residency.land(Tier.DEVICE, [move.source])
+        saved = [node for node in plan.nodes if node.host is not None]
+        if self._has_disk:
+            self._only_on_host.update(dict.fromkeys(saved))
+            self.keep_on_disk(node for node in saved if self._is_reached(node.key))
+        self._give_up()
+        residency.enforce_limits(plan.owner)
+
+    def _give_up(self) -> None:
+        """Drop the device's copies of suspended pages that stand on the host, from the end of each path."""
+        for node in sorted(self._giving_up, key=lambda node: -node.depth):
+            if node.is_leaving or any(child in self._giving_up for child in node.children.values()):
+                continue
+            self._giving_up.discard(node)
+            page = node.device
+            if page is None or node.host is None or not node.is_edge_of(Tier.DEVICE):
+                continue
+            if self._residency.device.is_idle(page):
+                self._residency.tree.drop_copy(node, Tier.DEVICE)
+
+    # ---- host to disk -----------------------------------------------------------------------------------------
+
+    def _store(self, waiting: OrderedDict[Node, None]) -> None:
+        """Write the oldest of some pages."""
+        chosen: list[Node] = []
+        while waiting and len(chosen) < _BATCH_PAGES:
+            node, _ = waiting.popitem(last=False)
+            self._only_on_host.pop(node, None)
+            if node.in_tree and node.host is not None and not self._residency.disk.holds(node.key):
+                chosen.append(node)
+        if not chosen:
+            return
+        moves = tuple(PageMove(node.key, node.host, None) for node in chosen)
+        self._residency.host.take_off([move.source for move in moves if move.source is not None])
+        self._stores += 1
+        self._copies.begin(TransferPlan(TransferKind.STORE, chosen[0].owner, moves, tuple(chosen)))
+
+    def _absorb_store(self, done: TransferDone) -> None:
+        for node, move in zip(done.plan.nodes, done.plan.moves, strict=True):
+            assert move.source is not None
+            self._residency.land(Tier.HOST, [move.source])
+            if not node.in_tree and not self._is_reached(node.key):
+                self._residency.disk.forget(node.key)  # it was closed while it was written
+
+
+def _can_be_saved(node: Node) -> bool:
+    return (
+        node.in_tree and node.device is not None and node.host is None and not node.is_arriving and not node.is_leaving
+    )
+
+
+def _runs_short(residency: Residency, tier: Tier) -> bool:
+    pool = residency.pool(tier)
+    return pool.free_pages < LOW_WATER * pool.num_pages
+
+
+def _dirty_path(node: Node) -> list[Node]:
+    """A node behind those of its ancestors that can be saved before it."""
+    path = [node]
+    while (parent := path[-1].parent) is not None and _can_be_saved(parent):
+        path.append(parent)
+    return path[::-1]
+
+
+def _hanging(dirty: Sequence[Node]) -> list[Node]:
+    """Those whose parent is on the host, on its way there, or before them."""
+    chosen: dict[Node, None] = {}
+    for node in dirty:
+        parent = node.parent
+        if parent is None or parent.host is not None or parent.is_leaving or parent in chosen:
+            chosen[node] = None
+    return list(chosen)

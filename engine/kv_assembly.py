@@ -1,0 +1,67 @@
+"""Lays out the KV memory of one engine: the device's pages, the host's, and the folder of those on disk."""
+
+import hashlib
+
+import torch
+
+from graftwork.engine.attention import KvCache, bytes_per_page
+from graftwork.engine.calibration import KvStore
+from graftwork.engine.config import EngineConfig
+from graftwork.engine.disk_tier import DiskTier
+from graftwork.engine.host_pages import HostPages
+from graftwork.engine.kv_memory import KvMemory, LowerTiers
+from graftwork.engine.load_cost import CostTracker, LoadCost
+from graftwork.engine.model_config import ModelConfig
+from graftwork.engine.page_copier import PageCopier
+from graftwork.engine.page_path import pages_for
+from graftwork.engine.residency import KvSizes
+from graftwork.engine.transfers import NoDisk, Report
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import InvalidRequest
+
+
+def lay_out_kv(
+    config: EngineConfig, model: ModelConfig, fingerprint: str, device: torch.device, dtype: torch.dtype
+) -> KvStore:
+    """Raises InvalidRequest if the sizes cannot hold one context, or the folder cannot be used."""
+    sizes = _sizes(config, model, dtype)
+    cache = KvCache(model, sizes.device_pages, config.page_tokens, device, dtype)
+    host = HostPages(sizes.host_pages, cache.page_shape, dtype, pinned=device.type == "cuda")
+    return KvStore(sizes, cache, host, _open_files(config, f"{fingerprint}/{dtype}/{cache.page_shape}"))
+
+
+def build_memory(store: KvStore, costs: LoadCost, report: Report, clock: Clock) -> tuple[KvMemory, PageCopier]:
+    """The memory over a store, and the threads that copy for it."""
+    copier = PageCopier(store.cache, store.host, store.files, report, clock)
+    lower = LowerTiers(copier, CostTracker(costs), store.files or NoDisk())
+    return KvMemory(store.sizes, lower, clock), copier
+
+
+def _open_files(config: EngineConfig, layout: str) -> DiskTier | None:
+    if not config.disk_kv_bytes:
+        return None
+    if config.kv_folder is None:
+        raise InvalidRequest("disk_kv_bytes needs kv_folder: name the folder for KV files.", param="kv_folder")
+    files = DiskTier(config.kv_folder, config.disk_kv_bytes, hashlib.sha256(layout.encode()).digest())
+    files.open()
+    return files
+
+
+def _sizes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KvSizes:
+    each = bytes_per_page(model, config.page_tokens, dtype)
+    pages = config.device_kv_bytes // each
+    needed = pages_for(model.context_tokens, config.page_tokens)
+    if pages < needed:
+        raise InvalidRequest(
+            f"--device-kv-bytes {config.device_kv_bytes} holds {pages} pages; one context of {model.context_tokens} "
+            f"tokens needs {needed}. Give at least {needed * each} bytes.",
+            param="device_kv_bytes",
+        )
+    return KvSizes(
+        page_tokens=config.page_tokens,
+        page_bytes=each,
+        device_pages=pages,
+        host_pages=config.host_kv_bytes // each,
+        context_pages=needed,
+        reserve_share=config.kv_reserve_share,
+    )

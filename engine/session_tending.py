@@ -1,0 +1,135 @@
+"""What happens to a session's KV between its turns.
+
+Owns when a session began to wait for its tools, and so what the latency of each tool has been.
+Never touches a page itself: it says what KvMemory is to hold, fetch or give up.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from graftwork.engine.arrivals import Path
+from graftwork.engine.kv_memory import KvMemory
+from graftwork.engine.prefix_tree import Lease, Node, Owner
+from graftwork.engine.request import SessionMemory, SessionTending, SessionUse, SessionVerb
+from graftwork.engine.scope import ScopeMaker
+from graftwork.engine.session_table import SessionRecord
+from graftwork.platform.clock import Clock
+
+
+class LeaseAdvice(Protocol):
+    """How long tools take, party by party; see engine/lease_advisor.py."""
+
+    def lease_s(self, party: str, tools: Mapping[str, float | None]) -> float:
+        """Seconds to keep device pages while these tools run, given the milliseconds that the client expects."""
+        ...
+
+    def return_probability(self, party: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
+        """That the last of them answers within `within_s` more seconds."""
+        ...
+
+    def observe(self, party: str, tool: str, seconds: float) -> None:
+        """A session that waited for a tool has gone on."""
+        ...
+
+
+class SessionTender:
+    """Carries out the verbs of SessionVerb."""
+
+    def __init__(self, memory: KvMemory, scopes: ScopeMaker, advisor: LeaseAdvice, clock: Clock) -> None:
+        self._memory = memory
+        self._scopes = scopes
+        self._advisor = advisor
+        self._clock = clock
+
+    def goes_on(self, owner: Owner, use: SessionUse) -> None:
+        """A request continues a session: its tools have answered, and its lease has served."""
+        record = self._memory.sessions.find(owner, use.session)
+        if record is not None:
+            self._end_wait(record)
+
+    def tend(self, tending: SessionTending) -> SessionMemory:
+        """Carry out one verb, and say where the session's history is now."""
+        path = self._path(tending)
+        use = SessionUse(tending.session, len(tending.token_ids))
+        match tending.verb:
+            case SessionVerb.HOLD:
+                self._hold(path, use, tending)
+            case SessionVerb.PREFETCH:
+                self.goes_on(path.owner, use)
+                self._memory.prefetch(path, use)
+            case SessionVerb.SUSPEND:
+                self._suspend(path, use)
+            case SessionVerb.CLOSE:
+                self._memory.close_session(path, use)
+            case SessionVerb.READ:
+                pass
+        return self._report(path, use)
+
+    def _path(self, tending: SessionTending) -> Path:
+        own = self._scopes.scope(tending.isolation, tuple(sorted(tending.adapters)))
+        public_pages = tending.public_tokens // self._memory.page_tokens
+        return Path(
+            self._scopes.within(own, tuple(sorted(tending.adapters)), public_pages),
+            tending.token_ids,
+            tending.isolation,
+        )
+
+    def _hold(self, path: Path, use: SessionUse, tending: SessionTending) -> None:
+        record = self._memory.follow(path, use)
+        nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
+        self._end_wait(record)
+        if tending.waits:
+            party, guesses = path.owner.hex(), {wait.tool: wait.expected_ms for wait in tending.waits}
+            seconds = self._advisor.lease_s(party, guesses)
+            chance = self._advisor.return_probability(party, guesses, 0.0, seconds)
+            record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
+            record.lease = Lease(self._clock.monotonic() + seconds, chance)
+            _lease(nodes, record.lease)
+        self._memory.cleaner.save(nodes)
+        self._memory.cleaner.keep_on_disk(nodes)
+
+    def _suspend(self, path: Path, use: SessionUse) -> None:
+        record = self._memory.follow(path, use)
+        if record.lease is not None:
+            record.lease.until = self._clock.monotonic()
+        nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
+        self._memory.cleaner.suspend(nodes)
+        self._memory.cleaner.keep_on_disk(nodes)
+
+    def _end_wait(self, record: SessionRecord) -> None:
+        now = self._clock.monotonic()
+        if record.waiting_since is not None:
+            for tool in record.tools:
+                self._advisor.observe(record.owner.hex(), tool, now - record.waiting_since)
+        record.waiting_since, record.tools = None, ()
+        if record.lease is not None:
+            record.lease.until = min(record.lease.until, now)
+            record.lease = None
+
+    def _report(self, path: Path, use: SessionUse) -> SessionMemory:
+        match = self._memory.match(path)
+        size, page_bytes = self._memory.page_tokens, self._memory.residency.sizes.page_bytes
+        device = sum(node.device is not None and not node.is_arriving for node in match.nodes)
+        on_host = sum(node.host is not None for node in match.nodes)
+        on_disk = sum(self._memory.is_on_disk(node.key) for node in match.nodes) + len(match.disk_keys)
+        record = self._memory.sessions.find(path.owner, use.session)
+        lease = None if record is None else record.lease
+        left = None if lease is None else lease.until - self._clock.monotonic()
+        return SessionMemory(
+            device_tokens=device * size,
+            host_tokens=(len(match.nodes) - device) * size,
+            disk_tokens=len(match.disk_keys) * size,
+            missing_tokens=len(path.token_ids) - len(match) * size,
+            device_bytes=device * page_bytes,
+            host_bytes=on_host * page_bytes,
+            disk_bytes=on_disk * page_bytes,
+            lease_s=left if left is not None and left > 0 else None,
+            last_miss=None if record is None else record.last_miss,
+        )
+
+
+def _lease(nodes: list[Node], lease: Lease) -> None:
+    """Pages that several sessions reach keep the lease that lasts longest."""
+    for node in nodes:
+        if node.lease is None or node.lease.until < lease.until:
+            node.lease = lease

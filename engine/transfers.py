@@ -1,0 +1,112 @@
+"""Copies of pages between tiers: planned whole, carried out elsewhere, known to have landed by a message.
+
+A TransferPlan is immutable and names every page it touches; all of them are leased before the first byte moves, and
+nothing is dropped while a plan is made. Who waits for a page attaches to the plan that is under way.
+
+    SAVE   device → host      STORE  host → disk
+    LOAD   host → device      FETCH  disk → device
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from graftwork.engine.page_key import PageKey
+from graftwork.engine.pages import PageId
+from graftwork.engine.prefix_tree import Node, Owner
+from graftwork.engine.tier_names import Tier
+
+
+class TransferKind(StrEnum):
+    SAVE = "save"
+    LOAD = "load"
+    STORE = "store"
+    FETCH = "fetch"
+
+    @property
+    def source(self) -> Tier:
+        """The tier that is read."""
+        return {
+            TransferKind.SAVE: Tier.DEVICE,
+            TransferKind.LOAD: Tier.HOST,
+            TransferKind.STORE: Tier.HOST,
+            TransferKind.FETCH: Tier.DISK,
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class PageMove:
+    """One page's way. A side that is on disk has no page number: the key names it."""
+
+    key: PageKey
+    source: PageId | None
+    target: PageId | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransferPlan:
+    """Pages of one path, from the root down, that are copied together."""
+
+    kind: TransferKind
+    owner: Owner
+    moves: tuple[PageMove, ...]
+    nodes: tuple[Node, ...] = field(repr=False)
+    """Whose copies they are, in the order of the moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDone:
+    """A plan's event has fired: its pages may be touched again."""
+
+    plan: TransferPlan
+    num_good: int
+    """Moves that succeeded, counted from the first; what stands behind them was not copied."""
+    seconds: float
+
+
+Report = Callable[[TransferDone], None]
+"""Takes the end of a transfer; called on whichever thread has carried it out."""
+
+
+class CopyEngine(Protocol):
+    """Moves bytes. Plans of one kind are carried out in the order in which they are begun."""
+
+    def begin(self, plan: TransferPlan) -> None:
+        """Start a plan and return at once; its end is reported exactly once, whatever happens."""
+        ...
+
+    def close(self) -> None:
+        """Finish what has begun, and stop."""
+        ...
+
+
+class DiskPages(Protocol):
+    """What the loop must know of the disk tier."""
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def bytes_used(self) -> int: ...
+
+    def holds(self, key: PageKey) -> bool:
+        """Whether a page is there, as far as can be known without reading it."""
+        ...
+
+    def forget(self, key: PageKey) -> None:
+        """Give a page up."""
+        ...
+
+
+class NoDisk:
+    """A disk tier of no bytes."""
+
+    num_pages = 0
+    bytes_used = 0
+
+    def holds(self, key: PageKey) -> bool:
+        return False
+
+    def forget(self, key: PageKey) -> None:
+        """There is nothing to forget."""

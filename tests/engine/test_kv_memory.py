@@ -1,0 +1,298 @@
+"""The KV memory under everything at once: its promises hold after every operation, in any order of events."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from graftwork.engine.arrivals import Path, Residence
+from graftwork.engine.page_path import SequenceScope
+from graftwork.engine.request import KvLimits, SessionKey, SessionTending, SessionUse, SessionVerb, ToolWait
+from graftwork.engine.scope import ScopeMaker
+from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.tier_names import Tier
+from graftwork.engine.transfers import TransferKind, TransferPlan
+from graftwork.platform.ids import IsolationDomain
+from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab
+
+SIZE, DEVICE, HOST, CONTEXT = 2, 14, 9, 5
+MAKER = ScopeMaker("sha256:model", "float32/2")
+OWNERS = (b"x", b"y", b"z")
+OPERATIONS = [
+    *["open", "stranger", "cancel", "offload", "fork", "rewind", "close", "limit", "wait", "tick", "restart"],
+    *["turn"] * 5,
+    *["finish"] * 6,
+    *["land"] * 5,
+    *["look_after"] * 2,
+]
+"""By weight."""
+number = st.integers(0, 7)
+new_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=2 * SIZE)
+
+
+@dataclass(eq=False)
+class Agent:
+    """A session as it must be."""
+
+    name: str
+    owner: bytes
+    tokens: tuple[int, ...] = ()
+    past: list[tuple[int, ...]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Running:
+    """A sequence that holds pages."""
+
+    agent: Agent | None
+    path: Path
+    residence: Residence
+
+
+class World:
+    """Agents that take turns, fork, rewind, wait and leave, while copies land in any order and some fail.
+
+    Every operation takes two numbers to choose by, and some tokens; what cannot be done just now does nothing.
+    """
+
+    def __init__(self, *, disk_pages: int, host: int) -> None:
+        self.host = host
+        self.lab = KvLab(device=DEVICE, host=host, context=CONTEXT, disk=FakeDisk(max_pages=disk_pages))
+        self.advice = FixedAdvice()
+        self.tender = SessionTender(self.lab.memory, MAKER, self.advice, self.lab.clock)
+        self.agents: list[Agent] = []
+        self.running: list[Running] = []
+        self.numbers = 0
+        self.seen: Counter[str] = Counter()
+
+    def operate(self, name: str, first: int, second: int, tokens: Sequence[int]) -> None:
+        """One operation, and every invariant after it."""
+        getattr(self, name)(first, second, tokens)
+        self.lab.check(sum(len(one.residence.pages) for one in self.running))
+
+    # ---- sessions ---------------------------------------------------------------------------------------------
+
+    def open(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if len(self.agents) < 8:
+            self.numbers += 1
+            self.agents.append(Agent(f"s{self.numbers}", OWNERS[first % 3]))
+
+    def turn(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None and len(self.running) < 4:
+            history = (*agent.tokens, *tokens)
+            self.start(agent, self.path(agent.owner, history if len(history) <= CONTEXT * SIZE else tokens))
+
+    def stranger(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if len(self.running) < 4:
+            self.start(None, self.path(OWNERS[first % 3], (*tokens, *tokens)[: CONTEXT * SIZE]))
+
+    def start(self, agent: Agent | None, path: Path) -> None:
+        memory = self.lab.memory
+        match = memory.match(path)
+        self.check_match(path, len(match))
+        sure = memory.residency.reserve_pages(Tier.DEVICE)
+        before = {owner: memory.residency.used_pages(Tier.DEVICE, owner) for owner in OWNERS}
+        session = None if agent is None else SessionUse(SessionKey(agent.name))
+        residence = memory.settle(path, match, len(path.token_ids), session)
+        for owner, used in before.items():
+            now = memory.residency.used_pages(Tier.DEVICE, owner)
+            sure = min(sure, memory.residency.reserve_pages(Tier.DEVICE))  # it grows when a party is gone
+            assert owner == path.owner or now == used or now >= sure, "a party was pushed below its reserve"
+        if residence is None:
+            self.seen["no room"] += 1
+            return
+        self.seen.update(residence.tiers)
+        self.seen["waits"] += bool(residence.arrivals)
+        assert len(residence.pages) == -(-len(path.token_ids) // SIZE)
+        assert len(residence.tiers) == len(match)
+        if agent is not None:
+            self.tender.goes_on(path.owner, SessionUse(SessionKey(agent.name)))
+        self.running.append(Running(agent, path, residence))
+
+    def finish(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """A turn ends; one in four is not kept, two in four wait for a tool."""
+        if (one := self.ready(first)) is None:
+            return
+        self.running.remove(one)
+        memory, agent = self.lab.memory, one.agent
+        self.lab.compute(one.path, one.residence)
+        use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
+        memory.enter(one.path, one.residence.pages, use)
+        if agent is not None and use is not None and second % 4:
+            memory.follow(one.path, use)
+            agent.past.append(agent.tokens)
+            agent.tokens = tuple(one.path.token_ids)
+        memory.release(one.residence.pages)
+        memory.residency.enforce_limits(one.path.owner)
+        if agent is not None and second % 4:
+            self.tend(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
+
+    def cancel(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if self.running:
+            one = self.running.pop(first % len(self.running))
+            self.lab.memory.release(one.residence.pages)
+
+    def offload(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (one := self.ready(first)) is not None:
+            self.running.remove(one)
+            self.lab.compute(one.path, one.residence)
+            use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
+            self.lab.memory.offload(one.path, one.residence.pages, use)
+
+    def look_after(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None:
+            self.tend(agent, (SessionVerb.PREFETCH, SessionVerb.SUSPEND, SessionVerb.READ)[second % 3])
+
+    def fork(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None and len(self.agents) < 8:
+            self.numbers += 1
+            self.agents.append(Agent(f"s{self.numbers}", agent.owner, agent.tokens, list(agent.past)))
+
+    def rewind(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None and agent.past:
+            agent.tokens = agent.past.pop(second % len(agent.past))
+
+    def close(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None:
+            self.agents.remove(agent)
+            self.tend(agent, SessionVerb.CLOSE)
+
+    def limit(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        device, host = (None if number > 6 else number * 100 for number in (first, second))
+        self.lab.memory.set_limits(OWNERS[len(tokens) % 3], KvLimits(device, host))
+
+    def wait(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        self.lab.clock.advance(1 + first)
+
+    # ---- copies -----------------------------------------------------------------------------------------------
+
+    def land(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """A copy ends: any of those under way; one in four of those from disk is cut short."""
+        if not self.lab.copies.under_way:
+            return
+        index = first % len(self.lab.copies.under_way)
+        is_fetch = self.lab.copies.under_way[index][0].kind is TransferKind.FETCH
+        done = self.lab.copies.fire(index, second if is_fetch and second < 2 else None)
+        self.seen[done.plan.kind] += done.num_good
+        self.seen["cut short"] += done.num_good < len(done.plan.moves)
+        failed_from = self.lab.memory.absorb(done)
+        for one in self.running:
+            if done.plan in one.residence.arrivals:
+                one.residence = self.without(one, done.plan, failed_from)
+
+    def without(self, one: Running, plan: TransferPlan, failed_from: int | None) -> Residence:
+        """A residence after one of its arrivals, with fresh pages for what could not be read."""
+        pages, tiers = one.residence.pages, one.residence.tiers
+        if failed_from is not None:
+            self.lab.memory.release(pages[failed_from:])
+            fresh = self.lab.memory.take(len(pages) - failed_from, one.path.owner) or []
+            pages, tiers = pages[:failed_from] + fresh, tiers[:failed_from]
+        return Residence(pages, tiers, one.residence.arrivals - {plan})
+
+    def tick(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        self.lab.memory.tick()
+
+    def restart(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """The process is killed: only what is on disk is left, and nothing that was under way counts."""
+        if self.lab.disk.max_pages and first < 2:
+            self.lab = KvLab(device=DEVICE, host=self.host, context=CONTEXT, disk=self.lab.disk)
+            self.tender = SessionTender(self.lab.memory, MAKER, self.advice, self.lab.clock)
+            self.running = []
+            self.seen["restarts"] += 1
+
+    # ---- what must hold ---------------------------------------------------------------------------------------
+
+    def check_match(self, path: Path, matched: int) -> None:
+        """A match is the longest run of prefixes that is in a dictionary of all that is anywhere."""
+        residency = self.lab.memory.residency
+        anywhere = {node.key for tier in (Tier.DEVICE, Tier.HOST) for node in residency.tree.nodes_on(tier)}
+        anywhere |= self.lab.disk.pages.keys()
+        expected = 0
+        for tag in self.lab.tags(path):
+            if tag not in anywhere:
+                break
+            expected += 1
+        assert matched == expected
+
+    def end(self) -> None:
+        """Everybody leaves: what no stranger has used is gone from every tier, and all the rest can go."""
+        memory = self.lab.memory
+        for one in self.running:
+            memory.release(one.residence.pages)
+        self.running = []
+        self.lab.fire_all()
+        for agent in list(self.agents):
+            self.tend(agent, SessionVerb.CLOSE)
+        self.lab.fire_all()
+        self.lab.check()
+        for tier in (Tier.DEVICE, Tier.HOST):
+            pool = memory.residency.pool(tier)
+            assert all(node.is_loose for node in memory.residency.tree.nodes_on(tier)), (
+                "a closed session's page is left"
+            )
+            assert pool.free_pages + pool.idle_pages == pool.num_pages
+            assert pool.idle_pages == memory.residency.tree.num_copies(tier)
+
+    # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def path(self, owner: bytes, tokens: Sequence[int]) -> Path:
+        return Path(SequenceScope(MAKER.scope(IsolationDomain(owner), ())), tuple(tokens), owner)
+
+    def idle(self, index: int) -> Agent | None:
+        busy = {one.agent for one in self.running}
+        agents = [agent for agent in self.agents if agent not in busy]
+        return agents[index % len(agents)] if agents else None
+
+    def ready(self, index: int) -> Running | None:
+        ready = [
+            one
+            for one in self.running
+            if not one.residence.arrivals and len(one.residence.pages) == -(-len(one.path.token_ids) // SIZE)
+        ]
+        return ready[index % len(ready)] if ready else None
+
+    def tend(self, agent: Agent, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
+        answer = self.tender.tend(
+            SessionTending(verb, SessionKey(agent.name), IsolationDomain(agent.owner), (), agent.tokens, 0, waits)
+        )
+        parts = answer.device_tokens + answer.host_tokens + answer.disk_tokens + answer.missing_tokens
+        assert parts == len(agent.tokens)
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """Hypothesis looks for the shortest way to break a promise."""
+
+    @initialize(disk_pages=st.sampled_from([0, 6, 200]), host=st.sampled_from([0, HOST]))
+    def begin(self, disk_pages: int, host: int) -> None:
+        self.world = World(disk_pages=disk_pages, host=host)
+
+    @rule(name=st.sampled_from(OPERATIONS), first=number, second=number, tokens=new_tokens)
+    def operate(self, name: str, first: int, second: int, tokens: list[int]) -> None:
+        self.world.operate(name, first, second, tokens)
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.end()
+
+
+TestMemoryMachine = MemoryMachine.TestCase
+TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_thousands_of_operations_break_no_promise(seed: int) -> None:
+    """Four worlds of 2,000 operations each, in which every kind of copy, loss and wait has happened."""
+    random = Random(seed)
+    world = World(disk_pages=(200, 12)[seed % 2], host=HOST)
+
+    for _ in range(2000):
+        tokens = [random.randrange(2) for _ in range(random.randint(1, 2 * SIZE))]
+        world.operate(random.choice(OPERATIONS), random.randrange(8), random.randrange(8), tokens)
+    world.end()
+
+    assert {*Tier, *TransferKind, "waits", "cut short", "restarts", "no room"} <= set(+world.seen)
