@@ -10,7 +10,7 @@ engine's loop may ask while a worker writes; `holds` takes no lock at all.
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from graftwork.engine.disk_run import PageRun, Stretch
 from graftwork.engine.disk_victims import OwnerAccounts, VictimChoice
@@ -139,6 +139,11 @@ class DiskIndex:
                 else:
                     found.append(Stretch(run, place[0].header, number, 1))
         return found
+
+    def names_holding(self, keys: Iterable[PageKey]) -> set[str]:
+        """The files in which any of `keys` is found."""
+        with self._lock:
+            return {self._places[key][0].name for key in keys if key in self._places}
 
     def runs_of(self, owner: bytes) -> list[PageRun]:
         """Every published file of a party."""

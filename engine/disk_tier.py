@@ -114,7 +114,7 @@ class DiskTier:
         """
         assert len(owner) == _DIGEST_BYTES, "an owner is a digest of 32 bytes"
         with self._writing:
-            kept = {stretch.run.name for key in keys for stretch in self._index.stretches([key])}
+            kept = self._index.names_holding(keys)
             views = {key: memoryview(page).cast("B") for key, page in zip(keys, pages, strict=True)}
             fresh = [(key, view) for key, view in views.items() if not self._index.holds(key)]
             runs: list[PageRun] = []

@@ -70,7 +70,7 @@ class SketchBook:
     def distribution(self, party: str, tool: str) -> LatencyDistribution:
         """What to expect of a tool; of one never seen, what all tools of all parties have shown."""
         sketches = self._by_party.get(party)
-        sketch = None if sketches is None else sketches.get(tool)
+        sketch = sketches.get(tool) if sketches is not None else None
         prior = self._of_all.masses + max(self._prior_weight, 1e-9) * _FIRST_GUESS
         scaled = prior * (self._prior_weight / prior.sum())
         return sketch.distribution(scaled) if sketch is not None else LatencyDistribution.from_masses(prior)

@@ -103,11 +103,12 @@ def test_eviction_is_least_recently_used(steps: list[tuple[str, int]]) -> None:
                 model[number] = None
                 if len(model) > 4:
                     model.popitem(last=False)
-            elif step != "write":
-                found = readable(tier, keys[number]) if step == "read" else tier.touch(keys[number])
-                assert found in (None, keys[number] if number in model else [])
-                if number in model:
-                    model.move_to_end(number)
+            elif step == "read":
+                assert readable(tier, keys[number]) == (keys[number] if number in model else [])
+            elif step == "touch":
+                tier.touch(keys[number])
+            if step != "write" and number in model:
+                model.move_to_end(number)
         tier.close()
 
     assert [number for number in range(8) if tier.holds(keys[number][0])] == sorted(model)
