@@ -91,9 +91,7 @@ async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: s
 async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
     """Every item of a history, oldest first."""
     chain = _chain(scope, head_id)
-    statement = (
-        select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).order_by(ItemRow.position)
-    )
+    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).order_by(ItemRow.position)
     return tuple(item_from_body(body) for body in await database.scalars(statement))
 
 

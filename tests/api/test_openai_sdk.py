@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionToolParam
 
-from graftwork.api.http_server import HttpServer
-from graftwork.api.listening_socket import bind, url_of
 from graftwork.platform.errors import CapacityAbsent, CapacityContended
 from graftwork.platform.quota import Quota
 from tests.api.harness import Gateway, TestTenant
@@ -20,25 +17,6 @@ TOOL: ChatCompletionToolParam = {
     "type": "function",
     "function": {"name": "get_weather", "parameters": {"type": "object"}},
 }
-
-
-@pytest.fixture
-async def url(gateway: Gateway) -> AsyncIterator[str]:
-    """Where the gateway listens."""
-    ready = asyncio.Event()
-    with bind("127.0.0.1", 0) as listening:
-        server = HttpServer(gateway.app, ready.set)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        await ready.wait()
-        yield url_of(listening)
-        server.stop()
-        await serving
-
-
-@pytest.fixture
-async def client(url: str, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
-        yield client
 
 
 async def test_chat(gateway: Gateway, client: AsyncOpenAI) -> None:
