@@ -1,39 +1,41 @@
-"""A stream that says something while nothing happens: proxies close what is silent for long."""
+"""Noticing silence in a stream, so that its sender can say that it is still there."""
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import TypeVar
 
-from graftwork.api.sse import error_event
-from graftwork.platform.errors import GraftworkError
+Event = TypeVar("Event")
 
-HEARTBEAT_AFTER_S = 15.0
-"""Proxies close what is silent for longer, mostly after 30 to 60 seconds."""
+PING_AFTER_S = 15.0
+"""Silence after which a ping is sent: proxies close what is silent for longer, mostly after 30 to 60 seconds."""
 
 
-async def with_heartbeat(
-    frames: AsyncGenerator[bytes, None], heartbeat: bytes, after_s: float = HEARTBEAT_AFTER_S
-) -> AsyncGenerator[bytes, None]:
-    """The frames, and `heartbeat` after each such silence. A failure to go on is an `error` event, the last one."""
-    upcoming: asyncio.Task[bytes | None] | None = None
+async def with_heartbeats(
+    events: AsyncGenerator[Event, None], silence_s: float = PING_AFTER_S
+) -> AsyncGenerator[Event | None, None]:
+    """The events as they come, and None for every `silence_s` without one. Closing this closes `events`."""
+    upcoming: asyncio.Task[tuple[Event, ...]] | None = None
     try:
         while True:
-            upcoming = upcoming or asyncio.create_task(_next(frames))
-            done, _ = await asyncio.wait({upcoming}, timeout=after_s)
+            upcoming = upcoming or asyncio.create_task(_next(events))
+            done, _ = await asyncio.wait({upcoming}, timeout=silence_s)
             if not done:
-                yield heartbeat
+                yield None
                 continue
-            frame, upcoming = upcoming.result(), None
-            if frame is None:
+            found, upcoming = upcoming.result(), None
+            if not found:
                 return
-            yield frame
-    except GraftworkError as error:
-        yield error_event(error)
+            yield found[0]
     finally:
         if upcoming is None:
-            await frames.aclose()
+            await events.aclose()
         else:
             upcoming.cancel()  # which ends the generator that it waits in
 
 
-async def _next(frames: AsyncGenerator[bytes, None]) -> bytes | None:
-    return await anext(frames, None)
+async def _next(events: AsyncGenerator[Event, None]) -> tuple[Event, ...]:
+    """The next event alone, or nothing at the end."""
+    try:
+        return (await anext(events),)
+    except StopAsyncIteration:
+        return ()

@@ -3,24 +3,24 @@
 What keeps a silent stream open is a comment, which no client takes for an event.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from graftwork.api.heartbeat import HEARTBEAT_AFTER_S, with_heartbeat
-from graftwork.api.sse import named_event
+from graftwork.api.heartbeat import PING_AFTER_S, with_heartbeats
+from graftwork.api.sse import error_event, named_event
+from graftwork.platform.errors import GraftworkError
 
 _COMMENT = b": still here\n\n"
 
 
-def response_stream(
-    events: AsyncGenerator[dict[str, Any], None], after_s: float = HEARTBEAT_AFTER_S
+async def response_stream(
+    events: AsyncGenerator[dict[str, Any], None], silence_s: float = PING_AFTER_S
 ) -> AsyncGenerator[bytes, None]:
     """The stream's bytes; it ends with the response's last event, without a `[DONE]`."""
-    return with_heartbeat(_frames(events), _COMMENT, after_s)
-
-
-async def _frames(events: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        async for event in events:
-            yield named_event(event["type"], event)
+    async with aclosing(with_heartbeats(events, silence_s)) as beating:
+        try:
+            async for event in beating:
+                yield _COMMENT if event is None else named_event(event["type"], event)
+        except GraftworkError as error:
+            yield error_event(error)

@@ -152,6 +152,10 @@ class SessionService:
         """A session as it is now. Raises NotFound."""
         return await self._load(principal.scope(), session_id)
 
+    async def get_any(self, principal: Principal, session_id: SessionId) -> AgentSession:
+        """A session as it is now, a chain of responses too. Raises NotFound."""
+        return await self._load_any(principal.scope(), session_id)
+
     async def items(self, principal: Principal, session_id: str, page: PageRequest) -> Page[Item]:
         """One page of the history up to the head. Raises NotFound."""
         session = await self._load(principal.scope(), session_id)
@@ -223,12 +227,13 @@ class SessionService:
     ) -> list[AgentSession]:
         """New sessions that share the history up to `at` or the head, calls at its end awaited anew.
 
-        Raises NotFound, Conflict once closed, LimitExceeded.
+        Of a chain of responses only such a chain can be made. Raises NotFound, Conflict once closed, LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
         max_sessions = await self._max_sessions(principal, kind)
-        session = await self._load(principal.scope(), session_id)
+        load = self._load_any if kind is SessionKind.RESPONSES else self._load
+        session = await load(principal.scope(), session_id)
         return await self._sessions.fork(
             principal.scope(), session.session_id, _checkpoint_argument(at), count, max_sessions, kind
         )
@@ -265,10 +270,11 @@ class SessionService:
 
         A turn of another process may still run when this returns: that process is told, and ends it shortly.
         """
-        session = await self._load(principal.scope(), session_id)
+        load = self._load if turn_id is None else self._load_any
+        session = await load(principal.scope(), session_id)
         if not await self._launcher.cancel(session.session_id, turn_id):
             await self._sessions.request_cancel(principal.scope(), session.session_id, turn_id)
-        return await self._load(principal.scope(), session_id)
+        return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
         """Put a session to sleep; its next turn or tool output wakes it. Raises Conflict while a turn runs."""
@@ -308,6 +314,13 @@ class SessionService:
         return self._reader.follow(principal.scope(), session.session_id, after)
 
     async def _load(self, scope: TenantScope, session_id: str) -> AgentSession:
+        """A session that a client knows by its id, as it is now."""
+        session = await self._load_any(scope, session_id)
+        if session.kind is SessionKind.RESPONSES:
+            raise NotFound("The session does not exist.", code="session_not_found")
+        return session
+
+    async def _load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
         """The session as it is now, a turn that nobody runs any more ended."""
         if not _may_be_id(session_id):
             raise NotFound("The session does not exist.", code="session_not_found")
@@ -320,7 +333,7 @@ class SessionService:
         return await self._sessions.load(scope, session_id)
 
     async def _is_running(self, scope: TenantScope, session_id: SessionId) -> bool:
-        return (await self._load(scope, session_id)).status is SessionStatus.RUNNING
+        return (await self._load_any(scope, session_id)).status is SessionStatus.RUNNING
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
         """Only what a tenant knows as sessions is limited."""

@@ -60,7 +60,7 @@ class ResponseService:
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
         """A stored response as it is now. Raises NotFound."""
         run = await self.find(principal, response_id)
-        return await run.body(await self._sessions.get(principal, run.record.session_id))
+        return await run.body(await self._sessions.get_any(principal, run.record.session_id))
 
     async def cancel(self, principal: Principal, response_id: str) -> dict[str, Any]:
         """End a response that runs as cancelled; one that has ended stays as it is. Raises NotFound."""
@@ -92,7 +92,7 @@ class ResponseService:
     async def _continue(self, principal: Principal, order: ResponseOrder, previous_id: str) -> RunningTurn:
         """Where the previous response ended, if that is still a head and may be moved; else on a fork of it."""
         record, checkpoint_id = await self._previous(principal, previous_id)
-        session = await self._sessions.get(principal, record.session_id)
+        session = await self._sessions.get_any(principal, record.session_id)
         if order.is_stored and _ends_at(session, checkpoint_id):
             try:
                 return await self._launch(principal, session, order)
@@ -132,7 +132,7 @@ class ResponseService:
         return record, turn.checkpoint_id
 
     async def _turn(self, principal: Principal, record: ResponseRecord) -> Turn:
-        await self._sessions.get(principal, record.session_id)  # which ends a turn that nobody runs any more
+        await self._sessions.get_any(principal, record.session_id)  # which ends a turn that nobody runs any more
         return await (await self._sessions.find_turn(principal, record.turn_id)).stored()
 
     async def _load(self, principal: Principal, response_id: str) -> ResponseRecord:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import openai
 import pytest
@@ -11,12 +12,26 @@ from openai.types.chat import ChatCompletionToolParam
 from graftwork.platform.errors import CapacityAbsent, CapacityContended
 from graftwork.platform.quota import Quota
 from tests.api.harness import Gateway, TestTenant
+from tests.api.served import served
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: ChatCompletionToolParam = {
     "type": "function",
     "function": {"name": "get_weather", "parameters": {"type": "object"}},
 }
+
+
+@pytest.fixture
+async def url(gateway: Gateway) -> AsyncIterator[str]:
+    """Where the gateway listens."""
+    async with served(gateway) as url:
+        yield url
+
+
+@pytest.fixture
+async def client(url: str, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+        yield client
 
 
 async def test_chat(gateway: Gateway, client: AsyncOpenAI) -> None:

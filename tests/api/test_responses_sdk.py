@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter
 
 from graftwork.platform.errors import CapacityAbsent
 from tests.api.harness import Gateway, TestTenant
+from tests.api.served import served
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: FunctionToolParam = {
@@ -23,6 +25,12 @@ TOOL: FunctionToolParam = {
 }
 WHOLE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 """Validates what the SDK itself only takes apart."""
+
+
+@pytest.fixture
+async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
+    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+        yield client
 
 
 async def ask(client: AsyncOpenAI, text: str = "Hello", **fields: Any) -> Response:
