@@ -114,20 +114,24 @@ async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: R
     assert [item.text for item in items] == ["Turn 0", "ok", "Turn 1", "ok", "Turn 2", "ok", "Turn 3", "ok"]
     assert len({item.item_id for item in items}) == 8
     assert items[-1].item_id == last["output"][0]["id"]
-    aside = world.engine.requests[-1].prompt_token_ids
+    in_turn_3, aside = (request.prompt_token_ids for request in world.engine.requests[-2:])
+    _, num_tokens = await world.service.prefetch(me, conversation.session_id)
+    assert num_tokens == len(in_turn_3) + len(world.engine.said[world.engine.requests[-2].request_id])
     assert aside == encoded(*[Message(item.body["role"], item.text) for item in items], Message("user", "Aside"))
 
 
 async def test_another_model_goes_on(responses: Responses) -> None:
     """Each response names its model: the next one runs on that one's weights, behind the same tokens."""
     me, world = principal(), responses.world
-    first = await responses.ask(me)
+    conversation = await ConversationService(world.service).create(me, {})
+    await responses.ask(me, conversation_id=conversation.session_id)
 
-    await responses.ask(me, "Again", model="graft@1", previous_response_id=first["id"])
+    await responses.ask(me, "Again", model="graft@1", conversation_id=conversation.session_id)
 
     before, after = world.engine.requests
     assert [adapter.digest for adapter in after.adapters] == ["sha256:1"]
     assert after.prompt_token_ids[: len(before.prompt_token_ids)] == before.prompt_token_ids
+    assert (await world.service.get(me, conversation.session_id)).model.digest == "sha256:1"
 
 
 async def test_outputs_answer_calls(responses: Responses) -> None:
@@ -335,6 +339,9 @@ async def test_cancelling_one_response_spares_the_next(responses: Responses) -> 
     await world.engine.half_way.wait()
 
     untouched = await responses.service.cancel(me, first["id"])
+    elsewhere = Responses(World(world.database, world.clock, "second"))
+    assert await elsewhere.service.cancel(me, first["id"]) == first
+    assert not (await world.service.get_any(me, second.record.session_id)).cancel_requested
     running = await responses.service.get(me, second.record.response_id)
     cancelled = await responses.service.cancel(me, second.record.response_id)
 
