@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.api.responses_route import ResponsesRoute
+from graftwork.api.routes import responses
+from graftwork.platform.errors import CapacityAbsent, ValidationFailed
 from graftwork.platform.quota import Quota
 from tests.api.harness import Gateway, TestTenant, session_frames
 
@@ -41,7 +43,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),
     ({"tools": [TOOL], "tool_choice": "loudest"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice"),
-    ({"text": {"format": {"type": "poem"}}}, "text.format"),
     ({"temperature": 3}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -69,6 +70,26 @@ async def test_bad_bodies(gateway: Gateway, tenant: TestTenant) -> None:
 
     assert found == [(400, param) for _, param in BAD_FIELDS]
     assert gateway.engine.requests == []
+
+
+def test_fields_have_this_api_s_names() -> None:
+    """What sessions refuse underneath is told in the names that the caller wrote."""
+    route = next(route for route in responses.router.routes if isinstance(route, ResponsesRoute))
+    pairs = {
+        "tools[3].function.strict": "tools[3].strict",
+        "tools[3].function": "tools[3]",
+        "response_format": "text.format",
+        "response_format.json_schema.schema": "text.format.schema",
+        "sampling.max_completion_tokens": "max_output_tokens",
+        "sampling.top_p": "top_p",
+        "input": "input",
+    }
+
+    told = [route.in_kind(ValidationFailed(f"{param} is not served.", param=param)) for param in pairs]
+
+    assert [error.status for error in told] == [400] * len(pairs)
+    assert [error.param for error in told] == list(pairs.values())
+    assert [error.message for error in told] == [f"{name} is not served." for name in pairs.values()]
 
 
 async def test_what_is_ignored(tenant: TestTenant) -> None:

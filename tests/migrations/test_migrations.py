@@ -80,6 +80,29 @@ async def test_an_upgrade_keeps_the_rows(empty_database: Database) -> None:
         assert await session.scalar(text("SELECT name FROM tenants")) == "acme"
 
 
+async def test_older_sessions_are_sessions(empty_database: Database) -> None:
+    """What was stored before there were other kinds is a session, on the way up and on the way back."""
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0003_sessions")
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO sessions (id, tenant_id, status, model, settings, labels, epoch, cancel_requested,"
+                " last_seq, created_at, updated_at) VALUES ('ses_1', 'ten_1', 'idle', '{}', '{}', '{}', 0, false,"
+                " 0, 0, 0)"
+            )
+        )
+
+    await empty_database.upgrade_to_head()
+    async with empty_database.read() as session:
+        kind = await session.scalar(text("SELECT kind FROM sessions"))
+    await empty_database.downgrade("0003_sessions")
+
+    assert kind == "session"
+    async with empty_database.read() as session:
+        assert await session.scalar(text("SELECT id FROM sessions")) == "ses_1"
+
+
 async def test_gateways_that_start_at_once_upgrade_once(empty_database: Database) -> None:
     """Several upgrades at the same time wait for each other, and all succeed."""
     await asyncio.gather(*(empty_database.upgrade_to_head() for _ in range(4)))

@@ -164,7 +164,7 @@ async def test_outputs_answer_calls(responses: Responses) -> None:
 async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
     """Without a previous response the whole conversation is the input, calls and outputs among it."""
     me = principal()
-    history = [
+    history: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
         {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "cold"}]},
