@@ -113,6 +113,7 @@ class SessionService:
         interrupted = await self._turns.find_interrupted(self._launcher.turn_ids)
         for scope, session_id, turn_id in interrupted:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
+            await self._sessions.remove_unused(scope, session_id)
         return len(interrupted)
 
     async def close(self) -> None:

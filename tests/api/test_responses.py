@@ -234,3 +234,25 @@ async def test_unstored_responses_cannot_be_fetched(gateway: Gateway, tenant: Te
     assert (plain["store"], streamed["status"]) == (False, "completed")
     for body in (plain, streamed):
         assert (await tenant.client.get(f"/v1/responses/{body['id']}")).status_code == 404
+
+
+async def test_idempotency(gateway: Gateway, tenant: TestTenant) -> None:
+    """The same key and body meet the same response, as it is by then; what is not stored is answered anew."""
+    body, key = {"model": "tiny", "input": "Hello"}, {"idempotency-key": "one"}
+    unstored = {**body, "store": False}
+
+    first = await tenant.client.post("/v1/responses", json=body, headers=key)
+    again = await tenant.client.post("/v1/responses", json=body, headers=key)
+    other = await tenant.client.post("/v1/responses", json=unstored | {"store": True}, headers=key)
+    anew = [
+        (await tenant.client.post("/v1/responses", json=unstored, headers={"idempotency-key": "two"})).json()["id"]
+        for _ in range(2)
+    ]
+    await tenant.client.delete(f"/v1/responses/{first.json()['id']}")
+    deleted = await tenant.client.post("/v1/responses", json=body, headers=key)
+
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert again.headers["idempotent-replayed"] == "true"
+    assert (other.status_code, deleted.status_code) == (409, 404)
+    assert len(set(anew)) == 2
+    assert len(gateway.engine.requests) == 3

@@ -310,7 +310,7 @@ async def test_a_crash_fails_the_response(responses: Responses) -> None:
 
 
 async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Responses) -> None:
-    """What a crash left of an unstored response is swept, once it is sure that nobody reads it any more."""
+    """An unstored response that its process did not survive is taken away when its turn is found."""
     me, world = principal(), responses.world
     stored = await responses.ask(me)
     before = await count_rows(world.database)
@@ -318,13 +318,24 @@ async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Response
     await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
     await world.engine.half_way.wait()
     await crash()
-    after = world.restarted().service
-    await after.recover()
 
-    await after.sweep()
+    await world.restarted().service.recover()
+
+    assert await count_rows(world.database) == before
+
+
+async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
+    """An unstored response that ended and was left behind goes once it is sure that nobody reads it any more."""
+    me, world = principal(), responses.world
+    stored = await responses.ask(me)
+    before = await count_rows(world.database)
+    left = await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
+    await left.result()
+
+    await world.service.sweep()
     early = await count_rows(world.database)
     world.clock.advance(3601)
-    await after.sweep()
+    await world.service.sweep()
 
     assert early["sessions"] == before["sessions"] + 1
     assert await count_rows(world.database) == before
