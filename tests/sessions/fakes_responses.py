@@ -13,7 +13,10 @@ from graftwork.sessions.responses.input_items import read_input
 from graftwork.sessions.responses.response_record import ResponseOrder
 from graftwork.sessions.responses.response_run import ResponseRun
 from graftwork.sessions.responses.response_service import ResponseService
-from tests.sessions.fakes_sessions import World
+from tests.sessions.fakes_sessions import World, call
+
+CALLS = call("get_weather", city="Oslo") + "\n" + call("get_weather", city="Rome")
+"""An answer of two calls."""
 
 
 @dataclass
@@ -49,3 +52,9 @@ async def count_rows(database: Database) -> dict[str, int]:
     names = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events", "responses")
     async with database.read() as session:
         return {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) or 0 for name in names}
+
+
+def outputs(body: dict[str, Any], output: str = "cold") -> list[dict[str, Any]]:
+    """An answer to every call that a response ended with."""
+    calls = [item for item in body["output"] if item["type"] == "function_call"]
+    return [{"type": "function_call_output", "call_id": item["call_id"], "output": output} for item in calls]

@@ -151,6 +151,24 @@ def test_a_call_that_was_cut_is_incomplete_and_a_whole_one_is_not() -> None:
     ]
 
 
+def test_a_whole_call_is_done_whatever_follows() -> None:
+    """A call that came whole is complete, even when the response fails behind it."""
+    (item,) = read(drafts_of([("call", ["{}"])]), ended(TurnStatus.FAILED, None))[-1]["response"]["output"]
+
+    assert item["status"] == "completed"
+
+
+@pytest.mark.parametrize(("behind", "said"), [(["\n", " "], []), (["\n", "Done."], ["\nDone."])])
+def test_white_space_behind_a_call(behind: list[str], said: list[str]) -> None:
+    """White space behind a call is no message by itself, and belongs to the text that follows it."""
+    answer = [("call", ["{}"]), ("text", behind)]
+
+    events = read(drafts_of(answer), ended(TurnStatus.AWAITING_TOOL, "tool_calls"))
+
+    output = events[-1]["response"]["output"]
+    assert [text_of(item) for item in output] == ["{}", *said]
+
+
 def test_silence_is_an_empty_message() -> None:
     """An answer of nothing is a message that says nothing, as it is stored."""
     (item,) = read(drafts_of([]), ended(TurnStatus.COMPLETED, "stop"))[-1]["response"]["output"]
