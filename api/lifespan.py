@@ -31,6 +31,8 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
 from graftwork.sessions.generation import Generator
 from graftwork.sessions.model_folder import ModelFolder
+from graftwork.sessions.responses.conversation_service import ConversationService
+from graftwork.sessions.responses.response_service import ResponseService
 from graftwork.sessions.service import SessionOptions, SessionService
 from graftwork.sessions.turn_launcher import LauncherResources
 
@@ -66,6 +68,7 @@ async def open_resources(
         stack.push_async_callback(resources.tasks.close)
         stack.push_async_callback(resources.sessions.close)
         await resources.sessions.recover()
+        await resources.sessions.sweep()
         await resources.registry.sweep()
         yield resources
 
@@ -107,6 +110,7 @@ async def _assemble(
         heartbeat_s=_HEARTBEAT_S,
     )
     options = SessionOptions(owner=await _owner(settings), lease_s=_LEASE_S)
+    sessions = SessionService(database, registry, launcher, options)
     return Resources(
         settings=settings,
         clock=clock,
@@ -124,7 +128,9 @@ async def _assemble(
         description=description,
         folder=folder,
         prompts=prompts,
-        sessions=SessionService(database, registry, launcher, options),
+        sessions=sessions,
+        responses=ResponseService(database, sessions, clock),
+        conversations=ConversationService(sessions),
         tasks=ServerTasks(),
     )
 

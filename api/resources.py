@@ -28,6 +28,8 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
 from graftwork.sessions.model_folder import ModelFolder
 from graftwork.sessions.prompt_encoder import PromptEncoder
+from graftwork.sessions.responses.conversation_service import ConversationService
+from graftwork.sessions.responses.response_service import ResponseService
 from graftwork.sessions.service import SessionService
 from graftwork.sessions.tokenizer import TextTokenizer
 
@@ -53,6 +55,8 @@ class Resources:
     prompts: PromptEncoder | None
     """None for a model without a chat template."""
     sessions: SessionService
+    responses: ResponseService
+    conversations: ConversationService
     tasks: ServerTasks
 
     @property

@@ -1,6 +1,6 @@
 """One page of a list, by cursor: the id of the last item seen, since ids sort by the time they were made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -32,6 +32,13 @@ class Page(Generic[Item]):
 
     items: tuple[Item, ...]
     has_more: bool
+
+
+def page_of(items: Sequence[Item], request: PageRequest, cursor: Callable[[Item], str]) -> Page[Item]:
+    """The page of a whole list, oldest first; an `after` that is not in it begins at the start."""
+    ordered = list(items) if request.order is Order.ASCENDING else list(reversed(items))
+    starts = [index + 1 for index, item in enumerate(ordered) if cursor(item) == request.after]
+    return cut(ordered[max(starts, default=0) :], request)
 
 
 def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:

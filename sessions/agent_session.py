@@ -33,6 +33,16 @@ class SessionStatus(StrEnum):
     CLOSED = "closed"
 
 
+class SessionKind(StrEnum):
+    """Through which face a session came to be; all of them are sessions."""
+
+    SESSION = "session"
+    RESPONSES = "responses"
+    """A chain of responses: never listed, never counted, gone with the last response that stands on it."""
+    CONVERSATION = "conversation"
+    """A conversation of the Responses API: reached by its id, neither listed nor counted among the sessions."""
+
+
 class TurnStatus(StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"
@@ -99,6 +109,7 @@ class AgentSession:
     last_seq: int = 0
     last_cache: Mapping[str, Any] | None = None
     closed_at: float | None = None
+    kind: SessionKind = SessionKind.SESSION
     ledger: tuple[LedgerCall, ...] = ()
     """The calls at the end of the head, in the model's order."""
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from graftwork.platform.errors import ValidationFailed
-from graftwork.platform.ids import CallId, ItemId, new_id
+from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
 from graftwork.sessions.messages import ROLES, Message, ToolCall
 
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
@@ -53,7 +53,7 @@ def item_from_body(body: dict[str, Any]) -> Item:
     return Item(ItemId(body["id"]), ItemType(body["type"]), body)
 
 
-def message(role: str, *texts: str, incomplete: bool = False) -> Item:
+def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
     """A message, one part a text; `incomplete` marks an answer that was cut off at its token limit."""
     spoken = role == "assistant"
     parts = [
@@ -61,13 +61,16 @@ def message(role: str, *texts: str, incomplete: bool = False) -> Item:
         for text in texts
     ]
     status = "incomplete" if incomplete else "completed"
-    return _item(ItemType.MESSAGE, {"status": status, "role": role, "content": parts})
+    return _item(ItemType.MESSAGE, {"status": status, "role": role, "content": parts}, item_id)
 
 
-def function_call(call_id: CallId, name: str, arguments: str, *, incomplete: bool = False) -> Item:
+def function_call(
+    call_id: CallId, name: str, arguments: str, *, incomplete: bool = False, item_id: ItemId | None = None
+) -> Item:
     """A call that the model made; `arguments` is JSON text, unless the call was cut off at a token limit."""
     status = "incomplete" if incomplete else "completed"
-    return _item(ItemType.FUNCTION_CALL, {"status": status, "call_id": call_id, "name": name, "arguments": arguments})
+    fields = {"status": status, "call_id": call_id, "name": name, "arguments": arguments}
+    return _item(ItemType.FUNCTION_CALL, fields, item_id)
 
 
 def function_call_output(call_id: CallId, output: str) -> Item:
@@ -110,8 +113,18 @@ def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _item(type_: ItemType, fields: Mapping[str, Any]) -> Item:
-    item_id = ItemId(new_id("item"))
+def answer_message_id(turn_id: TurnId) -> ItemId:
+    """The id of what a turn's answer says: known to whoever follows the turn, before the item is stored."""
+    return ItemId("msg_" + turn_id.removeprefix("turn_"))
+
+
+def call_item_id(call_id: CallId) -> ItemId:
+    """The id of the item that makes a call of the model's."""
+    return ItemId("fc_" + call_id.removeprefix("call_"))
+
+
+def _item(type_: ItemType, fields: Mapping[str, Any], item_id: ItemId | None = None) -> Item:
+    item_id = item_id or ItemId(new_id("item"))
     return Item(item_id, type_, {"id": item_id, "type": type_.value, **fields})
 
 

@@ -15,7 +15,7 @@ from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.principals import TenantScope
-from graftwork.sessions.agent_session import AgentSession, LedgerCall, SessionSettings, SessionStatus
+from graftwork.sessions.agent_session import AgentSession, LedgerCall, SessionKind, SessionSettings, SessionStatus
 from graftwork.sessions.leases import SessionLease
 from graftwork.sessions.tables import SessionRow, ToolCallRow
 
@@ -57,9 +57,9 @@ async def find_session(
 
 
 async def list_sessions(database: ReadSession, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
-    """One page of a tenant's sessions, by the time they were made, each with its ledger."""
+    """One page of what a tenant knows as sessions, by the time they were made, each with its ledger."""
     ascending = page.order is Order.ASCENDING
-    statement = select(SessionRow).where(SessionRow.tenant_id == scope)
+    statement = select(SessionRow).where(SessionRow.tenant_id == scope, SessionRow.kind == SessionKind.SESSION.value)
     if page.after is not None:
         statement = statement.where(SessionRow.id > page.after if ascending else SessionRow.id < page.after)
     statement = statement.order_by(SessionRow.id if ascending else SessionRow.id.desc()).limit(page.limit + 1)
@@ -70,9 +70,11 @@ async def list_sessions(database: ReadSession, scope: TenantScope, page: PageReq
 
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope) -> int:
-    """How many sessions of a tenant are not closed."""
+    """How many of what a tenant knows as sessions are not closed."""
     statement = select(func.count()).where(
-        SessionRow.tenant_id == scope, SessionRow.status != SessionStatus.CLOSED.value
+        SessionRow.tenant_id == scope,
+        SessionRow.kind == SessionKind.SESSION.value,
+        SessionRow.status != SessionStatus.CLOSED.value,
     )
     return await database.scalar(statement) or 0
 
@@ -194,6 +196,7 @@ async def _ledgers_by_session(
 
 def _changing_columns(session: AgentSession) -> dict[str, Any]:
     return {
+        "kind": session.kind.value,
         "status": session.status.value,
         "model": _model_to_json(session.model),
         "labels": dict(session.metadata),
@@ -233,6 +236,7 @@ def _session_from_row(row: SessionRow, ledger: Sequence[LedgerCall]) -> AgentSes
         last_seq=row.last_seq,
         last_cache=row.last_cache,
         closed_at=row.closed_at,
+        kind=SessionKind(row.kind),
         ledger=tuple(ledger),
     )
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
+from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.principals import TenantScope
 from graftwork.sessions.agent_session import Turn
@@ -52,6 +53,18 @@ class RunningTurn:
         if self._running is not None:
             await self._running[0].admitted()
 
+    def cancel(self) -> None:
+        """End the turn as cancelled, if this request started it and it has not ended by then."""
+        if self._running is not None:
+            self._running[0].cancel()
+
+    async def stored(self) -> Turn:
+        """The turn as it is stored now."""
+        turn = await self._store.find_turn(self._scope, self.turn_id)
+        if turn is None:
+            raise NotFound("The turn does not exist any more.", code="turn_not_found")
+        return turn
+
     async def events(self, after: int = 0) -> AsyncGenerator[SessionEvent]:
         """The turn's events behind number `after`, to its terminal one."""
         start = max(after, self._turn.first_seq - 1)
@@ -71,6 +84,4 @@ class RunningTurn:
                     pass
         else:
             await asyncio.shield(self._running[1])
-        turn = await self._store.find_turn(self._scope, self.turn_id)
-        assert turn is not None
-        return turn
+        return await self.stored()

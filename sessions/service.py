@@ -13,21 +13,23 @@ from graftwork.adapters.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, NotFound, ValidationFailed
-from graftwork.platform.ids import CallId, SessionId, new_id
+from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import Principal, TenantScope
-from graftwork.sessions.agent_session import AgentSession, SessionSettings, SessionStatus, ToolOutput
+from graftwork.sessions.agent_session import AgentSession, SessionKind, SessionSettings, SessionStatus, ToolOutput
 from graftwork.sessions.event_reader import EventReader
 from graftwork.sessions.events import SessionEvent
 from graftwork.sessions.items import Item, function_call_output, parse_input, parse_output
 from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.session_store import AcceptedOutputs, SessionChange, SessionStore
+from graftwork.sessions.session_store import AcceptedOutputs, SessionChange, SessionStore, new_session_id
 from graftwork.sessions.turn_launcher import LauncherResources, TurnLauncher
 from graftwork.sessions.turn_settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
 from graftwork.sessions.turn_store import TurnStore
 
 MAX_FORKS = 64
 """Sessions that one fork may make."""
+_ABANDONED_AFTER_S = 3600.0
+"""When a chain without a response was left behind, and is not just being made or read."""
 
 
 class ModelResolver(Protocol):
@@ -61,6 +63,7 @@ class NewSession:
     settings: SessionSettings = field(default_factory=SessionSettings)
     metadata: Mapping[str, str] = field(default_factory=dict)
     retention_s: float | None = None
+    kind: SessionKind = SessionKind.SESSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class SessionService:
         interrupted = await self._turns.find_interrupted(self._launcher.turn_ids)
         for scope, session_id, turn_id in interrupted:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
+            await self._sessions.remove_unused(scope, session_id)
         return len(interrupted)
 
     async def close(self) -> None:
@@ -120,10 +124,11 @@ class SessionService:
         """A session pinned to the version that its model stands for now. Raises NotFound, LimitExceeded."""
         settings = checked_settings(new.settings)
         check_metadata(new.metadata)
-        model = await self._registry.resolve(principal.scope(), new.model, self.base_name)
+        model = await self.resolve(principal, new.model)
         now = self._clock.now()
         session = AgentSession(
-            session_id=SessionId(new_id("ses")),
+            session_id=new_session_id(new.kind),
+            kind=new.kind,
             tenant_id=principal.tenant_id,
             status=SessionStatus.IDLE,
             model=model,
@@ -133,8 +138,12 @@ class SessionService:
             updated_at=now,
             retention_s=new.retention_s,
         )
-        await self._sessions.create(principal.scope(), [session], await self._gate.max_sessions(principal))
+        await self._sessions.create(principal.scope(), [session], await self._max_sessions(principal, new.kind))
         return session
+
+    async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
+        """The weights that `model` stands for now. Raises NotFound."""
+        return await self._registry.resolve(principal.scope(), model, self.base_name)
 
     async def list_sessions(self, principal: Principal, page: PageRequest) -> Page[AgentSession]:
         """One page of the tenant's sessions, by the time they were made."""
@@ -143,6 +152,10 @@ class SessionService:
     async def get(self, principal: Principal, session_id: str) -> AgentSession:
         """A session as it is now. Raises NotFound."""
         return await self._load(principal.scope(), session_id)
+
+    async def get_any(self, principal: Principal, session_id: SessionId) -> AgentSession:
+        """A session as it is now, a chain of responses too. Raises NotFound."""
+        return await self._load_any(principal.scope(), session_id)
 
     async def items(self, principal: Principal, session_id: str, page: PageRequest) -> Page[Item]:
         """One page of the history up to the head. Raises NotFound."""
@@ -162,7 +175,25 @@ class SessionService:
         new_items = parse_input(turn_input)
         session = await self._load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
-        return await self._launch(principal, session, new_items, overrides.over(session.settings))
+        return await self.launch(principal, session, new_items, overrides.over(session.settings))
+
+    async def launch(
+        self, principal: Principal, session: AgentSession, new_items: Sequence[Item], settings: SessionSettings
+    ) -> RunningTurn:
+        """Start a turn of these items on a session that still is as it is given.
+
+        It runs with that session's model and with these settings; if they open otherwise than the history's tokens do,
+        the history is encoded anew. Raises Conflict, ContextLengthExceeded, LimitExceeded.
+        """
+        runner, task = await self._launcher.launch(principal, session, new_items, settings)
+        return RunningTurn(principal.scope(), runner.turn, self._turns, self._reader, (runner, task))
+
+    async def find_turn(self, principal: Principal, turn_id: TurnId) -> RunningTurn:
+        """A turn that was started before, here or elsewhere. Raises NotFound."""
+        turn = await self._turns.find_turn(principal.scope(), turn_id)
+        if turn is None:
+            raise NotFound("The turn does not exist.", code="turn_not_found")
+        return RunningTurn(principal.scope(), turn, self._turns, self._reader)
 
     async def tool_outputs(
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
@@ -188,18 +219,24 @@ class SessionService:
         return ToolOutputsAnswer(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
 
     async def fork(
-        self, principal: Principal, session_id: str, at: str | None = None, count: int = 1
+        self,
+        principal: Principal,
+        session_id: str,
+        at: str | None = None,
+        count: int = 1,
+        kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
         """New sessions that share the history up to `at` or the head, calls at its end awaited anew.
 
-        Raises NotFound, Conflict once closed, LimitExceeded.
+        Of a chain of responses only such a chain can be made. Raises NotFound, Conflict once closed, LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
-        max_sessions = await self._gate.max_sessions(principal)
-        session = await self._load(principal.scope(), session_id)
+        max_sessions = await self._max_sessions(principal, kind)
+        load = self._load_any if kind is SessionKind.RESPONSES else self._load
+        session = await load(principal.scope(), session_id)
         return await self._sessions.fork(
-            principal.scope(), session.session_id, _checkpoint_argument(at), count, max_sessions
+            principal.scope(), session.session_id, _checkpoint_argument(at), count, max_sessions, kind
         )
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
@@ -229,15 +266,16 @@ class SessionService:
         moved = session.model.digest != before.model.digest
         return SessionChanged(session, head.num_tokens if moved and head is not None else 0)
 
-    async def cancel(self, principal: Principal, session_id: str) -> AgentSession:
-        """End the running turn as cancelled; nothing happens if none runs.
+    async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
+        """End the running turn, that one if it is named, as cancelled; nothing happens if it does not run.
 
         A turn of another process may still run when this returns: that process is told, and ends it shortly.
         """
-        session = await self._load(principal.scope(), session_id)
-        if not await self._launcher.cancel(session.session_id):
-            await self._sessions.request_cancel(principal.scope(), session.session_id)
-        return await self._load(principal.scope(), session_id)
+        load = self._load if turn_id is None else self._load_any
+        session = await load(principal.scope(), session_id)
+        if not await self._launcher.cancel(session.session_id, turn_id):
+            await self._sessions.request_cancel(principal.scope(), session.session_id, turn_id)
+        return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
         """Put a session to sleep; its next turn or tool output wakes it. Raises Conflict while a turn runs."""
@@ -256,12 +294,34 @@ class SessionService:
         session = await self.cancel(principal, session_id)
         return await self._sessions.close(principal.scope(), session.session_id)
 
+    async def hide(self, principal: Principal, session_id: str) -> None:
+        """Cancel what runs, and keep the session only for the responses that stand on it, if any do."""
+        session = await self.cancel(principal, session_id)
+        await self._sessions.hide(principal.scope(), session.session_id)
+        await self._sessions.remove_unused(principal.scope(), session.session_id)
+
+    async def remove_unused(self, principal: Principal, session_id: SessionId) -> None:
+        """Take away a chain of responses that nothing stands on any more, and those that it was forked from."""
+        await self._sessions.remove_unused(principal.scope(), session_id)
+
+    async def sweep(self) -> None:
+        """Take away the chains of responses that a crash left with nothing standing on them."""
+        for scope, session_id in await self._sessions.find_unused(self._clock.now() - _ABANDONED_AFTER_S):
+            await self._sessions.remove_unused(scope, session_id)
+
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
         """The events behind number `after`; follows a running turn to its end. Raises NotFound before the first."""
         session = await self._load(principal.scope(), session_id)
         return self._reader.follow(principal.scope(), session.session_id, after)
 
     async def _load(self, scope: TenantScope, session_id: str) -> AgentSession:
+        """A session that a client knows by its id, as it is now."""
+        session = await self._load_any(scope, session_id)
+        if session.kind is SessionKind.RESPONSES:
+            raise NotFound("The session does not exist.", code="session_not_found")
+        return session
+
+    async def _load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
         """The session as it is now, a turn that nobody runs any more ended."""
         if not _may_be_id(session_id):
             raise NotFound("The session does not exist.", code="session_not_found")
@@ -274,18 +334,16 @@ class SessionService:
         return await self._sessions.load(scope, session_id)
 
     async def _is_running(self, scope: TenantScope, session_id: SessionId) -> bool:
-        return (await self._load(scope, session_id)).status is SessionStatus.RUNNING
+        return (await self._load_any(scope, session_id)).status is SessionStatus.RUNNING
 
-    async def _launch(
-        self, principal: Principal, session: AgentSession, new_items: Sequence[Item], settings: SessionSettings
-    ) -> RunningTurn:
-        runner, task = await self._launcher.launch(principal, session, new_items, settings)
-        return RunningTurn(principal.scope(), runner.turn, self._turns, self._reader, (runner, task))
+    async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
+        """Only what a tenant knows as sessions is limited."""
+        return await self._gate.max_sessions(principal) if kind is SessionKind.SESSION else None
 
     async def _continue(self, principal: Principal, session: AgentSession) -> RunningTurn:
         """Go on with the answers to all calls at the head, in the order of the calls."""
         answers = [function_call_output(call.call_id, call.output or "") for call in session.ledger]
-        return await self._launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
+        return await self.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
 
     async def _earlier_turn(self, scope: TenantScope, accepted: AcceptedOutputs) -> RunningTurn | None:
         """The turn that took these outputs when they were sent before."""

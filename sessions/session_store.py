@@ -15,11 +15,19 @@ from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import Conflict, LimitExceeded, NotFound
 from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
-from graftwork.platform.principals import TenantScope
+from graftwork.platform.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions import repository
-from graftwork.sessions.agent_session import AgentSession, LedgerCall, SessionStatus, ToolOutput, new_outputs
+from graftwork.sessions.agent_session import (
+    AgentSession,
+    LedgerCall,
+    SessionKind,
+    SessionStatus,
+    ToolOutput,
+    new_outputs,
+)
 from graftwork.sessions.history import repository as history
 from graftwork.sessions.items import Item
+from graftwork.sessions.removal import repository as removal
 from graftwork.sessions.transcript import Checkpoint
 from graftwork.sessions.turn_store import ledger_of
 
@@ -116,13 +124,19 @@ class SessionStore:
         )
 
     async def fork(
-        self, scope: TenantScope, session_id: str, at: str | None, count: int, max_sessions: int | None
+        self,
+        scope: TenantScope,
+        session_id: str,
+        at: str | None,
+        count: int,
+        max_sessions: int | None,
+        kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
         """New sessions that share the history up to `at`, the head by default. Raises NotFound, LimitExceeded."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
-            children = [self._child(session, checkpoint) for _ in range(count)]
+            children = [self._child(session, checkpoint, kind) for _ in range(count)]
             await self._insert(database, scope, children, max_sessions)
             ledger = await self._open_ledger(database, scope, checkpoint, children)
         return [_resting(replace(child, ledger=ledger)) for child in children]
@@ -163,12 +177,43 @@ class SessionStore:
             closed = replace(session, status=SessionStatus.CLOSED, epoch=session.epoch + 1)
             return await self._update(database, replace(closed, closed_at=self._clock.now()))
 
-    async def request_cancel(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Ask whichever process runs the session's turn to stop it; nothing happens if none runs."""
+    async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
+        """Ask whichever process runs the session's turn, that one if it is named, to stop it; nothing if none runs."""
         async with self._locked(scope, session_id) as (database, session):
-            if session.status is not SessionStatus.RUNNING:
+            if session.status is not SessionStatus.RUNNING or turn_id not in (None, session.running_turn_id):
                 return session
             return await self._update(database, replace(session, cancel_requested=True))
+
+    async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
+        """Keep a session only for the responses that stand on it."""
+        async with self._locked(scope, session_id) as (database, session):
+            return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
+
+    async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
+        """Take away a chain of responses that nothing stands on, then the one it was forked from, and so on.
+
+        One that is used, that runs, or that is no such chain stays as it is.
+        """
+        following: SessionId | None = session_id
+        while following is not None:
+            async with self._database.write() as database:
+                following = await self._remove(database, scope, following)
+
+    async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
+        """Chains of responses of all tenants that nothing stands on, untouched since `before`."""
+        async with self._database.read() as database:
+            found = await removal.find_unused(database, before)
+        return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
+
+    async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
+        """Take one away if nothing stands on it; the session that it stood on."""
+        session = await repository.find_session(database, scope, session_id, lock=True)
+        if session is None or session.kind is not SessionKind.RESPONSES or session.status is SessionStatus.RUNNING:
+            return None
+        if await removal.is_used(database, scope, session_id):
+            return None
+        await removal.delete_session(database, scope, session_id)
+        return None if session.origin_id is None else await removal.find_maker(database, scope, session.origin_id)
 
     @asynccontextmanager
     async def _locked(self, scope: TenantScope, session_id: str) -> AsyncGenerator[tuple[WriteSession, AgentSession]]:
@@ -195,13 +240,14 @@ class SessionStore:
         for session in sessions:
             await repository.insert_session(database, session)
 
-    def _child(self, parent: AgentSession, checkpoint: Checkpoint | None) -> AgentSession:
+    def _child(self, parent: AgentSession, checkpoint: Checkpoint | None, kind: SessionKind) -> AgentSession:
         now = self._clock.now()
         checkpoint_id = None if checkpoint is None else checkpoint.checkpoint_id
         awaits = checkpoint is not None and checkpoint.awaits_tools
         return AgentSession(
-            session_id=SessionId(new_id("ses")),
+            session_id=new_session_id(kind),
             tenant_id=parent.tenant_id,
+            kind=kind,
             status=SessionStatus.AWAITING_TOOL if awaits else SessionStatus.IDLE,
             model=parent.model,
             settings=parent.settings,
@@ -302,6 +348,14 @@ class SessionStore:
             return False
         retention_s = self._retention_s if session.retention_s is None else session.retention_s
         return session.closed_at + retention_s <= self._clock.now()
+
+
+_ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}
+
+
+def new_session_id(kind: SessionKind) -> SessionId:
+    """A new id, which tells what it is of."""
+    return SessionId(new_id(_ID_PREFIXES[kind]))
 
 
 def _resting(session: AgentSession) -> AgentSession:

@@ -19,10 +19,11 @@ _Json = JSON(none_as_null=True)
 
 class SessionRow(Base):
     __tablename__ = "sessions"
-    __table_args__ = (Index(None, "tenant_id", "id"), Index(None, "status", "lease_expires_at"))
+    __table_args__ = (Index(None, "tenant_id", "kind", "id"), Index(None, "status", "lease_expires_at"))
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(_Id)
+    kind: Mapped[str] = mapped_column(_Name)
     status: Mapped[str] = mapped_column(_Name)
     model: Mapped[dict[str, Any]] = mapped_column(_Json)
     settings: Mapped[dict[str, Any]] = mapped_column(_Json)
@@ -80,6 +81,8 @@ class CheckpointRow(Base):
     """Little-endian int32: what this turn added to its parent's ids, prompt first."""
     closed: Mapped[bool]
     awaits_tools: Mapped[bool]
+    opening: Mapped[str | None] = mapped_column(String(64))
+    """Digest of the instructions and tools that stand before the history."""
     created_at: Mapped[float]
 
 
@@ -125,3 +128,16 @@ class EventRow(Base):
     type: Mapped[str] = mapped_column(String(40))
     fields: Mapped[dict[str, Any]] = mapped_column(_Json)
     at: Mapped[float]
+
+
+class ResponseRow(Base):
+    """A response of the Responses API: a turn, and what was asked for with it. Its id is the turn's, renamed."""
+
+    __tablename__ = "responses"
+    __table_args__ = (Index(None, "session_id"),)
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"))
+    request: Mapped[dict[str, Any]] = mapped_column(_Json)
+    created_at: Mapped[float]

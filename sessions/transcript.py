@@ -1,10 +1,13 @@
 """A session's history as the model sees it: an append-only chain of checkpoints with exact token ids.
 
 Owns the arithmetic of a prompt: the stored ids of the head, then the ids of what is new.
-Never renders or tokenises history again, and never stores anything.
-Invariant: the ids of the chain, concatenated, are bit for bit the prompt and the answer that made the head.
+Never renders or tokenises history again under the same opening, and never stores anything.
+Invariant: the ids of the chain, concatenated from the last checkpoint with another opening than its parent's, are bit
+for bit the prompt and the answer that made the head.
 """
 
+import hashlib
+import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +42,10 @@ class TurnEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A committed point of a history. `token_ids` is what its turn added: new prompt ids, then generated ids."""
+    """A committed point of a history. `token_ids` is what its turn added: new prompt ids, then generated ids.
+
+    A turn with another opening than its parent's adds the whole history, encoded anew behind that opening.
+    """
 
     checkpoint_id: CheckpointId
     session_id: SessionId
@@ -59,6 +65,8 @@ class Checkpoint:
     """Whether the answer ended with the model's own end-of-sequence token."""
     awaits_tools: bool
     created_at: float
+    opening: str | None = None
+    """The digest of what its ids begin with; None for those made before it was noted, which never changed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,12 @@ class Opening:
     instructions: str | None
     tools: tuple[ToolDefinition, ...]
 
+    @property
+    def digest(self) -> str:
+        """The same for openings that say the same."""
+        said = json.dumps([self.instructions, self.tools], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(said.encode()).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
@@ -76,13 +90,21 @@ class Transcript:
     token_ids: tuple[int, ...]
     head: Checkpoint | None
     head_items: tuple[Item, ...]
-    """The items of the head checkpoint alone: its turn's input, then the model's answer."""
+    """The items of the head checkpoint alone: its turn's input, then the model's answer.
+
+    Of the whole history where that is encoded anew."""
+    opening: str | None = None
+    """The digest that the next checkpoint carries."""
+    is_anew: bool = False
+    """Whether the next turn stands behind another opening: the stored ids are of no use to it."""
 
     def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
         """The ids that `new_items` and the opening of the next answer add to this history."""
-        if self.head is None:
+        if self.head is None or self.is_anew:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
-            return encoder.encode_messages((*instructions, *prompt_messages(new_items)), opening.tools or None)
+            return encoder.encode_messages(
+                (*instructions, *prompt_messages((*self.head_items, *new_items))), opening.tools or None
+            )
         answer_items = self.head_items[-self.head.num_answer_items :]
         answer, *new_messages = prompt_messages((*answer_items, *new_items))
         return encoder.encode_delta(answer, new_messages, closed=self.head.closed)
@@ -92,8 +114,14 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 
 
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
-    """The token ids of a chain of checkpoints, oldest first."""
-    return tuple(token_id for checkpoint in chain for token_id in checkpoint.token_ids)
+    """The token ids that a chain of checkpoints, oldest first, stands for: all since its opening last changed."""
+    token_ids: list[int] = []
+    opening: str | None = None
+    for checkpoint in chain:
+        if checkpoint.opening != opening:
+            token_ids, opening = [], checkpoint.opening
+        token_ids += checkpoint.token_ids
+    return tuple(token_ids)
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:

@@ -92,9 +92,11 @@ class TurnLauncher:
         launch.add_done_callback(self._forget_launch)
         return await asyncio.shield(launch)
 
-    async def cancel(self, session_id: SessionId) -> bool:
-        """Cancel the turn that runs here, and wait for its end; False if none does."""
+    async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
+        """Cancel the turn that runs here, that one if it is named, and wait for its end; False if it does not run."""
         runner = self._runners.get(session_id)
+        if runner is not None and turn_id not in (None, runner.turn.turn_id):
+            return False
         task = None if runner is None else self._tasks.get(runner.turn.turn_id)
         if runner is None or task is None:
             return False
@@ -137,7 +139,7 @@ class TurnLauncher:
         turn_id: TurnId,
     ) -> tuple[TurnPlan, int]:
         """What the turn asks of the engine, and how many tokens it is likely to use."""
-        transcript = await self._store.transcript(principal.scope(), session)
+        transcript = await self._store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = transcript.encode_next(self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
         budget = token_budget(settings, len(prompt), self._resources.description.context_tokens)

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 from graftwork.engine.request import CacheReport
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityAbsent, GraftworkError, InternalFailure
-from graftwork.platform.ids import CheckpointId, RequestId, new_id
+from graftwork.platform.ids import CheckpointId, RequestId, TurnId, new_id
 from graftwork.platform.metering import UsageEvent, UsageMeter
 from graftwork.platform.principals import Principal
 from graftwork.sessions.admission import AdmissionTicket
-from graftwork.sessions.agent_session import AgentSession, Turn, TurnStatus
+from graftwork.sessions.agent_session import AgentSession, SessionKind, Turn, TurnStatus
 from graftwork.sessions.bodies import awaiting_fields, cache_body, completed_fields, usage_body
 from graftwork.sessions.event_writer import EventWriter
 from graftwork.sessions.events import (
@@ -47,7 +47,7 @@ from graftwork.sessions.generation import (
     ToolCallArgumentsDelta,
     ToolCallStarted,
 )
-from graftwork.sessions.items import Item, function_call, message
+from graftwork.sessions.items import Item, answer_message_id, call_item_id, function_call, message
 from graftwork.sessions.leases import LeaseLost, SessionLease, keep_alive
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import Checkpoint, Transcript, TurnEncoder
@@ -177,7 +177,7 @@ class TurnRunner:
         raise InternalFailure("The answer broke off without saying why; send the turn again.")
 
     def _answered(self, answer: GenerationFinished, tally: TallyingEngine) -> TurnOutcome:
-        answer_items = _answer_items(answer)
+        answer_items = _answer_items(answer, self.turn.turn_id)
         checkpoint = self._checkpoint(answer, answer_items)
         cache = tally.cache or answer.cache
         usage = usage_body(cache, tally.completion_tokens)
@@ -228,18 +228,19 @@ class TurnRunner:
             depth=1 + (0 if parent is None else parent.depth),
             num_items=len(self.plan.new_items) + len(answer_items) + (0 if parent is None else parent.num_items),
             num_answer_items=len(answer_items),
-            num_tokens=len(token_ids) + (0 if parent is None else parent.num_tokens),
+            num_tokens=len(self.plan.transcript.token_ids) + len(token_ids),
             token_ids=token_ids,
             closed=self._surroundings.encoder.ends_turn(answer.token_ids),
             awaits_tools=answer.reason == "tool_calls",
             created_at=self._surroundings.clock.now(),
+            opening=self.plan.transcript.opening,
         )
 
     async def _record_usage(self, tally: TallyingEngine, status: TurnStatus) -> None:
         """Before the outcome is stored, so that no turn ends unmetered; recording it twice changes nothing."""
         if tally.cache is None:
             return
-        principal, model = self.plan.principal, self.plan.session.model
+        principal, session, model = self.plan.principal, self.plan.session, self.plan.session.model
         outcomes: Mapping[TurnStatus, str] = {TurnStatus.FAILED: "failed", TurnStatus.CANCELLED: "cancelled"}
         await self._surroundings.meter.record(
             UsageEvent(
@@ -248,7 +249,7 @@ class TurnRunner:
                 key_id=principal.key_id,
                 model=model.requested,
                 adapter=None if model.version is None else model.label,
-                session_id=self.turn.session_id,
+                session_id=None if session.kind is SessionKind.RESPONSES else session.session_id,
                 prompt_tokens=tally.cache.prompt_tokens,
                 cached_tokens=tally.cache.cached_tokens,
                 completion_tokens=tally.completion_tokens,
@@ -270,14 +271,15 @@ def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
     return tool_call_done(event.call_id, event.name, event.arguments)
 
 
-def _answer_items(answer: GenerationFinished) -> tuple[Item, ...]:
+def _answer_items(answer: GenerationFinished, turn_id: TurnId) -> tuple[Item, ...]:
     """What the model answered: its text, if any or if there is nothing else, then its calls."""
     was_cut = answer.reason == "length"
-    says = [message("assistant", answer.text, incomplete=was_cut)] if answer.text or not answer.tool_calls else []
-    calls = [
-        function_call(call.call_id, call.name, call.arguments, incomplete=was_cut and not call.complete)
-        for call in answer.tool_calls
-    ]
+    says, calls = list[Item](), list[Item]()
+    if answer.text or not answer.tool_calls:
+        says = [message("assistant", answer.text, incomplete=was_cut, item_id=answer_message_id(turn_id))]
+    for call in answer.tool_calls:
+        incomplete, item_id = was_cut and not call.complete, call_item_id(call.call_id)
+        calls.append(function_call(call.call_id, call.name, call.arguments, incomplete=incomplete, item_id=item_id))
     return (*says, *calls)
 
 

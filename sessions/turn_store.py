@@ -27,7 +27,7 @@ from graftwork.sessions.events import (
 from graftwork.sessions.history import repository as history
 from graftwork.sessions.items import Item, ItemType
 from graftwork.sessions.leases import LeaseLost, SessionLease
-from graftwork.sessions.transcript import EMPTY_TRANSCRIPT, Checkpoint, Transcript, join_chain
+from graftwork.sessions.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
 from graftwork.sessions.turn_log import repository as turn_log
 
 
@@ -69,14 +69,18 @@ class TurnStore:
         self._owner = owner
         self._lease_s = lease_s
 
-    async def transcript(self, scope: TenantScope, session: AgentSession) -> Transcript:
-        """The history that a session's next turn continues."""
+    async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
+        """The history that a session's next turn continues, behind `opening`."""
         if session.head_id is None:
-            return EMPTY_TRANSCRIPT
+            return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
         async with self._database.read() as database:
             chain = await history.find_chain(database, scope, session.head_id)
-            head_items = await history.find_items(database, scope, session.head_id)
-        return Transcript(join_chain(chain), chain[-1], head_items)
+            head = chain[-1]
+            if head.opening in (None, opening.digest):
+                head_items = await history.find_items(database, scope, session.head_id)
+                return Transcript(join_chain(chain), head, head_items, head.opening)
+            all_items = await history.find_all_items(database, scope, session.head_id)
+        return Transcript((), head, all_items, opening.digest, is_anew=True)
 
     async def begin(
         self, scope: TenantScope, seen: AgentSession, turn_id: TurnId, new_items: Sequence[Item]
@@ -108,6 +112,7 @@ class TurnStore:
                 lease_owner=self._owner,
                 lease_expires_at=now + self._lease_s,
                 cancel_requested=False,
+                model=seen.model,
                 updated_at=now,
             )
             await repository.update_session(database, running)

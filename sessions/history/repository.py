@@ -36,6 +36,7 @@ async def insert_checkpoint(
             token_ids=pack_token_ids(checkpoint.token_ids),
             closed=checkpoint.closed,
             awaits_tools=checkpoint.awaits_tools,
+            opening=checkpoint.opening,
             created_at=checkpoint.created_at,
         )
     )
@@ -84,6 +85,13 @@ async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: s
         .where(ItemRow.checkpoint_id == checkpoint_id, ItemRow.tenant_id == scope)
         .order_by(ItemRow.position)
     )
+    return tuple(item_from_body(body) for body in await database.scalars(statement))
+
+
+async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
+    """Every item of a history, oldest first."""
+    chain = _chain(scope, head_id)
+    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).order_by(ItemRow.position)
     return tuple(item_from_body(body) for body in await database.scalars(statement))
 
 
@@ -139,4 +147,5 @@ def _checkpoint_from_row(row: CheckpointRow) -> Checkpoint:
         closed=row.closed,
         awaits_tools=row.awaits_tools,
         created_at=row.created_at,
+        opening=row.opening,
     )

@@ -14,6 +14,8 @@ UNKNOWN = {
     "model": "nobodys",
     "checkpoint": "ckp_00000000000000000000000000",
     "call_id": "call_0",
+    "response_id": "resp_00000000000000000000000000",
+    "conversation_id": "conv_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
@@ -23,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/sessions/{session_id}/tool_outputs": {"json": {"outputs": [{"call_id": "call_0", "output": "x"}]}},
     "POST /v1/sessions/{session_id}/fork": {"json": {}},
     "POST /v1/sessions/{session_id}/rewind": {"json": {"to": UNKNOWN["checkpoint"]}},
+    "POST /v1/conversations/{conversation_id}": {"json": {"metadata": {}}},
 }
 
 
@@ -40,7 +43,11 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     turn = (await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"})).json()
+    response = (await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})).json()
+    conversation = (await tenant.client.post("/v1/conversations", json={})).json()
     return {
+        "response_id": response["id"],
+        "conversation_id": conversation["id"],
         "session_id": session,
         "name": "pirate",
         "alias": "prod",

@@ -1,4 +1,4 @@
-"""What README shows, executed."""
+"""What README and the pages behind it show, executed."""
 
 import os
 import re
@@ -10,14 +10,18 @@ import pytest
 
 from tests.end_to_end.conftest import DemoServer
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+ROOT = Path(__file__).parents[2]
+BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in ("README.md", "docs/responses.md")
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL))
+]
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_every_python_block_of_the_readme_runs(server: DemoServer, number: int) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_python_block_runs(server: DemoServer, block: str) -> None:
     """Each block is a whole program that prints an answer; only the port is another one here."""
-    program = BLOCKS[number].replace("http://127.0.0.1:8000", server.url)
+    program = block.replace("http://127.0.0.1:8000", server.url)
     environment = os.environ | {"GRAFTWORK_URL": server.url, "GRAFTWORK_API_KEY": server.key("Blackbeard")}
 
     done = subprocess.run(

@@ -41,7 +41,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0003_sessions"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0004_responses"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -52,7 +52,7 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     """Down to nothing leaves nothing, revision by revision, and up again works."""
     await empty_database.upgrade_to_head()
 
-    for revision in ("0002_adapters", "0001_tenancy", "base"):
+    for revision in ("0003_sessions", "0002_adapters", "0001_tenancy", "base"):
         await empty_database.downgrade(revision)
         assert await empty_database.current_revision() == (None if revision == "base" else revision)
 
@@ -78,6 +78,29 @@ async def test_an_upgrade_keeps_the_rows(empty_database: Database) -> None:
 
     async with empty_database.read() as session:
         assert await session.scalar(text("SELECT name FROM tenants")) == "acme"
+
+
+async def test_older_sessions_are_sessions(empty_database: Database) -> None:
+    """What was stored before there were other kinds is a session, on the way up and on the way back."""
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0003_sessions")
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO sessions (id, tenant_id, status, model, settings, labels, epoch, cancel_requested,"
+                " last_seq, created_at, updated_at) VALUES ('ses_1', 'ten_1', 'idle', '{}', '{}', '{}', 0, false,"
+                " 0, 0, 0)"
+            )
+        )
+
+    await empty_database.upgrade_to_head()
+    async with empty_database.read() as session:
+        kind = await session.scalar(text("SELECT kind FROM sessions"))
+    await empty_database.downgrade("0003_sessions")
+
+    assert kind == "session"
+    async with empty_database.read() as session:
+        assert await session.scalar(text("SELECT id FROM sessions")) == "ses_1"
 
 
 async def test_gateways_that_start_at_once_upgrade_once(empty_database: Database) -> None:

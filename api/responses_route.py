@@ -1,0 +1,73 @@
+"""What routes of the Responses API have in common: how they say what is wrong, and how they are asked twice.
+
+What is wrong is told in that API's names, not in those of sessions underneath. Under an `Idempotency-Key` only the id
+of a response is kept, and nothing of one that is not to be stored.
+"""
+
+import json
+import re
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from graftwork.api.guarded_route import Handler, NativeRoute, OpenAiRoute
+from graftwork.api.idempotent import HEADER
+from graftwork.api.resources import resources_of
+from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+from graftwork.platform.idempotency import StoredReply
+
+_NAMES = (
+    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
+    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(r"\bsampling\.max_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\bsampling\."), ""),
+    (re.compile(r"^messages\b"), "input"),
+)
+"""A session's settings are in chat.completions' forms: how its fields are called, and how they are here."""
+
+
+class ResponsesRoute(OpenAiRoute):
+    """An OpenAI route on top of sessions: its POSTs create something."""
+
+    async def run(self, request: Request, handle: Handler) -> Response:
+        if HEADER in request.headers and await _asks_to_store_nothing(request):
+            return await handle(request)
+        return await NativeRoute.run(self, request, handle)
+
+    def kept_answer(self, body: bytes) -> bytes:
+        answer = json.loads(body)
+        return json.dumps({name: answer[name] for name in ("object", "id")}).encode() if _is_response(answer) else body
+
+    async def replay(self, request: Request, reply: StoredReply) -> Response:
+        """A response as it is by now."""
+        kept = json.loads(reply.body)
+        if not _is_response(kept):
+            return await super().replay(request, reply)
+        return JSONResponse(await resources_of(request).responses.get(request.state.principal, kept["id"]))
+
+    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        renamed = type(error)(
+            _renamed(error.message),
+            param=None if error.param is None else _renamed(error.param),
+            code=error.code,
+            details=error.details,
+        )
+        return super().in_kind(renamed)
+
+
+async def _asks_to_store_nothing(request: Request) -> bool:
+    """Of a body that may not even be one; the handler says so."""
+    if not await request.body():
+        return False
+    body = await request.json()
+    return isinstance(body, dict) and body.get("store") is False
+
+
+def _is_response(answer: object) -> bool:
+    return isinstance(answer, dict) and answer.get("object") == "response"
+
+
+def _renamed(text: str) -> str:
+    for pattern, name in _NAMES:
+        text = pattern.sub(name, text)
+    return text

@@ -1,0 +1,92 @@
+"""OpenAI's Responses API.
+
+A response that is asked for in the background belongs to the server; any other ends when its client leaves.
+"""
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from graftwork.api.dependencies import AppResources, InferenceKey
+from graftwork.api.disconnects import until_disconnect
+from graftwork.api.pages import AskedPage, list_body
+from graftwork.api.resources import Resources
+from graftwork.api.responses_route import ResponsesRoute
+from graftwork.api.responses_stream import response_stream
+from graftwork.api.schemas.responses import ResponseRequest
+from graftwork.api.sse import EventStream
+from graftwork.platform.errors import InvalidRequest
+from graftwork.sessions.responses.response_run import ResponseRun
+
+router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=ResponsesRoute)
+
+StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
+
+
+@router.post("")
+async def create_response(
+    body: ResponseRequest, request: Request, resources: AppResources, principal: InferenceKey
+) -> Response:
+    """Answer; with `stream` as it is made, with `background` at once and without waiting for it."""
+    order = body.order(principal.capped_tier("default"))
+    run = await resources.responses.create(principal, order)
+    headers = dict(run.rate_limit_headers)
+    let_go = partial(_let_go, resources, run)
+    if body.background and not body.stream:
+        return JSONResponse(run.queued_body(), headers=headers)
+    if not body.stream:
+        return JSONResponse(await until_disconnect(request, _answer(run), let_go), headers=headers)
+    if not body.background:
+        await until_disconnect(request, run.admitted(), let_go)
+    return EventStream(response_stream(run.events()), on_end=let_go, headers=headers)
+
+
+@router.get("/{response_id}")
+async def get_response(
+    response_id: str,
+    resources: AppResources,
+    principal: InferenceKey,
+    stream: bool = False,
+    starting_after: StartingAfter = None,
+) -> Response:
+    """A response as it is now; with `stream` its events behind `starting_after`, to its end."""
+    if not stream:
+        if starting_after is not None:
+            raise InvalidRequest("starting_after is for streams: send stream=true with it.", param="starting_after")
+        return JSONResponse(await resources.responses.get(principal, response_id))
+    run = await resources.responses.find(principal, response_id)
+    return EventStream(response_stream(run.events(-1 if starting_after is None else starting_after)))
+
+
+@router.delete("/{response_id}")
+async def delete_response(response_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """Forget a response; what later ones stand on stays with them."""
+    await resources.responses.delete(principal, response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.post("/{response_id}/cancel")
+async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """End a running response as cancelled; one that has ended is answered as it is."""
+    return await resources.responses.cancel(principal, response_id)
+
+
+@router.get("/{response_id}/input_items")
+async def list_input_items(
+    response_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
+) -> dict[str, Any]:
+    """What the response was asked with."""
+    return list_body(await resources.responses.input_items(principal, response_id, page), lambda item: item.body)
+
+
+async def _answer(run: ResponseRun) -> dict[str, Any]:
+    await run.admitted()
+    body = await run.result()
+    await run.let_go()
+    return body
+
+
+def _let_go(resources: Resources, run: ResponseRun) -> None:
+    resources.tasks.start(run.let_go(), f"letting go of {run.record.response_id}")

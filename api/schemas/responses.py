@@ -1,0 +1,180 @@
+"""The body of `POST /v1/responses`, and of the conversations that responses are given in."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
+from graftwork.api.schemas.sampling import SamplingFields
+from graftwork.api.schemas.sessions import Metadata
+from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.sessions.agent_session import SessionSettings
+from graftwork.sessions.responses.input_items import read_input
+from graftwork.sessions.responses.response_record import ResponseOrder
+
+_UNSERVED = {
+    **COMPLETION_UNSERVED,
+    "truncation": lambda value: value in (None, "disabled"),
+    "prompt": lambda value: value is None,
+    "context_management": lambda value: not value,
+    "include": lambda value: not (isinstance(value, list) and "message.output_text.logprobs" in value),
+}
+_TOOL_FIELDS = ("name", "description", "parameters", "strict")
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos", "stop")
+
+
+class ConversationReference(OpenAiBody):
+    id: str
+
+
+class ResponseTool(OpenAiBody):
+    """A function; the tools that OpenAI runs itself are refused by their type."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def chat_form(self) -> dict[str, Any]:
+        """As sessions know tools. `strict: false` asks for nothing, and prompts do not speak of it."""
+        given = {field: getattr(self, field) for field in _TOOL_FIELDS}
+        function = {field: value for field, value in given.items() if value is not None and value is not False}
+        return {"type": "function", "function": function}
+
+    def echo(self) -> dict[str, Any]:
+        return {"type": self.type, **{field: getattr(self, field) for field in _TOOL_FIELDS}}
+
+
+class TextOptions(OpenAiBody):
+    format: dict[str, Any] | None = None
+
+    def chat_form(self) -> dict[str, Any] | None:
+        """As sessions know response formats: a schema has an object of its own."""
+        if self.format is None or self.format.get("type") != "json_schema":
+            return self.format
+        return {
+            "type": "json_schema",
+            "json_schema": {name: self.format[name] for name in self.format if name != "type"},
+        }
+
+
+class ResponseRequest(SamplingFields):
+    """Null means absent. Hints that change nothing (`user`, `service_tier`, `reasoning`, …) are ignored."""
+
+    model: str
+    input: str | list[Any]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationReference | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    tools: Annotated[list[ResponseTool] | None, Field(max_length=128)] = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    metadata: Metadata | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_what_is_served(cls, body: Any) -> Any:
+        return refuse_unserved(body, _UNSERVED)
+
+    @field_validator("tool_choice")
+    @classmethod
+    def a_known_choice(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+        if value in (None, "auto", "none", "required"):
+            return value
+        if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
+            return value
+        raise ValueError("must be 'auto', 'none', 'required' or {'type': 'function', 'name': …}")
+
+    @model_validator(mode="after")
+    def that_go_together(self) -> "ResponseRequest":
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise FieldComplaint("previous_response_id", "a response goes on from a response or in a conversation")
+        if self.store is False and self.background:
+            raise FieldComplaint("background", "a response that is not stored cannot be fetched later")
+        if self.store is False and self.conversation is not None:
+            raise FieldComplaint("conversation", "a conversation keeps its responses: leave `store` out")
+        return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
+
+    def order(self, service_tier: str) -> ResponseOrder:
+        """Raises ValidationFailed for an `input` that cannot be read."""
+        return ResponseOrder(
+            model=self.model,
+            items=read_input(self.input),
+            settings=self._settings(),
+            echo=self._echo(service_tier),
+            is_stored=self.store is not False,
+            is_background=bool(self.background),
+            previous_response_id=self.previous_response_id,
+            conversation_id=self.conversation_id,
+        )
+
+    def _settings(self) -> SessionSettings:
+        sampling = {field: getattr(self, field) for field in _SAMPLING_FIELDS if getattr(self, field) is not None}
+        if self.max_output_tokens is not None:
+            sampling["max_completion_tokens"] = self.max_output_tokens
+        return SessionSettings(
+            instructions=self.instructions,
+            tools=tuple(tool.chat_form() for tool in self.tools or ()),
+            tool_choice=_choice_in_chat_form(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            response_format=None if self.text is None else self.text.chat_form(),
+            sampling=sampling,
+        )
+
+    def _echo(self, service_tier: str) -> dict[str, Any]:
+        """The request as the answer repeats it, with what was meant where nothing was said."""
+        text_format = None if self.text is None else self.text.format
+        return {
+            "background": bool(self.background),
+            "conversation": None if self.conversation_id is None else {"id": self.conversation_id},
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": self.metadata or {},
+            "model": self.model,
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": service_tier,
+            "store": self.store is not False,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {"format": text_format or {"type": "text"}},
+            "tool_choice": self.tool_choice or "auto",
+            "tools": [tool.echo() for tool in self.tools or ()],
+            "top_logprobs": 0,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "truncation": "disabled",
+        }
+
+
+class ConversationBody(OpenAiBody):
+    items: list[Any] | None = None
+    metadata: Metadata | None = None
+
+    @field_validator("items")
+    @classmethod
+    def begins_empty(cls, value: list[Any] | None) -> list[Any] | None:
+        if value:
+            raise ValueError("a conversation begins empty here; send its first items as the input of a response")
+        return value
+
+
+class ConversationPatch(OpenAiBody):
+    metadata: Metadata
+
+
+def _choice_in_chat_form(choice: str | Mapping[str, Any] | None) -> Any:
+    if isinstance(choice, Mapping):
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice or "auto"

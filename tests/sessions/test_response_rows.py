@@ -1,0 +1,140 @@
+"""What is left of responses in the tables: nothing of what is not stored, and no row that nothing stands on."""
+
+import pytest
+
+from graftwork.platform.database import Database
+from graftwork.platform.errors import CapacityContended, InvalidRequest, NotFound, ValidationFailed
+from graftwork.sessions.responses.conversation_service import ConversationService
+from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
+from tests.sessions.fakes_sessions import WEATHER, Answer, World, crash, principal
+
+
+@pytest.fixture
+async def responses(sqlite_database: Database) -> Responses:
+    return Responses(World(sqlite_database))
+
+
+@pytest.fixture
+async def responses_on_either(database: Database) -> Responses:
+    """On SQLite, then on PostgreSQL."""
+    return Responses(World(database))
+
+
+async def test_what_is_not_stored_leaves_no_row(responses_on_either: Responses) -> None:
+    """With `store: false` nothing can be fetched, and no table keeps a row, forks of what is stored included."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    world.will_say(
+        CALLS, "ok", CALLS, Answer(failure=CapacityContended("full")), Answer(refusal=CapacityContended("x"))
+    )
+    stored = await responses.ask(me, tools=(WEATHER,))
+    before = await count_rows(world.database)
+
+    fork = await responses.ask(me, outputs(stored), previous_response_id=stored["id"], is_stored=False)
+    alone = await responses.ask(me, tools=(WEATHER,), is_stored=False)
+    failed = await responses.ask(me, is_stored=False)
+    refused = await responses.start(me, is_stored=False)
+    with pytest.raises(CapacityContended):
+        await refused.admitted()
+
+    assert [body["status"] for body in (fork, alone, failed)] == ["completed", "completed", "failed"]
+    assert await count_rows(world.database) == before
+    for body in (fork, alone, failed):
+        with pytest.raises(NotFound):
+            await responses.service.get(me, body["id"])
+        with pytest.raises(InvalidRequest):
+            await responses.ask(me, previous_response_id=body["id"])
+
+
+async def test_what_is_refused_leaves_no_row(responses: Responses) -> None:
+    """A response that the quota, the engine or its own body stops before it begins was never there."""
+    me, world = principal(), responses.world
+    world.will_say(Answer(refusal=CapacityContended("full")))
+
+    refused = await responses.start(me)
+    with pytest.raises(CapacityContended):
+        await refused.admitted()
+    with pytest.raises(ValidationFailed):
+        await responses.ask(me, [{"type": "function_call_output", "call_id": "c", "output": "x"}])
+    with pytest.raises(NotFound):
+        await responses.ask(me, model="grfat")
+    with pytest.raises(ValidationFailed):
+        await responses.ask(me, tool_choice="loudest")
+
+    assert set((await count_rows(world.database)).values()) == {0}
+
+
+async def test_deleting_takes_away_what_nothing_stands_on(responses_on_either: Responses) -> None:
+    """Rows go with the last response that stands on them: not while a fork does, and then all of them."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    world.will_say(CALLS)
+    first = await responses.ask(me, tools=(WEATHER,))
+    second = await responses.ask(me, outputs(first), previous_response_id=first["id"])
+    fork = await responses.ask(me, outputs(first), previous_response_id=first["id"])
+    leaf = await responses.ask(me, "On", previous_response_id=fork["id"], is_stored=True)
+
+    for body in (first, second, fork):
+        await responses.service.delete(me, body["id"])
+    again = await responses.ask(me, "Still", previous_response_id=leaf["id"])
+    for body in (leaf, again):
+        await responses.service.delete(me, body["id"])
+
+    assert again["status"] == "completed"
+    assert set((await count_rows(world.database)).values()) == {0}
+    with pytest.raises(NotFound):
+        await responses.service.delete(me, again["id"])
+
+
+async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Responses) -> None:
+    """An unstored response that its process did not survive is taken away when its turn is found."""
+    me, world = principal(), responses.world
+    stored = await responses.ask(me)
+    before = await count_rows(world.database)
+    world.will_say(Answer("A long story", waits=True))
+    await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
+    await world.engine.half_way.wait()
+    await crash()
+
+    await world.restarted().service.recover()
+
+    assert await count_rows(world.database) == before
+
+
+async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
+    """An unstored response that ended and was left behind goes once it is sure that nobody reads it any more."""
+    me, world = principal(), responses.world
+    stored = await responses.ask(me)
+    before = await count_rows(world.database)
+    left = await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
+    await left.result()
+
+    await world.service.sweep()
+    early = await count_rows(world.database)
+    world.clock.advance(3601)
+    await world.service.sweep()
+
+    assert early["sessions"] == before["sessions"] + 1
+    assert await count_rows(world.database) == before
+
+
+async def test_a_deleted_conversation_leaves_its_responses(responses: Responses) -> None:
+    """Its responses stay readable and can be gone on from; with the last of them every row goes."""
+    me, world = principal(), responses.world
+    conversations = ConversationService(world.service)
+    conversation = await conversations.create(me, {})
+    empty = await conversations.create(me, {})
+    first = await responses.ask(me, conversation_id=conversation.session_id)
+
+    for each in (conversation, empty):
+        await conversations.delete(me, each.session_id)
+        with pytest.raises(NotFound):
+            await conversations.get(me, each.session_id)
+        with pytest.raises(NotFound):
+            await world.service.get(me, each.session_id)
+    second = await responses.ask(me, previous_response_id=first["id"])
+    for body in (first, second):
+        assert await responses.service.get(me, body["id"]) == body
+        await responses.service.delete(me, body["id"])
+
+    assert set((await count_rows(world.database)).values()) == {0}
