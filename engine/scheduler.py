@@ -28,10 +28,12 @@ from graftwork.engine.request import (
     MissReason,
     PromptAdmitted,
     RequestFinished,
+    TokenLogprobs,
     TokensGenerated,
 )
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.sequence import Sequence, pages_for
+from graftwork.engine.token_history import TokenHistory
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import (
     CapacityContended,
@@ -277,6 +279,7 @@ class Scheduler:
             seed=sequence.seed,
             position=len(sequence.token_ids),
             banned_token_ids=sequence.banned_token_ids(),
+            history=sequence.counted_history(),
         )
 
     # ---- absorb -----------------------------------------------------------------------------------------------
@@ -287,17 +290,30 @@ class Scheduler:
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
             sequence.num_computed = piece.end
+            if piece.start < sequence.num_prompt <= piece.end:
+                self._offer_prompt(sequence)
             if piece.sample is not None:
-                outputs.extend(self._append(sequence, result.token_ids[piece.request_id]))
+                logprobs = result.logprobs.get(piece.request_id, ())
+                outputs.extend(self._append(sequence, result.token_ids[piece.request_id], logprobs))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
         return outputs
 
-    def _append(self, sequence: Sequence, token_id: int) -> list[Output]:
+    def _offer_prompt(self, sequence: Sequence) -> None:
+        """Let others meet a prompt in the cache while its answer is being made: several choices share one prefill.
+
+        Not below pages that are somebody else's: they could become idle while the sequence still holds what is below.
+        """
+        prompt = sequence.token_ids[: sequence.num_prompt]
+        cached = self._tree.match(sequence.scope, prompt).pages
+        if list(cached) == sequence.pages[: len(cached)]:
+            self._tree.insert(sequence.scope, prompt, sequence.pages)
+
+    def _append(self, sequence: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> list[Output]:
         sequence.token_ids.append(token_id)
         self.counters.generated_tokens += 1
         self._waiting.charge_output(sequence, 1)
-        outputs = [Output(sequence.request_id, TokensGenerated((token_id,)))]
+        outputs = [Output(sequence.request_id, TokensGenerated((token_id,), logprobs))]
         reason = sequence.finish_reason()
         if reason is not None:
             outputs.append(Output(sequence.request_id, RequestFinished(reason, sequence.num_generated)))
@@ -335,11 +351,9 @@ class Scheduler:
         if request.sampling.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
         _check_mixture(request)
-        outside = next((token for token in prompt if not 0 <= token < limits.vocab_size), None)
-        if outside is not None:
-            raise InvalidRequest(
-                f"Token id {outside} is outside the vocabulary of {limits.vocab_size} tokens.", param="prompt"
-            )
+        _check_token_ids(prompt, "prompt", limits.vocab_size)
+        _check_token_ids(request.sampling.stop_token_ids, "stop_token_ids", limits.vocab_size)
+        _check_token_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", limits.vocab_size)
 
     def _make_sequence(self, request: EngineRequest) -> Sequence:
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # a sum has no order; its cache has
@@ -353,6 +367,7 @@ class Scheduler:
             stop_token_ids=eos | frozenset(sampling.stop_token_ids),
             max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
             token_ids=list(request.prompt_token_ids),
+            history=_history(request),
         )
 
     def check_integrity(self) -> None:
@@ -363,6 +378,19 @@ class Scheduler:
         holders = self._pool.num_holders
         assert held + len(self._tree) == holders, f"{held} + {len(self._tree)} holds expected, {holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
+
+
+def _check_token_ids(token_ids: Iterable[int], param: str, vocab_size: int) -> None:
+    outside = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise InvalidRequest(f"Token id {outside} is outside the vocabulary of {vocab_size} tokens.", param=param)
+
+
+def _history(request: EngineRequest) -> TokenHistory | None:
+    """What the request's penalties count; a presence and a frequency penalty leave the prompt alone."""
+    if not request.sampling.counts_tokens:
+        return None
+    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
 
 
 def _check_mixture(request: EngineRequest) -> None:

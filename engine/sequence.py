@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import CacheScope
 from graftwork.engine.request import EngineRequest, FinishReason
+from graftwork.engine.token_history import TokenHistory
 from graftwork.platform.ids import RequestId
 
 
@@ -28,6 +29,8 @@ class Sequence:
     pages: list[PageId] = field(default_factory=list)
     num_computed: int = 0
     """Tokens whose KV is in `pages`."""
+    history: TokenHistory | None = None
+    """What penalties count; None where there are none. May be behind: see `counted_history`."""
 
     @property
     def request_id(self) -> RequestId:
@@ -55,6 +58,12 @@ class Sequence:
         if self.num_generated >= self.request.sampling.min_tokens:
             return ()
         return tuple(sorted(self.stop_token_ids))
+
+    def counted_history(self) -> TokenHistory | None:
+        """The history with every token that is known by now."""
+        if self.history is not None:
+            self.history.extend(self.token_ids[self.num_prompt + self.history.num_made :])
+        return self.history
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last token ended it, and why."""
