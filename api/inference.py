@@ -57,6 +57,7 @@ def _generation(
         tier=ServiceTier(order.tier),
         parse_tool_calls=order.parse_tool_calls,
         parallel_tool_calls=order.parallel_tool_calls,
+        prompt_is_shared=order.choices_per_prompt > 1 and sampling.choice == 0,
     )
     tally = TallyingEngine(resources.engine)
     return Generation(request, Generator(tally, resources.tokenizer, resources.description), tally)

@@ -55,8 +55,6 @@ class SamplingParams:
     """Drop what is less likely than this share of the likeliest, in [0, 1]."""
     seed: int | None = None
     """Equal seeds give equal outputs, whatever the batch; None draws one."""
-    choice: int = 0
-    """Which of several answers to one prompt this is; each has its own noise under one seed."""
     min_tokens: int = 0
     """Stop tokens are not sampled before this many."""
     stop_token_ids: tuple[int, ...] = ()
@@ -72,6 +70,8 @@ class SamplingParams:
     """(token, what is added to its logit); each token once."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report beside the chosen one, from 0 to `MAX_TOP_LOGPROBS`; None: no report."""
+    choice: int = 0
+    """Which of several answers to one prompt this is; each has its own noise under one seed."""
 
     @property
     def is_greedy(self) -> bool:
@@ -115,6 +115,8 @@ class EngineRequest:
     """Opaque name of the party whose fair share this is charged to."""
     weight: float = 1.0
     """The party's weight against the others."""
+    prompt_is_shared: bool = False
+    """Others with this prompt follow once it is computed: they are to meet it in the cache before this one ends."""
 
     @property
     def adapter_digests(self) -> tuple[str, ...]:

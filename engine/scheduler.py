@@ -290,7 +290,7 @@ class Scheduler:
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
             sequence.num_computed = piece.end
-            if piece.start < sequence.num_prompt <= piece.end:
+            if sequence.request.prompt_is_shared and piece.start < sequence.num_prompt <= piece.end:
                 self._offer_prompt(sequence)
             if piece.sample is not None:
                 logprobs = result.logprobs.get(piece.request_id, ())
@@ -300,7 +300,7 @@ class Scheduler:
         return outputs
 
     def _offer_prompt(self, sequence: Sequence) -> None:
-        """Let others meet a prompt in the cache while its answer is being made: several choices share one prefill.
+        """Let other choices meet a prompt in the cache while its first answer is being made.
 
         Not below pages that are somebody else's: they could become idle while the sequence still holds what is below.
         """

@@ -36,6 +36,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         tier=request.tier,
         share=request.share,
         weight=request.weight,
+        prompt_is_shared=request.prompt_is_shared,
     )
 
 
@@ -49,6 +50,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         tier=ServiceTier(submit.tier),
         share=submit.share,
         weight=submit.weight,
+        prompt_is_shared=submit.prompt_is_shared,
     )
 
 
