@@ -14,6 +14,7 @@ from graftwork.engine.request import (
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
+    TokenLogprobs,
     TokensGenerated,
 )
 from graftwork.engine.scheduler import Output
@@ -28,6 +29,7 @@ class Outcome:
     """Everything that one request was told."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     cache: CacheReport | None = None
     finish: FinishReason | None = None
     error: GraftworkError | None = None
@@ -106,8 +108,9 @@ class Harness:
             match output.event:
                 case PromptAdmitted(cache):
                     outcome.cache = cache
-                case TokensGenerated(token_ids):
+                case TokensGenerated(token_ids, logprobs):
                     outcome.token_ids.extend(token_ids)
+                    outcome.logprobs.extend(logprobs)
                 case RequestFinished(reason, completion_tokens):
                     assert completion_tokens == len(outcome.token_ids)
                     outcome.finish = reason
