@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from graftwork.sessions.tokenizer import TextTokenizer
 
-
 _SURROGATES = re.compile(rb"\xed[\xa0-\xbf]")
 """No character begins like this, but the codec waits for its third byte."""
 

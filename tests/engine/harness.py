@@ -56,6 +56,7 @@ class Harness:
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
         share: str = "",
+        shared: bool = False,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -68,6 +69,7 @@ class Harness:
             isolation=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             share=share,
+            prompt_is_shared=shared,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))

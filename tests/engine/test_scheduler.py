@@ -20,6 +20,7 @@ from graftwork.engine.request import (
 )
 from graftwork.engine.scheduler import Output, Scheduler, SchedulerLimits
 from graftwork.engine.scope import ScopeMaker
+from graftwork.engine.token_history import CountedTokens
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import (
     CapacityContended,
@@ -374,3 +375,57 @@ def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
     assert set(stage.finished()) | cancelled == {str(number) for number in range(len(arrivals))}
     assert stage.pool.active_pages == 0
     assert stage.scheduler.num_waiting == 0
+
+
+def test_a_shared_prompt_is_met_before_its_answer_ends() -> None:
+    """Others find its whole pages while the first still decodes; without the mark they find nothing."""
+    found = {}
+    for is_shared in (True, False):
+        stage = Stage()
+        stage.submit("first", 13, max_tokens=20, prompt_is_shared=is_shared)
+        stage.step()
+        stage.submit("second", 13)
+        stage.step()
+        events = [output.event for output in stage.outputs if output.request_id == "second"]
+        assert isinstance(events[0], PromptAdmitted)
+        found[is_shared] = events[0].cache.cached_tokens
+
+    assert found == {True: 12, False: 0}
+
+
+def test_a_shared_prompt_stands_on_no_page_of_another() -> None:
+    """Of two that computed one prefix at once, the one that ends first leaves only pages that can be reclaimed."""
+    stage = Stage(budget=40)
+    prefix = list(range(10, 18))
+    stage.submit("short", [*prefix, 30, 31, 32, 33], max_tokens=2, prompt_is_shared=True)
+    stage.submit("long", [*prefix, 40, 41, 42, 43], max_tokens=20, prompt_is_shared=True)
+
+    while "short" not in stage.finished():
+        stage.step()
+    idle = stage.pool.idle_pages
+
+    assert "long" not in stage.finished()
+    assert stage.tree.reclaim(idle) == idle > 0
+    stage.scheduler.check_integrity()
+
+
+def test_penalised_rows_carry_their_history() -> None:
+    """A row that penalises knows the prompt if repetition counts, every token made so far, and nothing otherwise."""
+    stage = Stage()
+    stage.submit("all", [5, 6, 5], sampling={"repetition_penalty": 1.5})
+    stage.submit("made", [5, 6, 5], sampling={"presence_penalty": 1.0})
+    stage.submit("plain", [5, 6, 5])
+    for _ in range(2):
+        stage.step(token=9)
+
+    plan = stage.scheduler.plan()
+
+    assert plan is not None
+    seen = {}
+    for piece in plan.slices:
+        assert piece.sample is not None
+        counted = CountedTokens()
+        if piece.sample.history is not None:
+            piece.sample.history.copy_to(counted)
+        seen[piece.request_id] = dict(zip(counted.token_ids, counted.counts, strict=True))
+    assert seen == {"all": {5: 0, 6: 0, 9: 2}, "made": {9: 2}, "plain": {}}
