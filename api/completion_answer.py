@@ -31,7 +31,7 @@ class CompletionForm:
         self, index: int, text: str, finished: GenerationFinished | None, scores: Sequence[TokenScore] | None = None
     ) -> dict[str, Any]:
         reason = finished.reason if finished else None
-        logprobs = None if scores is None else completion_logprobs(scores, len(self.echoes[index]))
+        logprobs = None if scores is None else completion_logprobs(scores)
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         if self.with_token_ids and finished is not None:
             choice["prompt_token_ids"] = list(self.prompt_token_ids[index])

@@ -23,13 +23,13 @@ def chat_logprobs(scores: Sequence[TokenScore]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(scores: Sequence[TokenScore], text_begins: int) -> dict[str, Any]:
-    """`text_begins`: characters of the choice's text before the answer. The chosen token is always among the top."""
+def completion_logprobs(scores: Sequence[TokenScore]) -> dict[str, Any]:
+    """The chosen token is always among the top ones, so those may be one more than were asked for."""
     return {
         "tokens": [_key(score.token) for score in scores],
         "token_logprobs": [_finite(score.token) for score in scores],
         "top_logprobs": [{_key(one): _finite(one) for one in (*score.top, score.token)} for score in scores],
-        "text_offset": [text_begins + score.offset for score in scores],
+        "text_offset": [score.offset for score in scores],
     }
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from graftwork.api.schemas.bodies import FieldComplaint
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
 from graftwork.api.schemas.mixture import MixtureParts
 from graftwork.api.schemas.sampling import SamplingFields
@@ -53,6 +54,14 @@ class CompletionRequest(SamplingFields):
     def choices_are_bounded(self) -> "CompletionRequest":
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             raise ValueError(f"at most {MAX_CHOICES} choices a request: send fewer prompts or a smaller n")
+        return self
+
+    @model_validator(mode="after")
+    def echoed_prompts_are_not_scored(self) -> "CompletionRequest":
+        if self.echo and self.logprobs is not None:
+            raise FieldComplaint(
+                "logprobs", "with echo the prompt's tokens would need scores too; leave one of them out"
+            )
         return self
 
     @property

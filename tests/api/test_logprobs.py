@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 from openai.types.chat import ChatCompletionTokenLogprob
 
 from tests.api.harness import Gateway, TestTenant
@@ -71,22 +71,27 @@ async def test_streamed_chat(client: AsyncOpenAI) -> None:
 
 
 async def test_completion(client: AsyncOpenAI) -> None:
-    """Tokens, their logprobs, the alternatives and where each begins, as parallel lists; an echo moves the offsets."""
-    for echo in (False, True):
-        answer = await client.completions.create(
-            model="tiny", prompt=["ab", "ab"], logprobs=2, max_tokens=50, echo=echo
-        )
+    """Tokens, their logprobs, the alternatives and where each begins, as parallel lists, for every choice."""
+    answer = await client.completions.create(model="tiny", prompt=["ab", "cd"], n=2, logprobs=2, max_tokens=50)
 
-        for choice in answer.choices:
-            logprobs = choice.logprobs
-            assert logprobs is not None
-            assert logprobs.token_logprobs == [pytest.approx(-(token + 1) / 1000) for token in IDS]
-            offsets = logprobs.text_offset or []
-            assert offsets[0] == (2 if echo else 0)
-            for token, offset in zip(logprobs.tokens or [], offsets, strict=True):
-                assert choice.text[offset:].startswith(token) or token.startswith("bytes:\\x")
-            pairs = zip(logprobs.tokens or [], logprobs.top_logprobs or [], strict=True)
-            assert all(token in top and len(top) == 2 for token, top in pairs)
+    assert len(answer.choices) == 4
+    for choice in answer.choices:
+        logprobs = choice.logprobs
+        assert logprobs is not None
+        assert logprobs.token_logprobs == [pytest.approx(-(token + 1) / 1000) for token in IDS]
+        tokens, offsets = logprobs.tokens or [], logprobs.text_offset or []
+        for token, offset in zip(tokens, offsets, strict=True):
+            assert choice.text[offset:].startswith(token) or token.startswith("bytes:\\x")
+        pairs = zip(tokens, logprobs.top_logprobs or [], strict=True)
+        assert all(token in top and len(top) == 2 for token, top in pairs)
+
+
+async def test_echoed_prompts_are_not_scored(client: AsyncOpenAI) -> None:
+    """Scores of a prompt are not made, so asking for them is refused and not answered with half of them."""
+    with pytest.raises(BadRequestError) as refused:
+        await client.completions.create(model="tiny", prompt="ab", logprobs=2, echo=True)
+
+    assert refused.value.param == "logprobs"
 
 
 async def test_streamed_completion(client: AsyncOpenAI) -> None:
