@@ -44,9 +44,11 @@ def _penalise(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> Non
     places = torch.frombuffer(seen.token_ids, dtype=torch.int64).to(logits.device)  # [num_seen]
     counts = torch.frombuffer(seen.counts, dtype=torch.int64).to(logits.device)  # [num_seen]
     rows, repetition, frequency, presence = _columns(placed, sizes, logits.device)
-    found = logits[rows, places]  # [num_seen]
+    places = places + rows * logits.shape[-1]
+    found = logits.view(-1).index_select(0, places)  # [num_seen]
     found = torch.where(found > 0, found / repetition, found * repetition)
-    logits[rows, places] = found - counts * frequency - (counts > 0) * presence
+    found -= counts * frequency + (counts > 0) * presence
+    logits.view(-1).index_copy_(0, places, found)
 
 
 def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -13,6 +13,7 @@ import torch
 from graftwork.engine.batch import SampleSpec
 
 _FIRST_WIDTH = 256
+"""Without a top-k."""
 _SLACK = 32
 """Taken beyond top-k, so that equal logits at its end are all seen."""
 _WIDER = 8
@@ -34,7 +35,7 @@ def truncates(spec: SampleSpec) -> bool:
 
 def first_width(specs: Sequence[SampleSpec]) -> int:
     """How many tokens to look at, to begin with."""
-    return max(_FIRST_WIDTH, *(spec.params.top_k + _SLACK for spec in specs if spec.params.top_k is not None), 0)
+    return max(_FIRST_WIDTH if spec.params.top_k is None else spec.params.top_k + _SLACK for spec in specs)
 
 
 def wider(width: int) -> int:

@@ -133,8 +133,8 @@ async def test_first_choice_computes_the_prompt(gateway: Gateway, tenant: TestTe
 
 async def test_every_sampling_field_reaches_the_engine(gateway: Gateway, tenant: TestTenant) -> None:
     """What is asked for is what the engine is asked for."""
-    counting = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
-    biased = {"logit_bias": {"7": -100, "5": 1.5}, "stop_token_ids": [9]}
+    counting: dict[str, Any] = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
+    biased: dict[str, Any] = {"logit_bias": {"7": -100, "5": 1.5}, "stop_token_ids": [9]}
 
     await tenant.client.post("/v1/chat/completions", json=chat(logprobs=True, top_logprobs=2, **counting, **biased))
 

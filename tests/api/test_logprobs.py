@@ -78,7 +78,7 @@ async def test_completion(client: AsyncOpenAI) -> None:
     for choice in answer.choices:
         logprobs = choice.logprobs
         assert logprobs is not None
-        assert logprobs.token_logprobs == [pytest.approx(-(token + 1) / 1000) for token in IDS]
+        assert logprobs.token_logprobs == pytest.approx([-(token + 1) / 1000 for token in IDS])
         tokens, offsets = logprobs.tokens or [], logprobs.text_offset or []
         for token, offset in zip(tokens, offsets, strict=True):
             assert choice.text[offset:].startswith(token) or token.startswith("bytes:\\x")

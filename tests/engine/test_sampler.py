@@ -51,7 +51,8 @@ def test_temperature_zero_is_argmax() -> None:
 @pytest.mark.parametrize("keyed_by", ["position", "seed", "choice"])
 def test_draws_follow_the_distribution(keyed_by: str) -> None:
     """Over positions of one seed, over seeds at one position, and over choices, a chi-square of 20,000 draws is low."""
-    specs = [spec(**{"seed": 5, "position": 5} | {keyed_by: number}) for number in range(20_000)]
+    fixed: dict[str, Any] = {"seed": 5, "position": 5}
+    specs = [spec(**(fixed | {keyed_by: number})) for number in range(20_000)]
 
     assert chi_square(drawn(PROBABILITIES, specs), PROBABILITIES) < CHI_SQUARE_3
 
@@ -114,9 +115,10 @@ def test_truncation_is_that_of_transformers(
 ) -> None:
     """A thousand draws hit what transformers' warpers keep and nothing else, in flat distributions as in peaked ones."""
     logits = torch.randn(1, 1500, generator=torch.Generator().manual_seed(seed)) * scale
-    expected = logits if top_k is None else TopKLogitsWarper(top_k)(None, logits)
-    expected = expected if top_p == 1 else TopPLogitsWarper(top_p)(None, expected)
-    expected = expected if min_p == 0 else MinPLogitsWarper(min_p)(None, expected)
+    context: Any = torch.zeros(1, 0, dtype=torch.int64)
+    expected = logits if top_k is None else TopKLogitsWarper(top_k)(context, logits)
+    expected = expected if top_p == 1 else TopPLogitsWarper(top_p)(context, expected)
+    expected = expected if min_p == 0 else MinPLogitsWarper(min_p)(context, expected)
     allowed = set(expected[0].isfinite().nonzero().squeeze(1).tolist())
     likely = set((expected[0].softmax(dim=-1) > 0.025).nonzero().squeeze(1).tolist())
     rows = [spec(position=row, top_k=top_k, top_p=top_p, min_p=min_p) for row in range(1000)]

@@ -78,13 +78,13 @@ def test_stop_token_ids_end_an_answer_but_not_too_early(make_engine: MakeEngine)
     assert ended.finish is FinishReason.STOP
 
 
-@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
-def test_tokens_outside_the_vocabulary_end_their_request_alone(make_engine: MakeEngine, field: str) -> None:
+@pytest.mark.parametrize(("field", "value"), [("logit_bias", ((97, 1.0),)), ("stop_token_ids", (97,))])
+def test_tokens_outside_the_vocabulary_end_their_request_alone(make_engine: MakeEngine, field: str, value: Any) -> None:
     """An id that no logit belongs to is refused by name, and nobody else's step fails."""
     engine = make_engine()
     other = engine.submit(prompt_of(2))
 
-    refused = engine.submit(prompt_of(1), **{field: ((97, 1.0),) if field == "logit_bias" else (97,)}, min_tokens=3)
+    refused = engine.submit(prompt_of(1), min_tokens=3, **{field: value})
     engine.finish()
 
     assert isinstance(refused.error, InvalidRequest)
