@@ -84,11 +84,15 @@ def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tens
     own, upto = sums.gather(1, block), cumulative.gather(1, block)
     rest = (uniforms[:, None] * cumulative[:, -1:] - (upto - own)) / own  # in [0, 1), but for rounding
     within = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1).double()  # [rows, _BLOCK]
-    return block.squeeze(1) * _BLOCK + _pick(within.cumsum(dim=-1), rest.squeeze(1).clamp_(0, _BELOW_ONE))
+    place = _pick(within.cumsum(dim=-1), rest.squeeze(1).clamp_(0, _BELOW_ONE))
+    return (block.squeeze(1) * _BLOCK + place).clamp_(max=weights.shape[-1] - 1)
 
 
 def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Where each number falls in its row's cumulative weights; nothing of weight 0 is hit.  # [rows]"""
+    """Where each number falls in its row's cumulative weights; nothing of weight 0 is hit.  # [rows]
+
+    In a row of NaN, whose request ends elsewhere, it is some place of the row all the same.
+    """
     aims = uniforms[:, None] * cumulative[:, -1:]
     found = torch.searchsorted(cumulative, aims, right=True).squeeze(1)
     return found.clamp_(max=cumulative.shape[-1] - 1)

@@ -54,8 +54,8 @@ def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int
     top_k = _column([min(spec.params.top_k or width, width) for spec in specs], logits)  # [rows, 1]
     kept = torch.arange(width, device=logits.device) < top_k
     kept &= cumulative - weights < _mass_to_keep(logits, specs, ordered, cumulative, top_k)
-    kept &= weights >= _column([spec.params.min_p for spec in specs], logits)
-    least = ordered.gather(1, kept.sum(dim=-1, keepdim=True) - 1)  # [rows, 1]
+    kept &= (weights > 0) & (weights >= _column([spec.params.min_p for spec in specs], logits))
+    least = ordered.gather(1, kept.sum(dim=-1, keepdim=True).sub_(1).clamp_(min=0))  # [rows, 1]
     is_whole = (ordered[:, -1:] < least).squeeze(1) | (width == logits.shape[-1])
     return Kept(token_ids, weights * kept, is_whole)
 

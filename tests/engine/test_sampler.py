@@ -16,6 +16,7 @@ from graftwork.engine.noise import uniform
 from graftwork.engine.request import SamplingParams
 from graftwork.engine.sampler import choose_tokens
 from graftwork.engine.token_history import TokenHistory
+from graftwork.engine.truncation import first_width, keep_likeliest
 
 CHI_SQUARE_3 = 16.27
 """The 99.9 % quantile for 3 degrees of freedom."""
@@ -136,6 +137,27 @@ def test_equal_logits_are_kept_in_order_of_token_id() -> None:
 
     for params, kept in (({"top_k": 4}, {2500, 0, 1, 2}), ({"top_p": 0.0012}, {2500, 0})):
         assert set(choose_tokens(logits.clone(), [spec(position=row, **params) for row in range(400)])) == kept
+
+
+def test_a_masked_row_is_cut_without_looking_further() -> None:
+    """Where a mask leaves fewer tokens than top-k or top-p would keep, those are all, and no wider look is taken."""
+    logits = torch.full((400, 3000), float("-inf"))
+    logits[:, [7, 900, 2999]] = torch.tensor([0.0, 1.0, 0.5])
+    specs = [spec(position=row, **({"top_k": 50} if row % 2 else {"top_p": 0.999})) for row in range(400)]
+
+    assert keep_likeliest(logits, specs, first_width(specs)).is_whole.all()
+    assert set(choose_tokens(logits, specs)) == {7, 900, 2999}
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0}])
+def test_a_row_without_any_token_harms_no_other(params: dict[str, Any]) -> None:
+    """A row that is masked whole gets some token of the vocabulary, and its neighbour its own."""
+    logits = torch.tensor([[float("-inf")] * 5, [0.0, 0.0, 90.0, 0.0, 0.0]])
+
+    lost, found = choose_tokens(logits, [spec(**params), spec(**params)])
+
+    assert 0 <= lost < 5
+    assert found == 2
 
 
 def test_banned_tokens_are_never_chosen() -> None:
