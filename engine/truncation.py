@@ -53,7 +53,7 @@ def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int
     cumulative = weights.cumsum(dim=-1)
     top_k = _column([min(spec.params.top_k or width, width) for spec in specs], logits)  # [rows, 1]
     kept = torch.arange(width, device=logits.device) < top_k
-    kept &= cumulative - weights < _mass_to_keep(logits, specs, ordered, cumulative, top_k)
+    kept &= cumulative - weights < _mass_to_keep(logits, specs, cumulative, top_k)
     kept &= (weights > 0) & (weights >= _column([spec.params.min_p for spec in specs], logits))
     least = ordered.gather(1, kept.sum(dim=-1, keepdim=True).sub_(1).clamp_(min=0))  # [rows, 1]
     is_whole = (ordered[:, -1:] < least).squeeze(1) | (width == logits.shape[-1])
@@ -70,16 +70,16 @@ def _top(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _mass_to_keep(
     logits: torch.Tensor,
     specs: Sequence[SampleSpec],
-    ordered: torch.Tensor,
     cumulative: torch.Tensor,
     top_k: torch.Tensor,
 ) -> torch.Tensor:
     """The weight that the tokens before one must not have reached.  # [rows, 1] in fp64"""
     share = [spec.params.top_p if spec.params.top_p < 1 else float("inf") for spec in specs]
-    total = cumulative.gather(1, top_k - 1)
+    total = cumulative.gather(1, top_k - 1)  # [rows, 1]; the likeliest weighs 1
     if any(spec.params.top_k is None for spec in specs):
         unlimited = _column([spec.params.top_k is None for spec in specs], logits)
-        of_all = (logits.logsumexp(dim=-1, keepdim=True) - ordered[:, :1]).double().exp()
+        # Not by logsumexp: with several threads its last bits depend on the number of rows.
+        of_all = 1 / logits.softmax(dim=-1).amax(dim=-1, keepdim=True).double()
         total = torch.where(unlimited, of_all, total)
     return total * _column(share, logits).double()
 
