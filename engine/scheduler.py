@@ -32,8 +32,8 @@ from graftwork.engine.request import (
     TokensGenerated,
 )
 from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.sequence import Sequence, pages_for
-from graftwork.engine.token_history import TokenHistory
+from graftwork.engine.sequence import Sequence, history_for, pages_for
+from graftwork.engine.vocabulary import check_vocabulary
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import (
     CapacityContended,
@@ -351,9 +351,7 @@ class Scheduler:
         if request.sampling.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
         _check_mixture(request)
-        _check_token_ids(prompt, "prompt", limits.vocab_size)
-        _check_token_ids(request.sampling.stop_token_ids, "stop_token_ids", limits.vocab_size)
-        _check_token_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", limits.vocab_size)
+        check_vocabulary(request, limits.vocab_size)
 
     def _make_sequence(self, request: EngineRequest) -> Sequence:
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # a sum has no order; its cache has
@@ -367,7 +365,7 @@ class Scheduler:
             stop_token_ids=eos | frozenset(sampling.stop_token_ids),
             max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
             token_ids=list(request.prompt_token_ids),
-            history=_history(request),
+            history=history_for(request),
         )
 
     def check_integrity(self) -> None:
@@ -378,19 +376,6 @@ class Scheduler:
         holders = self._pool.num_holders
         assert held + len(self._tree) == holders, f"{held} + {len(self._tree)} holds expected, {holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
-
-
-def _check_token_ids(token_ids: Iterable[int], param: str, vocab_size: int) -> None:
-    outside = next((token for token in token_ids if not 0 <= token < vocab_size), None)
-    if outside is not None:
-        raise InvalidRequest(f"Token id {outside} is outside the vocabulary of {vocab_size} tokens.", param=param)
-
-
-def _history(request: EngineRequest) -> TokenHistory | None:
-    """What the request's penalties count; a presence and a frequency penalty leave the prompt alone."""
-    if not request.sampling.counts_tokens:
-        return None
-    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
 
 
 def _check_mixture(request: EngineRequest) -> None:

@@ -14,6 +14,13 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
     return -(-num_tokens // page_tokens)
 
 
+def history_for(request: EngineRequest) -> TokenHistory | None:
+    """What its penalties count, if it has any; a presence and a frequency penalty leave the prompt alone."""
+    if not request.sampling.counts_tokens:
+        return None
+    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Owned by the Scheduler; nobody else changes it."""
