@@ -10,6 +10,7 @@ from typing import Any
 
 from graftwork.api.answer_head import AnswerHead
 from graftwork.api.inference_job import ChoiceEvent, InferenceJob
+from graftwork.api.logprob_bodies import chat_logprobs, new_scores
 from graftwork.api.sse import DONE, data_event, error_event
 from graftwork.engine.request import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
@@ -35,7 +36,8 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
             {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in finished.tool_calls
         ]
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": finished.reason}
+    logprobs = None if finished.scores is None else chat_logprobs(finished.scores)
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finished.reason}
 
 
 async def chat_chunks(head: AnswerHead, job: InferenceJob, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
@@ -60,7 +62,9 @@ def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
     if delta is None:
         return None
     reason = item.event.reason if isinstance(item.event, GenerationFinished) else None
-    return {"index": item.choice, "delta": delta, "logprobs": None, "finish_reason": reason}
+    scores = new_scores(item.event)
+    logprobs = chat_logprobs(scores) if scores else None
+    return {"index": item.choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _delta(event: GenerationEvent) -> dict[str, Any] | None:

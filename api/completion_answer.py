@@ -7,10 +7,12 @@ from typing import Any
 
 from graftwork.api.answer_head import AnswerHead
 from graftwork.api.inference_job import ChoiceEvent, InferenceJob
+from graftwork.api.logprob_bodies import completion_logprobs
 from graftwork.api.sse import DONE, data_event, error_event
 from graftwork.engine.request import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation import GenerationFinished, TextDelta
+from graftwork.sessions.token_scores import TokenScore
 
 _OBJECT = "text_completion"
 
@@ -25,9 +27,12 @@ class CompletionForm:
     """By choice: what stands before the completion; empty without `echo`."""
     with_token_ids: bool
 
-    def choice(self, index: int, text: str, finished: GenerationFinished | None) -> dict[str, Any]:
+    def choice(
+        self, index: int, text: str, finished: GenerationFinished | None, scores: Sequence[TokenScore] | None = None
+    ) -> dict[str, Any]:
         reason = finished.reason if finished else None
-        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+        logprobs = None if scores is None else completion_logprobs(scores)
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         if self.with_token_ids and finished is not None:
             choice["prompt_token_ids"] = list(self.prompt_token_ids[index])
             choice["token_ids"] = list(finished.token_ids)
@@ -38,7 +43,8 @@ def completion(
     head: AnswerHead, form: CompletionForm, answers: Sequence[GenerationFinished], job: InferenceJob
 ) -> dict[str, Any]:
     choices = [
-        form.choice(index, form.echoes[index] + finished.text, finished) for index, finished in enumerate(answers)
+        form.choice(index, form.echoes[index] + finished.text, finished, finished.scores)
+        for index, finished in enumerate(answers)
     ]
     return head.fields(_OBJECT) | {"choices": choices, "usage": job.usage.as_body()}
 
@@ -67,5 +73,7 @@ def _chunk_choice(form: CompletionForm, item: ChoiceEvent) -> dict[str, Any] | N
         echo = form.echoes[item.choice]
         return form.choice(item.choice, echo, None) if echo else None
     if isinstance(event, TextDelta):
-        return form.choice(item.choice, event.text, None)
-    return form.choice(item.choice, "", event) if isinstance(event, GenerationFinished) else None
+        return form.choice(item.choice, event.text, None, event.scores or None)
+    if isinstance(event, GenerationFinished):
+        return form.choice(item.choice, "", event, event.untold_scores or None)
+    return None

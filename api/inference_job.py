@@ -123,6 +123,10 @@ class InferenceJob:
             raise failures[0]
 
     async def _generate(self, choice: int, generation: Generation) -> None:
+        """The first choice of a prompt computes it; the others wait for that, and find it in the cache."""
+        first = self._generations[choice - choice % self._choices_per_prompt]
+        if generation is not first:
+            await first.tally.prompt_computed.wait()
         async with aclosing(generation.generator.stream(generation.request)) as events:
             async for event in events:
                 if isinstance(event, GenerationFinished):  # what lies behind the answer's end is nobody's usage

@@ -1,23 +1,29 @@
 """One step's work and its result. No torch: the scheduler plans it, the runner carries it out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from graftwork.engine.pages import PageId
-from graftwork.engine.request import AdapterUse, SamplingParams
+from graftwork.engine.request import AdapterUse, SamplingParams, TokenLogprobs
+from graftwork.engine.token_history import TokenHistory
 from graftwork.platform.ids import RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """How to choose the token after the last one of a slice."""
+    """How to choose one token: everything that one sampled row needs besides its logits."""
 
     params: SamplingParams
     seed: int
     """The request's own, or the one drawn for it."""
     position: int
-    """Of the token to choose, from 0 at the start of the prompt; noise is keyed by (seed, position)."""
-    banned_token_ids: tuple[int, ...]
+    """Of the token to choose, from 0 at the start of the prompt; noise is keyed by (seed, choice, position)."""
+    banned_token_ids: tuple[int, ...] = ()
     """Tokens that may not be chosen here (the stop tokens, before `min_tokens`)."""
+    history: TokenHistory | None = None
+    """What the penalties count, up to the last known token; None where nothing is penalised. Read within the step only."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Tokens before this one that are only guessed; penalties count them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +67,5 @@ class StepResult:
     """The token chosen for every slice that asked for one."""
 
     token_ids: dict[RequestId, int]
+    logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """By request, one for each chosen token; only of requests that asked for them."""

@@ -96,6 +96,16 @@ class KvMemory:
         self.cleaner.consider(nodes)
         return nodes
 
+    def share(self, nodes: Sequence[Node], pages: list[PageId]) -> list[PageId]:
+        """A sequence's pages, with those of the tree in the place of its own copies of the same."""
+        shared = list(pages)
+        for index, node in enumerate(nodes):
+            if node.device is not None and node.device != pages[index] and not node.is_arriving:
+                self.residency.device.hold([node.device])
+                self.release([pages[index]])
+                shared[index] = node.device
+        return shared
+
     def _claim(self, path: Path, nodes: Sequence[Node], session: SessionUse | None) -> None:
         """Remember who uses pages: a session, with which they go, or somebody without one, for whom they stay."""
         if session is None:

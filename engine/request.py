@@ -36,6 +36,10 @@ class MissReason(StrEnum):
     RESTARTED = "restarted"
 
 
+MAX_TOP_LOGPROBS = 20
+_GREEDY_BELOW = 1e-5
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Temperature 0 is greedy."""
@@ -57,6 +61,28 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     """Go on past the model's own end-of-sequence tokens."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that was made before, from -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Taken off once for each time that it was made, from -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens in prompt and answer that are above 0 and multiplies those below, from 0.01 to 100."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit); each token once."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside the chosen one, from 0 to `MAX_TOP_LOGPROBS`; None: no report."""
+    choice: int = 0
+    """Which of several answers to one prompt this is; each has its own noise under one seed."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken. Temperatures this low draw nothing else, and divide past fp32's range."""
+        return self.temperature < _GREEDY_BELOW
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether what was said before changes what may follow."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -155,10 +181,22 @@ class PromptAdmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model itself found one chosen token: before grammar, bias, penalties and temperature."""
+
+    logprob: float
+    """Natural logarithm of its probability."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens with theirs, likeliest first; equal ones in order of token id."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokensGenerated:
     """New tokens of one step, in order."""
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token where they were asked for, otherwise none."""
 
 
 @dataclass(frozen=True, slots=True)

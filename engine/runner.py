@@ -16,6 +16,7 @@ from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.rotary import RotaryTable
 from graftwork.engine.row_rules import RowRules
 from graftwork.engine.sampler import choose_tokens
+from graftwork.engine.token_scores import RawScores
 from graftwork.platform.errors import InvalidRequest
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,10 +45,16 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """One forward pass, and a token for every slice that asked for one."""
         batch = self._builder.build(plan)
-        sampled = [piece for piece in batch.slices if piece.sample is not None]
+        sampled = [piece.request_id for piece in batch.slices if piece.sample is not None]
+        specs = [piece.sample for piece in batch.slices if piece.sample is not None]
         logits = self.logits(batch)
-        tokens = choose_tokens(logits, [piece.sample for piece in sampled if piece.sample is not None])
-        return StepResult({piece.request_id: token for piece, token in zip(sampled, tokens, strict=True)})
+        scores = RawScores(logits, specs)
+        tokens = choose_tokens(logits, specs)
+        scored = zip(sampled, scores.of(tokens), strict=True)
+        return StepResult(
+            dict(zip(sampled, tokens, strict=True)),
+            {request_id: (score,) for request_id, score in scored if score is not None},
+        )
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""

@@ -1,87 +1,102 @@
-"""Chooses tokens: greedy, or sampled with noise that depends on (seed, position, token) and on nothing else.
+"""Chooses tokens: greedy, or drawn with noise that depends on (seed, choice, position) and on nothing else.
 
-One pipeline for all rows, in this order: banned tokens, temperature, top-k, top-p, min-p, then the Gumbel-max draw.
-The noise is a counter-based hash, so a seeded request gets the same tokens whatever else is in the batch.
+One pipeline for all rows, in this order: banned tokens and biases, penalties, temperature, top-k, top-p, min-p, and
+then one number per row that says where in the distribution to draw. Every operation is one over all rows that want it.
+A row's token follows from its own logits and its own spec: neighbours, their number and their order change nothing.
 """
 
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional
 
 from graftwork.engine.batch import SampleSpec
+from graftwork.engine.logit_edits import edit_logits
+from graftwork.engine.noise import uniform
+from graftwork.engine.truncation import first_width, keep_likeliest, truncates, wider
 
-_NEVER = float("-inf")
-_WORD = (1 << 64) - 1
+_BLOCK = 128
+_BELOW_ONE = 1 - 2**-53
 
 
 def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """One token a row. logits: [rows, vocab] in fp32, changed in place where tokens are banned."""
-    for row, spec in enumerate(specs):
-        if spec.banned_token_ids:
-            logits[row, list(spec.banned_token_ids)] = _NEVER
+    """One token a row. logits: [rows, vocab] in fp32; changed in place."""
+    edit_logits(logits, specs)
+    drawn = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
+    if not drawn:
+        return _as_ints(logits.argmax(dim=-1))
+    if len(drawn) == len(specs):
+        return _as_ints(_draw(logits, specs))
     chosen = logits.argmax(dim=-1)
-    drawn = [row for row, spec in enumerate(specs) if spec.params.temperature > 0]
-    if drawn:
-        chosen[drawn] = _draw(logits[drawn], [specs[row] for row in drawn])
-    return [int(token) for token in chosen.tolist()]
+    chosen[drawn] = _draw(logits[drawn], [specs[row] for row in drawn])
+    return _as_ints(chosen)
 
 
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    scaled = logits / _column([spec.params.temperature for spec in specs], logits)
-    kept = _truncate(scaled, specs)
-    return (kept.double() + gumbel_noise(specs, logits.shape[-1], logits.device)).argmax(dim=-1)
+    """Draw every row.  # [rows]"""
+    scaled = logits / torch.tensor([spec.params.temperature for spec in specs], device=logits.device)[:, None]
+    uniforms = torch.tensor([uniform(spec) for spec in specs], dtype=torch.float64, device=logits.device)
+    cut = [row for row, spec in enumerate(specs) if truncates(spec)]
+    if not cut:
+        return _draw_of_all(scaled, specs, uniforms)
+    if len(cut) == len(specs):
+        return _draw_of_likeliest(scaled, specs, uniforms)
+    others = [row for row, spec in enumerate(specs) if not truncates(spec)]
+    chosen = torch.empty(len(specs), dtype=torch.int64, device=logits.device)
+    chosen[cut] = _draw_of_likeliest(scaled[cut], [specs[row] for row in cut], uniforms[cut])
+    chosen[others] = _draw_of_all(scaled[others], [specs[row] for row in others], uniforms[others])
+    return chosen
 
 
-def _truncate(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Set to -inf what top-k, top-p and min-p leave out; none of them leaves out the likeliest. Equal logits are kept or dropped in order of token id."""
-    if all(spec.params.top_k is None and spec.params.top_p >= 1 and spec.params.min_p <= 0 for spec in specs):
-        return logits
-    vocab_size = logits.shape[-1]
-    ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(vocab_size, device=logits.device)
-    ordered = ordered.masked_fill(ranks >= _column([spec.params.top_k or vocab_size for spec in specs], logits), _NEVER)
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    dropped = before >= _column([spec.params.top_p for spec in specs], logits)
-    dropped |= probabilities < probabilities[:, :1] * _column([spec.params.min_p for spec in specs], logits)
-    return torch.empty_like(logits).scatter_(1, token_ids, ordered.masked_fill(dropped, _NEVER))
+def _draw_of_all(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
+    """From the whole vocabulary, but for what min-p leaves out."""
+    weights = scaled.softmax(dim=-1)
+    if any(spec.params.min_p > 0 for spec in specs):
+        least = torch.tensor([spec.params.min_p for spec in specs], device=scaled.device)[:, None]
+        weights *= weights >= weights.amax(dim=-1, keepdim=True) * least
+    return _pick_in_blocks(weights, uniforms)
 
 
-def gumbel_noise(specs: Sequence[SampleSpec], vocab_size: int, device: torch.device) -> torch.Tensor:
-    """Standard Gumbel noise keyed by (seed, position, token).  # [rows, vocab] in fp64"""
-    keys = torch.tensor([_signed(_row_key(spec)) for spec in specs], dtype=torch.int64, device=device)
-    tokens = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
-    bits = _mix(keys[:, None] + tokens * _signed(0x9E3779B97F4A7C15))
-    uniform = (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) / (1 << 53)  # in (0, 1)
-    return -torch.log(-torch.log(uniform))
+def _draw_of_likeliest(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
+    """From what top-k, top-p and min-p keep; rows that keep more than was looked at are looked at again."""
+    chosen = torch.empty(len(specs), dtype=torch.int64, device=scaled.device)
+    rows = torch.arange(len(specs), device=scaled.device)
+    width = first_width(specs)
+    while len(rows):
+        own = specs if len(rows) == len(specs) else [specs[row] for row in rows.tolist()]
+        kept = keep_likeliest(scaled[rows], own, width)
+        drawn = kept.token_ids.gather(1, _pick(kept.weights.cumsum(dim=-1), uniforms[rows])[:, None])
+        chosen[rows] = drawn.squeeze(1)
+        rows, width = rows[~kept.is_whole], wider(width)
+    return chosen
 
 
-def _row_key(spec: SampleSpec) -> int:
-    return _mix_int(_mix_int(spec.seed & _WORD) ^ (spec.position * 0xD1342543DE82EF95 & _WORD))
+def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Where each number falls among its row's weights: first the block, then the token in it.  # [rows]
+
+    A running sum over whole vocabularies costs five times as much.
+    """
+    padded = functional.pad(weights, (0, -weights.shape[-1] % _BLOCK))
+    blocks = padded.view(len(weights), -1, _BLOCK)  # [rows, blocks, _BLOCK]
+    sums = blocks.sum(dim=-1).double()  # [rows, blocks]
+    cumulative = sums.cumsum(dim=-1)
+    block = _pick(cumulative, uniforms)[:, None]
+    own, upto = sums.gather(1, block), cumulative.gather(1, block)
+    rest = (uniforms[:, None] * cumulative[:, -1:] - (upto - own)) / own  # in [0, 1), but for rounding
+    within = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1).double()  # [rows, _BLOCK]
+    place = _pick(within.cumsum(dim=-1), rest.squeeze(1).clamp_(0, _BELOW_ONE))
+    return (block.squeeze(1) * _BLOCK + place).clamp_(max=weights.shape[-1] - 1)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser of SplitMix64 (Steele et al. 2014) on int64, whose products wrap."""
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shift(x, 31)
+def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Where each number falls in its row's cumulative weights; nothing of weight 0 is hit.  # [rows]
+
+    In a row of NaN, whose request ends elsewhere, it is some place of the row all the same.
+    """
+    aims = uniforms[:, None] * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, aims, right=True).squeeze(1)
+    return found.clamp_(max=cumulative.shape[-1] - 1)
 
 
-def _mix_int(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & _WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
-    return x ^ (x >> 31)
-
-
-def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """A logical shift to the right; int64's own keeps the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
-
-
-def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, device=like.device)[:, None]
+def _as_ints(token_ids: torch.Tensor) -> list[int]:
+    return [int(token) for token in token_ids.tolist()]

@@ -30,13 +30,15 @@ from graftwork.engine.request import (
     RequestFinished,
     SessionMemory,
     SessionTending,
+    TokenLogprobs,
     TokensGenerated,
 )
 from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.sequence import Sequence
+from graftwork.engine.sequence import Sequence, history_for
 from graftwork.engine.session_tending import SessionTender
 from graftwork.engine.tier_names import Tier
 from graftwork.engine.transfers import TransferDone
+from graftwork.engine.vocabulary import check_vocabulary
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import (
     CapacityContended,
@@ -324,7 +326,7 @@ class Scheduler:
         pages = self._memory.take(missing, sequence.owner)
         while pages is None and not self._memory.residency.device.in_flight_pages:
             victim = self._worst_running(planned)
-            if victim is None or (victim is sequence and len(self._running) == 1):
+            if victim is None:
                 break
             self._preempt(victim)
             if victim is sequence:
@@ -358,6 +360,7 @@ class Scheduler:
             seed=sequence.seed,
             position=len(sequence.token_ids),
             banned_token_ids=sequence.banned_token_ids(),
+            history=sequence.counted_history(),
         )
 
     # ---- absorb -----------------------------------------------------------------------------------------------
@@ -371,16 +374,17 @@ class Scheduler:
             if piece.start < sequence.num_prompt <= piece.end:
                 self._enter(sequence)
             if piece.sample is not None:
-                outputs.extend(self._append(sequence, result.token_ids[piece.request_id]))
+                logprobs = result.logprobs.get(piece.request_id, ())
+                outputs.extend(self._append(sequence, result.token_ids[piece.request_id], logprobs))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
         return outputs
 
-    def _append(self, sequence: Sequence, token_id: int) -> list[Output]:
+    def _append(self, sequence: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> list[Output]:
         sequence.token_ids.append(token_id)
         self.counters.generated_tokens += 1
         self._waiting.charge_output(sequence, 1)
-        outputs = [Output(sequence.request_id, TokensGenerated((token_id,)))]
+        outputs = [Output(sequence.request_id, TokensGenerated((token_id,), logprobs))]
         reason = sequence.finish_reason()
         if reason is not None:
             outputs.append(Output(sequence.request_id, RequestFinished(reason, sequence.num_generated)))
@@ -388,9 +392,10 @@ class Scheduler:
         return outputs
 
     def _enter(self, sequence: Sequence) -> None:
-        """Let others find what is computed of a sequence."""
+        """Let others find what is computed of a sequence, which goes on with the pages that all share."""
         path = sequence.path(sequence.num_computed)
-        self._memory.enter(path, sequence.pages, sequence.request.session)
+        nodes = self._memory.enter(path, sequence.pages, sequence.request.session)
+        sequence.pages = self._memory.share(nodes, sequence.pages)
 
     def _finish(self, sequence: Sequence) -> None:
         self._enter(sequence)
@@ -430,11 +435,7 @@ class Scheduler:
         if request.sampling.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
         _check_mixture(request)
-        outside = next((token for token in prompt if not 0 <= token < limits.vocab_size), None)
-        if outside is not None:
-            raise InvalidRequest(
-                f"Token id {outside} is outside the vocabulary of {limits.vocab_size} tokens.", param="prompt"
-            )
+        check_vocabulary(request, limits.vocab_size)
 
     def _make_sequence(self, request: EngineRequest) -> Sequence:
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # a sum has no order; its cache has
@@ -448,6 +449,7 @@ class Scheduler:
             stop_token_ids=eos | frozenset(sampling.stop_token_ids),
             max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
             token_ids=list(request.prompt_token_ids),
+            history=history_for(request),
         )
 
     def check_integrity(self) -> None:

@@ -8,8 +8,16 @@ from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import Owner
 from graftwork.engine.request import CacheReport, EngineRequest, FinishReason, MissReason
 from graftwork.engine.tier_names import Tier
+from graftwork.engine.token_history import TokenHistory
 from graftwork.engine.transfers import TransferPlan
 from graftwork.platform.ids import RequestId
+
+
+def history_for(request: EngineRequest) -> TokenHistory | None:
+    """What its penalties count, if it has any; a presence and a frequency penalty leave the prompt alone."""
+    if not request.sampling.counts_tokens:
+        return None
+    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +44,8 @@ class Sequence:
     """The class that it was let in with; see FairShare.rank."""
     is_admitted: bool = False
     """Whether its client has been told; it stays so when it is offloaded and goes on."""
+    history: TokenHistory | None = None
+    """What penalties count; None where there are none. May be behind: see `counted_history`."""
 
     @property
     def request_id(self) -> RequestId:
@@ -93,6 +103,12 @@ class Sequence:
         if self.num_generated >= self.request.sampling.min_tokens:
             return ()
         return tuple(sorted(self.stop_token_ids))
+
+    def counted_history(self) -> TokenHistory | None:
+        """The history with every token that is known by now."""
+        if self.history is not None:
+            self.history.extend(self.token_ids[self.num_prompt + self.history.num_made :])
+        return self.history
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last token ended it, and why."""

@@ -59,6 +59,9 @@ class AnswerReader:
         self.tool_calls: list[ToolCallFinished] = []
         self.is_over = False
         """A stop string was found, or the only call that is wanted has come."""
+        self.was_cut = False
+        """A stop string was found."""
+        self._num_characters = 0
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
         self._parser = ToolCallParser(rules.tool_calls) if rules.tool_calls else None
@@ -72,12 +75,23 @@ class AnswerReader:
         """All text so far."""
         return "".join(self._texts)
 
+    @property
+    def next_offset(self) -> int:
+        """Where the next token's text begins in the answer's; 0 where calls are read, which are no text."""
+        return 0 if self._parser is not None else self._num_characters
+
+    def is_spoken(self, token_id: int) -> bool:
+        """Whether a token is part of the answer, and not what ends it."""
+        return token_id not in self._rules.stop_token_ids
+
     def push(self, token_id: int) -> list[AnswerEvent]:
         """What one more token brings; not to be called when the answer is over."""
         self.token_ids.append(token_id)
-        if token_id in self._rules.stop_token_ids:
+        if not self.is_spoken(token_id):
             return []
-        return self._heard(self._read(self._detokenizer.push((token_id,))))
+        text = self._detokenizer.push((token_id,))
+        self._num_characters += len(text)
+        return self._heard(self._read(text))
 
     def finish(self) -> list[AnswerEvent]:
         """What was held back, when no token follows."""
@@ -139,7 +153,7 @@ class AnswerReader:
             yield from self._spoken(text)
             return
         outcome = self._stops.push(text)
-        self.is_over = outcome.matched is not None
+        self.is_over = self.was_cut = outcome.matched is not None
         yield from self._spoken(outcome.text)
 
     def _spoken(self, text: str) -> Iterator[AnswerEvent]:

@@ -5,9 +5,13 @@ Keeps: all that `push` and `flush` answer, joined, is the decoding of all tokens
 """
 
 import codecs
+import re
 from collections.abc import Iterable
 
 from graftwork.sessions.tokenizer import TextTokenizer
+
+_SURROGATES = re.compile(rb"\xed[\xa0-\xbf]")
+"""No character begins like this, but the codec waits for its third byte."""
 
 
 class Detokenizer:
@@ -24,7 +28,11 @@ class Detokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete."""
-        return self._stripped(self._decoder.decode(b"".join(map(self._bytes, token_ids))))
+        text = self._decoder.decode(b"".join(map(self._bytes, token_ids)))
+        begun, _ = self._decoder.getstate()
+        if _SURROGATES.match(begun):
+            text += self._decoder.decode(b"", final=True)
+        return self._stripped(text)
 
     def flush(self) -> str:
         """What is left when no token follows: U+FFFD for a character that was begun."""

@@ -4,9 +4,9 @@ Owns the engine's stream for as long as somebody listens: closing `stream` early
 stop string. Never stores anything and never renders a prompt.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graftwork.adapters.specs import ResolvedModel
 from graftwork.engine.client import EngineClient
@@ -34,6 +34,7 @@ from graftwork.sessions.generation_events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from graftwork.sessions.token_scores import ScoreKeeper
 from graftwork.sessions.tokenizer import TextTokenizer
 from graftwork.sessions.tool_call_parser import HERMES, ToolCallForm
 
@@ -92,7 +93,8 @@ class Generator:
 
         Raises InvalidRequest, and whatever the engine raises.
         """
-        reader = AnswerReader(self._tokenizer, self._rules(request))
+        answer = _Answer(AnswerReader(self._tokenizer, self._rules(request)), self._score_keeper(request))
+        reader = answer.reader
         cache = CacheReport()
         reason: FinishReason | None = None
         async with aclosing(self._engine.generate(_engine_request(request))) as engine_events:
@@ -102,7 +104,7 @@ class Generator:
                         cache = engine_event.cache
                         yield engine_event
                     case TokensGenerated():
-                        for event in _read(reader, engine_event.token_ids):
+                        for event in answer.read(engine_event):
                             yield event
                     case RequestFinished():
                         reason = engine_event.reason
@@ -110,15 +112,12 @@ class Generator:
                     break
         if reason is None and not reader.is_over:
             raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
-        for event in reader.finish():
+        for event in answer.rest():
             yield event
-        yield GenerationFinished(
-            reason=reader.reason(reason),
-            token_ids=tuple(reader.token_ids),
-            text=reader.text,
-            tool_calls=tuple(reader.tool_calls),
-            cache=cache,
-        )
+        yield answer.finished(reason, cache)
+
+    def _score_keeper(self, request: GenerationRequest) -> ScoreKeeper | None:
+        return None if request.sampling.logprobs is None else ScoreKeeper(self._tokenizer)
 
     def _rules(self, request: GenerationRequest) -> AnswerRules:
         own_stops = () if request.sampling.ignore_eos else self._description.eos_token_ids
@@ -131,14 +130,45 @@ class Generator:
         )
 
 
-def _read(reader: AnswerReader, token_ids: tuple[int, ...]) -> list[AnswerEvent]:
-    """What the tokens of one step bring; those behind the answer's end were never part of it."""
-    events: list[AnswerEvent] = []
-    for token_id in token_ids:
-        if reader.is_over:
-            break
-        events += reader.push(token_id)
-    return events
+class _Answer:
+    """One answer as it is read, and the scores of its tokens where they are wanted."""
+
+    def __init__(self, reader: AnswerReader, keeper: ScoreKeeper | None) -> None:
+        self.reader = reader
+        self._keeper = keeper
+
+    def read(self, step: TokensGenerated) -> Iterator[AnswerEvent]:
+        """What the tokens of one step bring; those behind the answer's end were never part of it."""
+        for place, token_id in enumerate(step.token_ids):
+            if self.reader.is_over:
+                return
+            if self._keeper is not None and self.reader.is_spoken(token_id):
+                self._keeper.add(token_id, step.logprobs[place], self.reader.next_offset)
+            yield from self._scored(self.reader.push(token_id))
+
+    def rest(self) -> Iterator[AnswerEvent]:
+        """What was held back, when no token follows."""
+        yield from self._scored(self.reader.finish())
+
+    def finished(self, reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
+        if self._keeper is not None and self.reader.was_cut:
+            self._keeper.cut()
+        return GenerationFinished(
+            reason=self.reader.reason(reason),
+            token_ids=tuple(self.reader.token_ids),
+            text=self.reader.text,
+            tool_calls=tuple(self.reader.tool_calls),
+            cache=cache,
+            scores=None if self._keeper is None else tuple(self._keeper.scores),
+            num_scores_told=0 if self._keeper is None else self._keeper.num_told,
+        )
+
+    def _scored(self, events: Iterable[AnswerEvent]) -> Iterator[AnswerEvent]:
+        for event in events:
+            if self._keeper is not None and isinstance(event, TextDelta):
+                yield replace(event, scores=self._keeper.told_with(event.text))
+            else:
+                yield event
 
 
 def _engine_request(request: GenerationRequest) -> EngineRequest:

@@ -10,6 +10,7 @@ from typing import Literal
 from graftwork.engine.request import CacheReport, PromptAdmitted
 from graftwork.platform.ids import CallId
 from graftwork.sessions.messages import Message, ToolCall
+from graftwork.sessions.token_scores import TokenScore
 
 StopReason = Literal["stop", "length", "tool_calls"]
 
@@ -19,6 +20,8 @@ class TextDelta:
     """More text; never empty."""
 
     text: str
+    scores: tuple[TokenScore, ...] = ()
+    """Of the tokens that begin in it, where scores were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,15 @@ class GenerationFinished:
     """All text deltas, joined."""
     tool_calls: tuple[ToolCallFinished, ...]
     cache: CacheReport
+    scores: tuple[TokenScore, ...] | None = None
+    """Of all tokens of the answer; None where they were not asked for."""
+    num_scores_told: int = 0
+    """So many of them came with the text deltas."""
+
+    @property
+    def untold_scores(self) -> tuple[TokenScore, ...]:
+        """Those that no text delta has brought."""
+        return (self.scores or ())[self.num_scores_told :]
 
     @property
     def completion_tokens(self) -> int:

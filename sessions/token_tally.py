@@ -4,6 +4,7 @@ The usage of a turn that was cancelled is what the engine had emitted by then; t
 So the count is taken here, under the generator, and never from what was delivered.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -27,6 +28,8 @@ class TallyingEngine:
         self.cache: CacheReport | None = None
         """None until the prompt has left the queue."""
         self.completion_tokens = 0
+        self.prompt_computed = asyncio.Event()
+        """Set by the first token, and when there will be none."""
 
     @property
     def total_tokens(self) -> int:
@@ -34,13 +37,20 @@ class TallyingEngine:
         return 0 if self.cache is None else self.cache.prompt_tokens + self.completion_tokens
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        async with aclosing(self._engine.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, PromptAdmitted):
-                    self.cache = event.cache
-                elif isinstance(event, TokensGenerated):
-                    self.completion_tokens += len(event.token_ids)
-                yield event
+        try:
+            async with aclosing(self._engine.generate(request)) as events:
+                async for event in events:
+                    self._count(event)
+                    yield event
+        finally:
+            self.prompt_computed.set()
+
+    def _count(self, event: EngineEvent) -> None:
+        if isinstance(event, PromptAdmitted):
+            self.cache = event.cache
+        elif isinstance(event, TokensGenerated):
+            self.completion_tokens += len(event.token_ids)
+            self.prompt_computed.set()
 
     async def describe(self) -> EngineDescription:
         return await self._engine.describe()

@@ -25,7 +25,7 @@ from graftwork.sessions.items import Item
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import TurnEncoder
 from graftwork.sessions.turn_runner import AnswerSource, TurnPlan, TurnRunner, TurnSurroundings
-from graftwork.sessions.turn_settings import sampling_params, stop_strings, token_budget
+from graftwork.sessions.turn_settings import check_vocabulary, sampling_params, stop_strings, token_budget
 from graftwork.sessions.turn_store import TurnStore
 
 _log = logging.getLogger("graftwork.sessions")
@@ -143,11 +143,13 @@ class TurnLauncher:
         new_token_ids = transcript.encode_next(self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
         budget = token_budget(settings, len(prompt), self._resources.description.context_tokens)
+        sampling = sampling_params(settings, budget.max_tokens)
+        check_vocabulary(sampling, self._resources.description.vocab_size)
         isolation = principal.isolation(self._resources.pepper)
         request = GenerationRequest(
             request_id=RequestId(turn_id),
             prompt_token_ids=prompt,
-            sampling=sampling_params(settings, budget.max_tokens),
+            sampling=sampling,
             resolved=session.model,
             isolation=isolation,
             stop=stop_strings(settings),

@@ -15,11 +15,13 @@ from typing import Any
 from graftwork.engine.request import SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, ValidationFailed
 from graftwork.sessions.agent_session import SessionSettings
+from graftwork.sessions.logit_bias import MAX_BIASED_TOKENS, parse_logit_bias
 
 ASSUMED_TOKENS = 256
 """What is reserved for an answer without a limit; what it makes beyond is charged when it settles."""
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARACTERS = 256
+_MAX_STOP_TOKENS = 128
 _MAX_TOOLS = 128
 _SEED_MASK = (1 << 64) - 1
 
@@ -110,8 +112,22 @@ def sampling_params(settings: SessionSettings, max_tokens: int) -> SamplingParam
         min_p=_given(sampling, "min_p", 0.0),
         seed=None if seed is None else seed & _SEED_MASK,
         min_tokens=min(_given(sampling, "min_tokens", 0), max_tokens),
+        stop_token_ids=tuple(_given(sampling, "stop_token_ids", ())),
         ignore_eos=_given(sampling, "ignore_eos", False),
+        presence_penalty=_given(sampling, "presence_penalty", 0.0),
+        frequency_penalty=_given(sampling, "frequency_penalty", 0.0),
+        repetition_penalty=_given(sampling, "repetition_penalty", 1.0),
+        logit_bias=parse_logit_bias(_given(sampling, "logit_bias", {})),
     )
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ValidationFailed naming the field that holds an id which no token has."""
+    named = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token_id for token_id, _ in params.logit_bias]}
+    for field, token_ids in named.items():
+        if any(token_id >= vocab_size for token_id in token_ids):
+            message = f"sampling.{field} holds an id outside the vocabulary of {vocab_size} tokens."
+            raise ValidationFailed(message, param=f"sampling.{field}")
 
 
 def stop_strings(settings: SessionSettings) -> tuple[str, ...]:
@@ -150,6 +166,19 @@ def _is_stop(value: Any) -> bool:
     return all(isinstance(stop, str) and 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops)
 
 
+def _is_token_ids(value: Any) -> bool:
+    is_id = _whole(0, 1 << 53)
+    return isinstance(value, list | tuple) and len(value) <= _MAX_STOP_TOKENS and all(map(is_id, value))
+
+
+def _is_logit_bias(value: Any) -> bool:
+    try:
+        parse_logit_bias(value)
+    except ValueError:
+        return False
+    return True
+
+
 _SAMPLING_FIELDS: Mapping[str, tuple[Check, str]] = {
     "temperature": (_number(0, 2), "a number from 0 to 2"),
     "top_p": (_number(0, 1, above=True), "a number above 0, at most 1"),
@@ -160,17 +189,17 @@ _SAMPLING_FIELDS: Mapping[str, tuple[Check, str]] = {
     "max_completion_tokens": (_whole(1, 1 << 53), "a whole number, at least 1"),
     "min_tokens": (_whole(0, 1 << 53), "a whole number, at least 0"),
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
+    "stop_token_ids": (_is_token_ids, f"a list of at most {_MAX_STOP_TOKENS} token ids"),
+    "presence_penalty": (_number(-2, 2), "a number from -2 to 2"),
+    "frequency_penalty": (_number(-2, 2), "a number from -2 to 2"),
+    "repetition_penalty": (_number(0.01, 100), "a number from 0.01 to 100"),
+    "logit_bias": (_is_logit_bias, f"an object of at most {MAX_BIASED_TOKENS} token ids, with -100 to 100 for each"),
     "stop": (_is_stop, f"a text, or at most {_MAX_STOP_STRINGS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"),
 }
 _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "n": (1,),
-    "stop_token_ids": ([], ()),
 }
 """Known but not served: only a value that asks for nothing is taken."""
 

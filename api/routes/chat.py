@@ -48,6 +48,8 @@ async def _order(
     body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
 ) -> InferenceOrder:
     resolved = await resources.resolve(principal, body.model, body.adapters)
+    resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
+    resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     prompt = await asyncio.to_thread(_encode, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
     return InferenceOrder(

@@ -51,6 +51,8 @@ async def _order(
     body: CompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
 ) -> InferenceOrder:
     resolved = await resources.resolve(principal, body.model, body.adapters)
+    resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
+    resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     prompts = await asyncio.to_thread(_encode, body, resources)
     budget = token_budget(prompts, body.token_limit, resources.description.context_tokens, "prompt")
     return InferenceOrder(

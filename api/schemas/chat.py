@@ -1,15 +1,16 @@
 """The body of `POST /v1/chat/completions`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.api.schemas.bodies import OpenAiBody
+from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.messages import MessageList
 from graftwork.api.schemas.mixture import MixtureParts
 from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.tools import ToolList
 from graftwork.api.schemas.unserved import CHAT_UNSERVED, refuse_unserved
+from graftwork.engine.request import MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
 
@@ -30,6 +31,8 @@ class ChatCompletionRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
     tool_choice: Literal["auto", "none"] | None = None
@@ -40,6 +43,16 @@ class ChatCompletionRequest(SamplingFields):
     @classmethod
     def only_what_is_served(cls, body: Any) -> Any:
         return refuse_unserved(body, CHAT_UNSERVED)
+
+    @model_validator(mode="after")
+    def top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise FieldComplaint("top_logprobs", "set logprobs to true to get any")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:

@@ -4,10 +4,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from graftwork.api.schemas.bodies import FieldComplaint
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
 from graftwork.api.schemas.mixture import MixtureParts
 from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.engine.request import MAX_TOP_LOGPROBS
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for this route, and every other engine's."""
@@ -24,6 +26,7 @@ class CompletionRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     echo: bool | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -41,11 +44,29 @@ class CompletionRequest(SamplingFields):
         is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
         return [value] if isinstance(value, str) or is_ids else value
 
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def false_is_none(cls, value: object) -> object:
+        """Clients that were written for chat send it."""
+        return None if value is False else value
+
     @model_validator(mode="after")
     def choices_are_bounded(self) -> "CompletionRequest":
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             raise ValueError(f"at most {MAX_CHOICES} choices a request: send fewer prompts or a smaller n")
         return self
+
+    @model_validator(mode="after")
+    def echoed_prompts_are_not_scored(self) -> "CompletionRequest":
+        if self.echo and self.logprobs is not None:
+            raise FieldComplaint(
+                "logprobs", "with echo the prompt's tokens would need scores too; leave one of them out"
+            )
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def token_limit(self) -> int:

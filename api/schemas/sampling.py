@@ -6,10 +6,12 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
 from graftwork.engine.request import SamplingParams
+from graftwork.sessions.logit_bias import parse_logit_bias
 
 MAX_STOP_STRINGS = 16
 """OpenAI takes 4; clients that were written for other engines send more."""
 MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 128
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -28,6 +30,12 @@ class SamplingFields(OpenAiBody):
     min_tokens: Annotated[int | None, Field(ge=0)] = None
     ignore_eos: bool | None = None
     stop: StopStrings | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]] | None, Field(max_length=MAX_STOP_TOKENS)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    """From an object of token ids, as text, to numbers."""
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -41,6 +49,16 @@ class SamplingFields(OpenAiBody):
             raise ValueError("an empty stop string would end every answer at once; leave it out")
         return value
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def biases_by_token(cls, value: object) -> object:
+        return None if value is None else parse_logit_bias(value)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report beside each chosen one; None for no report."""
+        return None
+
     @model_validator(mode="after")
     def minimum_within_maximum(self) -> Self:
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
@@ -48,14 +66,21 @@ class SamplingFields(OpenAiBody):
         return self
 
     def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
-        """`choice` is the answer's index: with a seed each of several answers has its own, and keeps it."""
+        """`choice` is the answer's index among those to one prompt."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
-            seed=None if self.seed is None else (self.seed + choice) & _SEED_MASK,
+            seed=None if self.seed is None else self.seed & _SEED_MASK,
+            choice=choice,
             min_tokens=min(self.min_tokens or 0, max_tokens),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self.logit_bias or (),
+            logprobs=self.num_logprobs,
         )

@@ -47,17 +47,10 @@ _CONSTRAINED_DECODING: dict[str, IsNeutral] = dict.fromkeys(
 )
 
 _LOGITS: dict[str, IsNeutral] = {
-    "logprobs": lambda value: value is None or value is False,  # 0 asks for the sampled token's own
-    "top_logprobs": _empty,
-    "prompt_logprobs": lambda value: value is None,
-    "logit_bias": _empty,
-    "presence_penalty": _empty,
-    "frequency_penalty": _empty,
-    "repetition_penalty": _one,
+    "prompt_logprobs": lambda value: value is None,  # 0 asks for the prompt's own
     "length_penalty": _one,
     "bad_words": _empty,
     "allowed_token_ids": _empty,
-    "stop_token_ids": _empty,
     "use_beam_search": _empty,
     "best_of": _one,
     "truncate_prompt_tokens": _empty,
@@ -68,6 +61,7 @@ COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
     **_LOGITS,
     "response_format": _text_format,
     "suffix": _empty,
+    "top_logprobs": _empty,
     "prompt_embeds": _empty,
 }
 

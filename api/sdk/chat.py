@@ -33,6 +33,7 @@ class ChatParameters(TypedDict, total=False):
     seed: int
     n: int
     stop: str | list[str]
+    stop_token_ids: list[int]
     max_tokens: int
     max_completion_tokens: int
     min_tokens: int

@@ -75,6 +75,7 @@ class ChunkChoice(Answer):
     index: int = 0
     delta: ChatMessage = ChatMessage()
     finish_reason: str | None = None
+    logprobs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

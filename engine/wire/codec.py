@@ -24,6 +24,7 @@ from graftwork.engine.request import (
     SessionTending,
     SessionUse,
     SessionVerb,
+    TokenLogprobs,
     TokensGenerated,
     ToolWait,
 )
@@ -36,7 +37,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
     return wire.Submit(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
-        sampling=wire.Sampling(**asdict(request.sampling)),
+        sampling=_sampling_to_wire(request.sampling),
         isolation=request.isolation,
         adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in request.adapters],
         tier=request.tier,
@@ -75,6 +76,12 @@ def _limits_from_wire(limits: wire.KvLimits) -> KvLimits:
     )
 
 
+def _sampling_to_wire(sampling: SamplingParams) -> wire.Sampling:
+    fields = asdict(sampling)
+    biases = [wire.TokenBias(token_id=token_id, bias=bias) for token_id, bias in fields.pop("logit_bias")]
+    return wire.Sampling(**fields, logit_bias=biases)
+
+
 def _sampling_from_wire(sampling: wire.Sampling) -> SamplingParams:
     return SamplingParams(
         max_tokens=sampling.max_tokens,
@@ -86,6 +93,12 @@ def _sampling_from_wire(sampling: wire.Sampling) -> SamplingParams:
         min_tokens=sampling.min_tokens,
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        choice=sampling.choice,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=tuple((one.token_id, one.bias) for one in sampling.logit_bias),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
     )
 
 
@@ -93,8 +106,8 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
     match event:
         case PromptAdmitted(cache):
             return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
-        case TokensGenerated(token_ids):
-            return wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=token_ids))
+        case TokensGenerated():
+            return wire.RequestOutput(request_id=request_id, tokens=_tokens_to_wire(event))
         case RequestFinished(reason, completion_tokens):
             finished = wire.Finished(reason=reason, completion_tokens=completion_tokens)
             return wire.RequestOutput(request_id=request_id, finished=finished)
@@ -107,13 +120,33 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
         case "admitted":
             return PromptAdmitted(_cache_from_wire(output.admitted))
         case "tokens":
-            return TokensGenerated(tuple(output.tokens.token_ids))
+            return _tokens_from_wire(output.tokens)
         case "finished":
             return RequestFinished(FinishReason(output.finished.reason), output.finished.completion_tokens)
         case "failed":
             return error_from_wire(output.failed)
         case unknown:
             return InternalFailure(f"The engine sent an event of unknown kind {unknown!r}.")
+
+
+def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
+    logprobs = [
+        wire.TokenLogprobs(
+            logprob=one.logprob,
+            top_token_ids=[token_id for token_id, _ in one.top],
+            top_logprobs=[logprob for _, logprob in one.top],
+        )
+        for one in tokens.logprobs
+    ]
+    return wire.Tokens(token_ids=tokens.token_ids, logprobs=logprobs)
+
+
+def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
+    logprobs = (
+        TokenLogprobs(one.logprob, tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)))
+        for one in tokens.logprobs
+    )
+    return TokensGenerated(tuple(tokens.token_ids), tuple(logprobs))
 
 
 def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:

@@ -17,7 +17,7 @@ from graftwork.engine.request import (
 )
 from graftwork.platform.errors import GraftworkError
 from tests.adapters import adapter_files
-from tests.sessions.fakes_text import text_tokenizer, token_id
+from tests.sessions.fakes_text import logprobs_of, text_tokenizer, token_id
 
 END = token_id("<|im_end|>")
 CONTEXT_TOKENS = 2048
@@ -91,7 +91,7 @@ class FakeEngine:
                 raise self.breakage
             if made == self.holds_after:
                 await self._hold()
-            yield TokensGenerated((token,))
+            yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs))
         reason = FinishReason.STOP if tokens == answer else FinishReason.LENGTH
         yield RequestFinished(reason, len(tokens))
 

@@ -106,13 +106,41 @@ async def test_tool_choice_none(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_choices(gateway: Gateway, tenant: TestTenant) -> None:
-    """n choices are n sequences of one prompt, each with its own seed; the prompt counts once."""
+    """n choices are n sequences of one prompt, each with noise of its own; the prompt counts once."""
     body = (await tenant.client.post("/v1/chat/completions", json=chat(n=3, seed=7, max_tokens=4))).json()
 
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    assert [request.sampling.seed for request in gateway.engine.requests] == [7, 8, 9]
+    samplings = [request.sampling for request in gateway.engine.requests]
+    assert [(sampling.seed, sampling.choice) for sampling in samplings] == [(7, 0), (7, 1), (7, 2)]
     assert body["usage"]["completion_tokens"] == 12
     assert body["usage"]["prompt_tokens"] == len(gateway.engine.requests[0].prompt_token_ids)
+
+
+async def test_first_choice_computes_the_prompt(gateway: Gateway, tenant: TestTenant) -> None:
+    """The others are not sent before its first token, so that they meet the prompt in the cache."""
+    gateway.engine.holds_after = 0
+    asking = asyncio.create_task(tenant.client.post("/v1/chat/completions", json=chat(n=3, max_tokens=4)))
+    await gateway.engine.held.wait()
+    sent_before = len(gateway.engine.requests)
+
+    gateway.engine.release.set()
+    answer = await asking
+
+    assert sent_before == 1
+    assert len(answer.json()["choices"]) == 3
+
+
+async def test_every_sampling_field_reaches_the_engine(gateway: Gateway, tenant: TestTenant) -> None:
+    """What is asked for is what the engine is asked for."""
+    counting: dict[str, Any] = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
+    biased: dict[str, Any] = {"logit_bias": {"7": -100, "5": 1.5}, "stop_token_ids": [9]}
+
+    await tenant.client.post("/v1/chat/completions", json=chat(logprobs=True, top_logprobs=2, **counting, **biased))
+
+    sampling = gateway.engine.requests[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -0.5, 1.5)
+    assert (sampling.logit_bias, sampling.stop_token_ids) == (((5, 1.5), (7, -100.0)), (9,))
+    assert sampling.logprobs == 2
 
 
 async def test_streamed_choices(gateway: Gateway, tenant: TestTenant) -> None:
@@ -190,12 +218,8 @@ UNSERVED: list[tuple[str, Any]] = [
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-    ("logprobs", True),
-    ("top_logprobs", 3),
-    ("logit_bias", {"5": 1}),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -0.5),
-    ("repetition_penalty", 1.1),
+    ("prompt_logprobs", 0),
+    ("best_of", 2),
     ("regex", "a+"),
     ("grammar", "root ::= 'a'"),
     ("structural_tag", {"type": "x"}),
@@ -229,6 +253,21 @@ INVALID: list[tuple[str, Any]] = [
     ("tools[0].function.name", [{"type": "function", "function": {"name": "no spaces"}}]),
     ("tools[0].function.strict", [{"type": "function", "function": {"name": "f", "strict": True}}]),
     ("min_tokens", -1),
+    ("logprobs", 3),
+    ("top_logprobs", 3),
+    ("top_logprobs", 21),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"five": 1}),
+    ("logit_bias", {"5": "much"}),
+    ("logit_bias", {"05": 1, "5": 2}),
+    ("logit_bias", {"1000000": 1}),
+    ("logit_bias", {str(token): 0 for token in range(1025)}),
+    ("logit_bias", [5]),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("repetition_penalty", 0),
+    ("stop_token_ids", [1000000]),
+    ("stop_token_ids", [1] * 129),
 ]
 
 

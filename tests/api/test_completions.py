@@ -86,8 +86,12 @@ async def test_bad_values(gateway: Gateway, tenant: TestTenant) -> None:
     vocab_size = gateway.resources.description.vocab_size
     bad: list[tuple[str, Any]] = [
         ("suffix", "the end"),
-        ("logprobs", 3),
-        ("logprobs", 0),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("logit_bias", {"x": 1}),
+        ("stop_token_ids", [vocab_size]),
         ("best_of", 2),
         ("prompt", None),
         ("prompt", []),

@@ -19,6 +19,7 @@ from graftwork.engine.request import (
     SessionTending,
     SessionUse,
     SessionVerb,
+    TokenLogprobs,
     TokensGenerated,
     ToolWait,
 )
@@ -34,6 +35,7 @@ class Outcome:
     """Everything that one request was told."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     cache: CacheReport | None = None
     finish: FinishReason | None = None
     error: GraftworkError | None = None
@@ -140,8 +142,9 @@ class Harness:
             match output.event:
                 case PromptAdmitted(cache):
                     outcome.cache = cache
-                case TokensGenerated(token_ids):
+                case TokensGenerated(token_ids, logprobs):
                     outcome.token_ids.extend(token_ids)
+                    outcome.logprobs.extend(logprobs)
                 case RequestFinished(reason, completion_tokens):
                     assert completion_tokens == len(outcome.token_ids)
                     outcome.finish = reason

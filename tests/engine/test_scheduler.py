@@ -19,6 +19,8 @@ from graftwork.engine.request import (
 from graftwork.engine.scheduler import Output, Scheduler, SchedulerLimits
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.tier_names import Tier
+from graftwork.engine.token_history import CountedTokens
 from graftwork.engine.transfers import TransferKind
 from graftwork.platform.errors import (
     CapacityContended,
@@ -429,3 +431,59 @@ def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
     assert set(stage.finished()) | cancelled == {str(number) for number in range(len(arrivals))}
     assert stage.pool.active_pages == 0
     assert stage.scheduler.num_waiting == 0
+
+
+def test_a_prompt_is_met_before_its_answer_ends() -> None:
+    """Others find its whole pages while the first still decodes."""
+    stage = Stage()
+    stage.submit("first", 13, max_tokens=20)
+    stage.step()
+    stage.submit("second", 13)
+    stage.step()
+    events = [output.event for output in stage.outputs if output.request_id == "second"]
+
+    assert isinstance(events[0], PromptAdmitted)
+    assert events[0].cache.cached_tokens == 12
+
+
+def test_two_that_computed_one_prefix_at_once_go_on_with_one_copy_of_it() -> None:
+    """Of two equal prefixes of two pages one is given back as soon as both are computed, and all can be dropped."""
+    stage = Stage(budget=40)
+    prefix = list(range(10, 18))
+    stage.submit("short", [*prefix, 30, 31, 32, 33], max_tokens=2)
+    stage.submit("long", [*prefix, 40, 41, 42, 43], max_tokens=20)
+
+    stage.step()
+    held = stage.pool.active_pages
+    while "short" not in stage.finished():
+        stage.step()
+    idle = stage.pool.idle_pages
+
+    assert held == 2 + 1 + 1
+    assert "long" not in stage.finished()
+    residency = stage.lab.memory.residency
+    assert residency.make_room(Tier.DEVICE, stage.pool.free_pages + idle, b"tenant") == stage.pool.free_pages
+    assert stage.pool.idle_pages == 0
+    stage.scheduler.check_integrity()
+
+
+def test_penalised_rows_carry_their_history() -> None:
+    """A row that penalises knows the prompt if repetition counts, every token made so far, and nothing otherwise."""
+    stage = Stage()
+    stage.submit("all", [5, 6, 5], sampling={"repetition_penalty": 1.5})
+    stage.submit("made", [5, 6, 5], sampling={"presence_penalty": 1.0})
+    stage.submit("plain", [5, 6, 5])
+    for _ in range(2):
+        stage.step(token=9)
+
+    plan = stage.scheduler.plan()
+
+    assert plan is not None
+    seen = {}
+    for piece in plan.slices:
+        assert piece.sample is not None
+        counted = CountedTokens()
+        if piece.sample.history is not None:
+            piece.sample.history.copy_to(counted)
+        seen[piece.request_id] = dict(zip(counted.token_ids, counted.counts, strict=True))
+    assert seen == {"all": {5: 0, 6: 0, 9: 2}, "made": {9: 2}, "plain": {}}

@@ -27,6 +27,17 @@ def test_a_stream_is_its_chunks() -> None:
     assert server.body(0)["stream"] is True
 
 
+def test_chunks_bring_their_logprobs() -> None:
+    """What a chunk says of its tokens' scores is kept."""
+    choice = {"index": 0, "delta": {"content": "x"}, "logprobs": {"content": [{"token": "x", "logprob": -1.5}]}}
+    scored = f"data: {json.dumps({'id': 'c', 'choices': [choice]})}\n\n".encode()
+    server = ScriptedServer(stream(scored, DONE))
+
+    (only,) = server.client().chat.completions.create(model="base", messages=HELLO, stream=True, logprobs=True)
+
+    assert only.choices[0].logprobs == choice["logprobs"]
+
+
 def test_a_broken_stream_is_an_error() -> None:
     """Without [DONE] the answer is not complete, even where the body ends politely."""
     server = ScriptedServer(stream(chunk("Hel")))

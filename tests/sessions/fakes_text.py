@@ -18,6 +18,7 @@ from graftwork.engine.request import (
     FinishReason,
     PromptAdmitted,
     RequestFinished,
+    TokenLogprobs,
     TokensGenerated,
 )
 from graftwork.platform.clock import ManualClock
@@ -206,6 +207,14 @@ def description(eos_token_ids: tuple[int, ...] | None = None) -> EngineDescripti
     )
 
 
+def logprobs_of(token_ids: Sequence[int], wanted: int | None) -> tuple[TokenLogprobs, ...]:
+    """Scores that tell which token they belong to: -(id + 1) / 1000, above the ids that follow it."""
+    if wanted is None:
+        return ()
+    tops = [tuple((other, -(other + 1) / 1000) for other in range(token, token + wanted)) for token in token_ids]
+    return tuple(TokenLogprobs(-(token + 1) / 1000, top) for token, top in zip(token_ids, tops, strict=True))
+
+
 def token_id(token: str) -> int:
     found = text_tokenizer().token_id(token)
     assert found is not None
@@ -235,7 +244,7 @@ class ScriptedEngine:
         try:
             yield PromptAdmitted(self.cache)
             for step in self.steps:
-                yield TokensGenerated(step)
+                yield TokensGenerated(step, logprobs_of(step, request.sampling.logprobs))
             has_ended = True
             if self.failure is not None:
                 raise self.failure

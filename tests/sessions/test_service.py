@@ -702,7 +702,8 @@ async def test_session_limit(world: World) -> None:
         (SessionSettings(tool_choice="required"), "tool_choice"),
         (SessionSettings(response_format={"type": "json_object"}), "response_format"),
         (SessionSettings(sampling={"temperature": 3}), "sampling.temperature"),
-        (SessionSettings(sampling={"presence_penalty": 1}), "sampling.presence_penalty"),
+        (SessionSettings(sampling={"presence_penalty": 3}), "sampling.presence_penalty"),
+        (SessionSettings(sampling={"n": 2}), "sampling.n"),
         (SessionSettings(sampling={"tempreature": 1}), "sampling.tempreature"),
         (SessionSettings(tools=(WEATHER, WEATHER)), "tools[1].function.name"),
         (SessionSettings(instructions="\ud800"), "instructions"),
@@ -714,6 +715,19 @@ async def test_settings_that_are_not_served(sqlite_database: Database, settings:
         await World(sqlite_database).service.create(principal(), NewSession("tiny", settings))
 
     assert caught.value.param == param
+
+
+async def test_tokens_that_the_model_has_not_are_refused(sqlite_database: Database) -> None:
+    """A turn whose bias names an id outside the vocabulary is refused by that name, and the session stays idle."""
+    world, me = World(sqlite_database), principal()
+    session = await world.session(me)
+    overrides = TurnOverrides(sampling={"logit_bias": {"1000000": 1}})
+
+    with pytest.raises(ValidationFailed) as caught:
+        await world.service.start_turn(me, session.session_id, "hi", overrides=overrides)
+
+    assert caught.value.param == "sampling.logit_bias"
+    assert (await world.service.get(me, session.session_id)).status == session.status
 
 
 async def test_text_that_databases_choke_on(world_on_either: World) -> None:

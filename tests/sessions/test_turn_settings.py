@@ -9,6 +9,7 @@ from graftwork.sessions.turn_settings import (
     NO_OVERRIDES,
     TokenBudget,
     TurnOverrides,
+    check_vocabulary,
     sampling_params,
     stop_strings,
     token_budget,
@@ -22,12 +23,30 @@ def test_defaults_are_the_engines() -> None:
 
 def test_every_field_reaches_the_engine() -> None:
     """Each sampling field has its place; a null is as good as absent, and -1 keeps all of top_k."""
-    given = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1, "min_tokens": 2, "ignore_eos": True}
+    drawing = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1}
+    ending = {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [5, 6]}
+    counting = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
 
-    params = sampling_params(SessionSettings(sampling=given), 9)
+    params = sampling_params(
+        SessionSettings(sampling=drawing | ending | counting | {"logit_bias": {"9": 1, "7": -2}}), 9
+    )
 
-    assert params == SamplingParams(9, 0, 3, 0.5, 0.1, 2**64 - 1, 2, (), True)
+    assert params == SamplingParams(
+        9, 0, 3, 0.5, 0.1, 2**64 - 1, 2, (5, 6), True, 1, -0.5, 1.2, ((7, -2.0), (9, 1.0)), logprobs=None
+    )
     assert sampling_params(SessionSettings(sampling={"temperature": None, "top_k": -1}), 9) == SamplingParams(9)
+
+
+@pytest.mark.parametrize("sampling", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])
+def test_tokens_outside_the_vocabulary_are_refused(sampling: dict[str, object]) -> None:
+    """An id that no token has is a mistake of the field that names it."""
+    params = sampling_params(SessionSettings(sampling=sampling), 9)
+
+    check_vocabulary(params, 101)
+    with pytest.raises(ValidationFailed) as caught:
+        check_vocabulary(params, 100)
+
+    assert caught.value.param == f"sampling.{next(iter(sampling))}"
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:
@@ -56,7 +75,13 @@ def test_overrides_replace_field_by_field() -> None:
         (TurnOverrides(sampling={"seed": True}), "sampling.seed"),
         (TurnOverrides(sampling={"top_p": float("nan")}), "sampling.top_p"),
         (TurnOverrides(sampling={"stop": [""]}), "sampling.stop"),
-        (TurnOverrides(sampling={"logit_bias": {"1": 2}}), "sampling.logit_bias"),
+        (TurnOverrides(sampling={"logit_bias": {"1": 200}}), "sampling.logit_bias"),
+        (TurnOverrides(sampling={"logit_bias": [1]}), "sampling.logit_bias"),
+        (TurnOverrides(sampling={"presence_penalty": 2.1}), "sampling.presence_penalty"),
+        (TurnOverrides(sampling={"repetition_penalty": 0}), "sampling.repetition_penalty"),
+        (TurnOverrides(sampling={"stop_token_ids": ["a"]}), "sampling.stop_token_ids"),
+        (TurnOverrides(sampling={"n": 2}), "sampling.n"),
+        (TurnOverrides(sampling={"logprobs": True}), "sampling.logprobs"),
     ],
 )
 def test_overrides_that_are_not_served(overrides: TurnOverrides, param: str) -> None:
