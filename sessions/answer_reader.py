@@ -59,6 +59,8 @@ class AnswerReader:
         self.tool_calls: list[ToolCallFinished] = []
         self.is_over = False
         """A stop string was found, or the only call that is wanted has come."""
+        self.stop_string: str | None = None
+        """The one that was found."""
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
         self._parser = ToolCallParser(rules.tool_calls) if rules.tool_calls else None
@@ -139,6 +141,7 @@ class AnswerReader:
             yield from self._spoken(text)
             return
         outcome = self._stops.push(text)
+        self.stop_string = outcome.matched
         self.is_over = outcome.matched is not None
         yield from self._spoken(outcome.text)
 

@@ -118,6 +118,7 @@ class Generator:
             text=reader.text,
             tool_calls=tuple(reader.tool_calls),
             cache=cache,
+            stop_string=reader.stop_string,
         )
 
     def _rules(self, request: GenerationRequest) -> AnswerRules:

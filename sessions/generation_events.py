@@ -64,6 +64,8 @@ class GenerationFinished:
     """All text deltas, joined."""
     tool_calls: tuple[ToolCallFinished, ...]
     cache: CacheReport
+    stop_string: str | None = None
+    """The stop string that ended the answer, where one did; it is no part of the text."""
 
     @property
     def completion_tokens(self) -> int:

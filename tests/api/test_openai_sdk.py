@@ -9,11 +9,10 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionToolParam
 
-from graftwork.api.http_server import HttpServer
-from graftwork.api.listening_socket import bind, url_of
 from graftwork.platform.errors import CapacityAbsent, CapacityContended
 from graftwork.platform.quota import Quota
 from tests.api.harness import Gateway, TestTenant
+from tests.api.served import served
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: ChatCompletionToolParam = {
@@ -25,14 +24,8 @@ TOOL: ChatCompletionToolParam = {
 @pytest.fixture
 async def url(gateway: Gateway) -> AsyncIterator[str]:
     """Where the gateway listens."""
-    ready = asyncio.Event()
-    with bind("127.0.0.1", 0) as listening:
-        server = HttpServer(gateway.app, ready.set)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        await ready.wait()
-        yield url_of(listening)
-        server.stop()
-        await serving
+    async with served(gateway) as url:
+        yield url
 
 
 @pytest.fixture
