@@ -13,7 +13,7 @@ from graftwork.adapters.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, NotFound, ValidationFailed
-from graftwork.platform.ids import CallId, SessionId, new_id
+from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import Principal, TenantScope
 from graftwork.sessions.agent_session import AgentSession, SessionSettings, SessionStatus, ToolOutput
@@ -163,6 +163,14 @@ class SessionService:
         session = await self._load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
         return await self._launch(principal, session, new_items, overrides.over(session.settings))
+
+    async def find_turn(self, principal: Principal, session_id: str, turn_id: str) -> RunningTurn:
+        """A turn that was started before, running or ended. Raises NotFound."""
+        session = await self._load(principal.scope(), session_id)
+        turn = await self._turns.find_turn(principal.scope(), TurnId(turn_id))
+        if turn is None or turn.session_id != session.session_id:
+            raise NotFound("The session had no such turn.", code="turn_not_found")
+        return RunningTurn(principal.scope(), turn, self._turns, self._reader)
 
     async def tool_outputs(
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
