@@ -71,9 +71,8 @@ async def list_sessions(database: ReadSession, scope: TenantScope, page: PageReq
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope) -> int:
     """How many sessions of a tenant are not closed."""
-    statement = select(func.count()).where(
-        SessionRow.tenant_id == scope, SessionRow.status != SessionStatus.CLOSED.value
-    )
+    ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
+    statement = select(func.count()).where(SessionRow.tenant_id == scope, SessionRow.status.not_in(ended))
     return await database.scalar(statement) or 0
 
 

@@ -22,6 +22,7 @@ from graftwork.sessions.events import SessionEvent
 from graftwork.sessions.items import Item, function_call_output, parse_input, parse_output
 from graftwork.sessions.running_turn import RunningTurn
 from graftwork.sessions.session_store import AcceptedOutputs, SessionChange, SessionStore
+from graftwork.sessions.session_sweeper import SessionSweeper
 from graftwork.sessions.turn_launcher import LauncherResources, TurnLauncher
 from graftwork.sessions.turn_settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
 from graftwork.sessions.turn_store import TurnStore
@@ -100,6 +101,7 @@ class SessionService:
         self._gate = resources.gate
         self._clock: Clock = resources.clock
         self._sessions = SessionStore(database, resources.clock, options.retention_s)
+        self._sweeper = SessionSweeper(database, resources.clock, options.retention_s)
         self._turns = TurnStore(database, resources.clock, options.owner or new_id("gateway"), options.lease_s)
         self._launcher = TurnLauncher(resources, self._turns)
         self._reader = EventReader(self._turns, self._launcher.feed_of, self._is_running, options.poll_s)
@@ -111,6 +113,11 @@ class SessionService:
         for scope, session_id, turn_id in interrupted:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
         return len(interrupted)
+
+    async def sweep(self) -> int:
+        """Fail what a crash left running, then remove the sessions whose time is over, and return how many went."""
+        await self.recover()
+        return await self._sweeper.sweep()
 
     async def close(self) -> None:
         """Fail the turns that run here, with an event that says so, and start no more."""
