@@ -167,6 +167,26 @@ async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
     assert set((await rows(world, me)).values()) == {0}
 
 
+async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> None:
+    """A history may run through several sessions that are gone; each keeps its part of it."""
+    me = new_principal()
+    sessions = [await opened(world, me, ttl_s=0.0)]
+    for generation in range(3):
+        checkpoint = await say(world, me, sessions[-1], f"Generation {generation}")
+        await say(world, me, sessions[-1], "An aside")
+        sessions += await world.service.fork(me, sessions[-1].session_id, checkpoint)
+    for session in sessions[:-1]:
+        await world.service.close_session(me, session.session_id)
+
+    gone = await world.service.sweep()
+
+    assert (gone, (await rows(world, me))["checkpoints"]) == (0, 3)
+    told = [words for words in await history(world, me, sessions[-1].session_id) if words != "ok"]
+    assert told == ["Generation 0", "Generation 1", "Generation 2"]
+    await world.service.close_session(me, sessions[-1].session_id)
+    assert await world.service.sweep() == 4
+
+
 async def test_an_interrupted_sweep_is_finished_by_the_next(world: World) -> None:
     """What a crash left after any of the transactions of a removal goes in the next round."""
     me = new_principal()
@@ -179,6 +199,20 @@ async def test_an_interrupted_sweep_is_finished_by_the_next(world: World) -> Non
 
     assert gone == 4
     assert set((await rows(world, me)).values()) == {0}
+
+
+async def test_events_left_by_a_crash_go_though_a_fork_keeps_the_rest(world: World) -> None:
+    """A removal that stopped before the events is taken up again also where nothing else may go."""
+    me = new_principal()
+    parent = await opened(world, me)
+    await say(world, me, parent)
+    await world.service.fork(me, parent.session_id)
+    await half_removed(world, me, parent.session_id, 1)
+
+    await world.service.sweep()
+
+    left = await rows(world, me)
+    assert (left["events"], left["checkpoints"], left["sessions"]) == (0, 1, 2)
 
 
 async def half_removed(world: World, me: Principal, session_id: SessionId, steps: int) -> None:
