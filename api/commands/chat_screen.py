@@ -164,11 +164,16 @@ class ChatScreen:
     def _print(self, events: Iterable[SessionEvent]) -> list[PendingCall]:
         """Print a turn as it comes; the calls that it waits for."""
         calls: list[PendingCall] = []
+        is_within_line = False
         for event in events:
             match event:
                 case OutputTextDelta(delta=delta):
                     typer.echo(delta, nl=False)
+                    is_within_line = not delta.endswith("\n")
                 case ToolCallDone(call_id=call_id, name=name, arguments=arguments):
+                    if is_within_line:
+                        typer.echo()
+                        is_within_line = False
                     _show_call(name, arguments)
                     calls.append(PendingCall(call_id=call_id, name=name, arguments=arguments))
                 case TurnAwaitingTool():

@@ -127,13 +127,13 @@ def test_a_bad_upload_names_the_tensor(graftwork: Graftwork, folder: Path) -> No
 def test_a_chat_with_tools_and_branches(graftwork: Graftwork, live: LiveGateway, tmp_path: Path) -> None:
     """A message is answered as it streams; a call asks for its output; a fork is another session."""
     (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
-    live.engine.lines.extend([CALL, "It is here.", "Anything else?"])
+    live.engine.lines.extend([f"Let me look.\n{CALL}", "It is here.", "Anything else?"])
     typed = ["Where is it?", "found it", "/cache", "/fork", "Thanks", "/dance", "/quit"]
 
     result = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input="\n".join(typed) + "\n")
 
     assert result.exit_code == 0, result.output
-    assert '→ look_up({"id": "Q-1"})' in result.output
+    assert 'Let me look.\n  → look_up({"id": "Q-1"})\n' in result.output
     assert "It is here." in result.output
     assert '"session.cache"' in result.output
     forked = result.output.split("Now in ")[1].split(",")[0]
