@@ -22,10 +22,12 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def error_response(error: GraftworkError) -> JSONResponse:
-    headers = error.headers()
-    if isinstance(error, NotAuthenticated):
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+    return JSONResponse(error.body(), status_code=error.status, headers=error_headers(error))
+
+
+def error_headers(error: GraftworkError) -> dict[str, str]:
+    """What an error says beside its body, whatever shape that has."""
+    return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
 
 
 def internal_failure(request_id: str) -> InternalFailure:

@@ -1,6 +1,7 @@
 """`Idempotency-Key`: a POST that is sent twice is done once, and answered twice alike.
 
-Only answers that went well are kept; a refused request frees its key.
+Only answers that went well are kept; a refused request frees its key. Work that goes on without its client is kept as
+soon as it has begun (`keep_begun`), so that a client that lost its connection meets its own work and not a second one.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ from fastapi import Request, Response
 from python_multipart.multipart import parse_options_header
 
 from graftwork.api.sse import EventStream
-from graftwork.platform.idempotency import IdempotencyStore, StoredReply
+from graftwork.platform.idempotency import Attempt, IdempotencyStore, StoredReply
 
 HEADER = "idempotency-key"
 
@@ -23,6 +24,32 @@ class Replays:
     kept: Callable[[bytes], bytes]
     """What may be stored of a body: secrets are not."""
     replay: Callable[[StoredReply], Awaitable[Response]]
+
+
+class ClaimedKey:
+    """A key that this request holds: kept once, with the first answer that there is, or freed."""
+
+    def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._kept = kept
+        self._is_kept = False
+
+    async def keep(self, status: int, body: bytes) -> None:
+        if not self._is_kept:
+            self._is_kept = True
+            await self._store.complete(self._attempt, status, self._kept(body))
+
+    async def release(self) -> None:
+        if not self._is_kept:
+            await self._store.abandon(self._attempt)
+
+
+async def keep_begun(request: Request, status: int, body: bytes) -> None:
+    """Keep what the route's `replay` can find the work by; nothing happens for a request without a key."""
+    claimed: ClaimedKey | None = getattr(request.state, "claimed_key", None)
+    if claimed is not None:
+        await claimed.keep(status, body)
 
 
 async def answer_once(
@@ -40,17 +67,14 @@ async def answer_once(
         response = await replays.replay(claim)
         response.headers["idempotent-replayed"] = "true"
         return response
-    answered = False
+    request.state.claimed_key = claimed = ClaimedKey(store, claim, replays.kept)
     try:
         response = await handle()
-        body = response.kept if isinstance(response, EventStream) else bytes(response.body)
-        if body is not None:
-            await store.complete(claim, response.status_code, replays.kept(body))
-            answered = True
+        if not isinstance(response, EventStream):  # of which only `keep_begun` can keep something
+            await claimed.keep(response.status_code, bytes(response.body))
         return response
     finally:
-        if not answered:
-            await store.abandon(claim)
+        await claimed.release()
 
 
 async def _digest(request: Request) -> str:

@@ -57,6 +57,7 @@ class InferenceJob:
         self._settle = settle
         self._channel: Channel[ChoiceEvent] = Channel()
         self._task: asyncio.Task[None] | None = None
+        self._is_abandoned = False
         self.headers = headers
         """What the answer's headers say about limits and the model that was served."""
 
@@ -93,8 +94,9 @@ class InferenceJob:
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
-        """Nobody reads on: cancel what still runs. Never waits."""
-        if self._task is not None:
+        """Nobody reads on: cancel what still runs, once: a second cancel would break off the settling. Never waits."""
+        if self._task is not None and not self._is_abandoned:
+            self._is_abandoned = True
             self._task.cancel()
 
     async def _run(self) -> None:

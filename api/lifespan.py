@@ -14,6 +14,7 @@ from graftwork.adapters.registry import AdapterRegistry
 from graftwork.api.counted_meter import CountedMeter
 from graftwork.api.demo_folder import model_folder
 from graftwork.api.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.periodic import repeating
 from graftwork.api.resources import Resources
 from graftwork.api.server_tasks import ServerTasks
 from graftwork.api.session_gate import SessionGate
@@ -39,6 +40,7 @@ from graftwork.sessions.turn_launcher import LauncherResources
 _REDIS_PREFIX = "graftwork:"
 _LEASE_S = 30.0
 _HEARTBEAT_S = 10.0
+_SWEEP_S = 300.0
 
 
 @asynccontextmanager
@@ -70,6 +72,7 @@ async def open_resources(
         await resources.sessions.recover()
         await resources.sessions.sweep()
         await resources.registry.sweep()
+        await stack.enter_async_context(repeating(resources.sessions.sweep, _SWEEP_S, "the sweep of sessions"))
         yield resources
 
 

@@ -41,11 +41,9 @@ class EventStream(StreamingResponse):
         *,
         on_end: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
-        kept: bytes | None = None,
     ) -> None:
-        """`on_end` must not wait. `kept` stands for the stream under an `Idempotency-Key`; None keeps nothing."""
+        """`on_end` must not wait."""
         super().__init__(events, media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
-        self.kept = kept
         self._events = events
         self._on_end = on_end
 

@@ -8,6 +8,7 @@
             head says              last missing output ◄───┘
         idle, awaiting_tool ── suspend ─► suspended ── turn, tool outputs ─► as if it had not been
         any but running ── close ─► closed (read-only)
+        closed, or at rest and untouched, for as long as it is kept ─► expired (for nobody to see)
 
 Owns the rules of that picture; never stores anything.
 Invariant: outside `running` and `closed`, a session awaits tools exactly if its head ends in calls.
@@ -31,6 +32,8 @@ class SessionStatus(StrEnum):
     AWAITING_TOOL = "awaiting_tool"
     SUSPENDED = "suspended"
     CLOSED = "closed"
+    EXPIRED = "expired"
+    """Its time is over; of its rows only what forks of it stand on are left."""
 
 
 class SessionKind(StrEnum):
@@ -95,7 +98,8 @@ class AgentSession:
     created_at: float
     updated_at: float
     retention_s: float | None = None
-    """Seconds that it stays readable once closed; None for the service's own."""
+    """Seconds that it stays readable once closed, and open while nothing happens; None for the service's own once
+    closed, and for ever while open. 0 keeps nothing once closed, and does not limit how long it is open."""
     head_id: CheckpointId | None = None
     origin_id: CheckpointId | None = None
     """The checkpoint of another session that it was forked at."""
@@ -122,6 +126,19 @@ class AgentSession:
     def awaited_call_ids(self) -> tuple[CallId, ...]:
         """The calls of the head that nobody has answered yet."""
         return tuple(call.call_id for call in self.ledger if call.output is None)
+
+    def is_over(self, now: float, retention_s: float) -> bool:
+        """Whether its time is over, if closed sessions that do not say otherwise are kept for `retention_s`.
+
+        A running turn is never interrupted by this.
+        """
+        if self.status is SessionStatus.RUNNING:
+            return False
+        if self.status is SessionStatus.EXPIRED:
+            return True
+        if self.closed_at is not None:
+            return self.closed_at + (retention_s if self.retention_s is None else self.retention_s) <= now
+        return bool(self.retention_s) and self.updated_at + (self.retention_s or 0.0) <= now
 
     def check_open(self) -> None:
         """Raises Conflict once the session is closed."""

@@ -59,8 +59,8 @@ class AnswerReader:
         self.tool_calls: list[ToolCallFinished] = []
         self.is_over = False
         """A stop string was found, or the only call that is wanted has come."""
-        self.was_cut = False
-        """A stop string was found."""
+        self.stop_string: str | None = None
+        """The one that was found."""
         self._num_characters = 0
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
@@ -153,7 +153,8 @@ class AnswerReader:
             yield from self._spoken(text)
             return
         outcome = self._stops.push(text)
-        self.is_over = self.was_cut = outcome.matched is not None
+        self.stop_string = outcome.matched
+        self.is_over = outcome.matched is not None
         yield from self._spoken(outcome.text)
 
     def _spoken(self, text: str) -> Iterator[AnswerEvent]:

@@ -151,7 +151,7 @@ class _Answer:
         yield from self._scored(self.reader.finish())
 
     def finished(self, reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
-        if self._keeper is not None and self.reader.was_cut:
+        if self._keeper is not None and self.reader.stop_string is not None:
             self._keeper.cut()
         return GenerationFinished(
             reason=self.reader.reason(reason),
@@ -161,6 +161,7 @@ class _Answer:
             cache=cache,
             scores=None if self._keeper is None else tuple(self._keeper.scores),
             num_scores_told=0 if self._keeper is None else self._keeper.num_told,
+            stop_string=self.reader.stop_string,
         )
 
     def _scored(self, events: Iterable[AnswerEvent]) -> Iterator[AnswerEvent]:

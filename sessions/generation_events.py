@@ -71,6 +71,8 @@ class GenerationFinished:
     """Of all tokens of the answer; None where they were not asked for."""
     num_scores_told: int = 0
     """So many of them came with the text deltas."""
+    stop_string: str | None = None
+    """The stop string that ended the answer, where one did; it is no part of the text."""
 
     @property
     def untold_scores(self) -> tuple[TokenScore, ...]:

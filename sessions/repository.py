@@ -71,10 +71,11 @@ async def list_sessions(database: ReadSession, scope: TenantScope, page: PageReq
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope) -> int:
     """How many of what a tenant knows as sessions are not closed."""
+    ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,
         SessionRow.kind == SessionKind.SESSION.value,
-        SessionRow.status != SessionStatus.CLOSED.value,
+        SessionRow.status.not_in(ended),
     )
     return await database.scalar(statement) or 0
 

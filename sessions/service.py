@@ -22,6 +22,7 @@ from graftwork.sessions.events import SessionEvent
 from graftwork.sessions.items import Item, function_call_output, parse_input, parse_output
 from graftwork.sessions.running_turn import RunningTurn
 from graftwork.sessions.session_store import AcceptedOutputs, SessionChange, SessionStore, new_session_id
+from graftwork.sessions.session_sweeper import SessionSweeper
 from graftwork.sessions.turn_launcher import LauncherResources, TurnLauncher
 from graftwork.sessions.turn_settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
 from graftwork.sessions.turn_store import TurnStore
@@ -103,6 +104,7 @@ class SessionService:
         self._gate = resources.gate
         self._clock: Clock = resources.clock
         self._sessions = SessionStore(database, resources.clock, options.retention_s)
+        self._sweeper = SessionSweeper(database, resources.clock, options.retention_s)
         self._turns = TurnStore(database, resources.clock, options.owner or new_id("gateway"), options.lease_s)
         self._launcher = TurnLauncher(resources, self._turns)
         self._reader = EventReader(self._turns, self._launcher.feed_of, self._is_running, options.poll_s)
@@ -115,6 +117,16 @@ class SessionService:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
             await self._sessions.remove_unused(scope, session_id)
         return len(interrupted)
+
+    async def sweep(self) -> int:
+        """Fail what a crash left running, then remove the sessions whose time is over, and return how many went.
+
+        Chains of responses that a crash left with nothing standing on them go too.
+        """
+        await self.recover()
+        for scope, session_id in await self._sessions.find_unused(self._clock.now() - _ABANDONED_AFTER_S):
+            await self._sessions.remove_unused(scope, session_id)
+        return await self._sweeper.sweep()
 
     async def close(self) -> None:
         """Fail the turns that run here, with an event that says so, and start no more."""
@@ -194,6 +206,14 @@ class SessionService:
         if turn is None:
             raise NotFound("The turn does not exist.", code="turn_not_found")
         return RunningTurn(principal.scope(), turn, self._turns, self._reader)
+
+    async def find_turn_of(self, principal: Principal, session_id: str, turn_id: str) -> RunningTurn:
+        """A turn of a session that a client knows by its id. Raises NotFound."""
+        session = await self._load(principal.scope(), session_id)
+        turn = await self.find_turn(principal, TurnId(turn_id))
+        if turn.session_id != session.session_id:
+            raise NotFound("The session had no such turn.", code="turn_not_found")
+        return turn
 
     async def tool_outputs(
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
@@ -303,11 +323,6 @@ class SessionService:
     async def remove_unused(self, principal: Principal, session_id: SessionId) -> None:
         """Take away a chain of responses that nothing stands on any more, and those that it was forked from."""
         await self._sessions.remove_unused(principal.scope(), session_id)
-
-    async def sweep(self) -> None:
-        """Take away the chains of responses that a crash left with nothing standing on them."""
-        for scope, session_id in await self._sessions.find_unused(self._clock.now() - _ABANDONED_AFTER_S):
-            await self._sessions.remove_unused(scope, session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
         """The events behind number `after`; follows a running turn to its end. Raises NotFound before the first."""

@@ -344,10 +344,7 @@ class SessionStore:
         return session
 
     def _is_gone(self, session: AgentSession) -> bool:
-        if session.closed_at is None:
-            return False
-        retention_s = self._retention_s if session.retention_s is None else session.retention_s
-        return session.closed_at + retention_s <= self._clock.now()
+        return session.is_over(self._clock.now(), self._retention_s)
 
 
 _ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}

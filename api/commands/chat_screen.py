@@ -1,16 +1,22 @@
-"""The interactive chat of `graftwork sessions chat`: reads lines, prints events, runs or asks for tools."""
+"""The interactive chat of `graftwork sessions chat`: reads lines, prints events, runs or asks for tools.
+
+Ctrl-C stops the answer that is being made; the session then stands where it stood before. What the server refuses is
+said, and the chat goes on: only the end of the input, `/quit` and a server that is away end it.
+"""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from graftwork.api.commands.failures import advice
 from graftwork.api.commands.output import show_json
 from graftwork.api.sdk.client import Graftwork
-from graftwork.api.sdk.errors import ConfigurationError
+from graftwork.api.sdk.errors import APIConnectionError, APIError, ConfigurationError
 from graftwork.api.sdk.runtimes import SyncRuntime
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.session_answers import PendingCall
@@ -18,18 +24,26 @@ from graftwork.api.sdk.session_events import (
     OutputTextDelta,
     SessionEvent,
     ToolCallDone,
+    TurnAwaitingTool,
+    TurnCancelled,
     TurnCompleted,
     TurnFailed,
 )
 from graftwork.api.sdk.sessions import SessionParameters
+from graftwork.api.sdk.streams import Stream
 from graftwork.api.sdk.tools import ToolOutput
 from graftwork.demo.tasks import HELPDESK_TOOLS, TOOLS, run_tool
 
 DEMO_MODEL = "graftwork-demo"
 HELP = """/fork           go on in a copy of this session; this one stays as it is
 /rewind         take back your last message and what came after it
+/again          try once more what failed, or what you stopped
 /cache          show what the server holds of this session
-/quit           leave; the session stays, and `graftwork sessions chat ID` goes on with it"""
+/quit           leave; the session stays, and `graftwork sessions chat ID` goes on with it
+Ctrl-C          stop the answer that is being made"""
+UNKNOWN = "I know /fork, /rewind, /again, /cache, /help and /quit."
+
+StartTurn = Callable[[], Stream[SessionEvent]]
 
 
 def open_session(
@@ -69,10 +83,13 @@ class ChatScreen:
     def __init__(self, session: Session[SyncRuntime]) -> None:
         self._session = session
         self._checkpoints: list[str | None] = []
-        """The head before each message of this chat."""
+        """The head before each message of this chat that was answered, or is being."""
+        self._retry: Callable[[], None] | None = None
+        """Starts the last turn once more; None where it went well."""
         self._commands: Mapping[str, Callable[[], None]] = {
             "/fork": self._fork,
             "/rewind": self._rewind,
+            "/again": self._again,
             "/cache": self._cache,
             "/help": lambda: typer.echo(HELP),
         }
@@ -83,57 +100,98 @@ class ChatScreen:
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")
         with suppress(typer.Abort):  # the end of the input
-            self._answer(self._open_calls())
+            self._obey(lambda: self._answer(self._open_calls()))
             while (line := _asked("you")) != "/quit":
                 if line.startswith("/"):
-                    self._commands.get(line, lambda: typer.echo("I know /fork, /rewind, /cache, /help and /quit."))()
+                    self._obey(self._commands.get(line, lambda: typer.echo(UNKNOWN)))
                 elif line:
-                    self._say(line)
+                    self._obey(partial(self._say, line))
         typer.echo(f"\nGo on later with: graftwork sessions chat {self._session.id}")
 
+    def _obey(self, action: Callable[[], None]) -> None:
+        """Do what was asked for; a refusal is said. Raises APIConnectionError."""
+        try:
+            action()
+        except APIConnectionError:
+            raise
+        except APIError as refusal:
+            typer.secho(advice(refusal), fg="red", err=True)
+
     def _say(self, text: str) -> None:
-        self._checkpoints.append(self._session.head)
-        self._answer(self._print(self._session.turn(text, stream=True)))
+        before = self._session.head
+        self._checkpoints.append(before)
+        self._retry = partial(self._say, text)
+        try:
+            self._answer(self._take(lambda: self._session.turn(text, stream=True)))
+        finally:
+            if self._session.head == before:  # nothing was said that could be taken back
+                self._checkpoints.pop()
 
-    def _answer(self, calls: list[PendingCall]) -> None:
+    def _again(self) -> None:
+        if self._retry is None:
+            typer.echo("There is nothing to try again: the last turn went well.")
+        else:
+            self._retry()
+
+    def _answer(self, calls: Sequence[PendingCall]) -> None:
         """Answer the calls, and those that the answers lead to."""
-        while calls:
-            outputs = [ToolOutput(call.call_id, _output_of(call)) for call in calls]
-            calls = self._print(self._session.tool_outputs(outputs, stream=True))
+        if calls:
+            self._send([ToolOutput(call.call_id, _output_of(call)) for call in calls])
 
-    def _open_calls(self) -> list[PendingCall]:
+    def _send(self, outputs: Sequence[ToolOutput]) -> None:
+        self._retry = partial(self._send, outputs)
+        self._answer(self._take(lambda: self._session.tool_outputs(outputs, stream=True)))
+
+    def _take(self, start: StartTurn) -> list[PendingCall]:
+        """Take a turn and print it; the calls that it waits for. Ctrl-C stops the turn and nothing else."""
+        try:
+            with start() as events:
+                return self._print(events)
+        except KeyboardInterrupt:
+            self._session.cancel()
+            typer.secho("\n  stopped; /again tries once more", dim=True)
+            return []
+
+    def _open_calls(self) -> Sequence[PendingCall]:
         """What an earlier chat left unanswered."""
         if self._session.status != "awaiting_tool":
-            return []
-        awaited = self._session.state.awaiting
-        newest = self._session.items(limit=100, order="desc")
-        calls = [item for item in newest if item.type == "function_call" and item.call_id in awaited]
+            return ()
+        calls = self._session.open_calls()
         for call in calls:
-            _show_call(call.name or "", call.arguments or "{}")
-        return [
-            PendingCall(call_id=each.call_id or "", name=each.name or "", arguments=each.arguments or "{}")
-            for each in calls
-        ]
+            _show_call(call.name, call.arguments)
+        return calls
 
     def _print(self, events: Iterable[SessionEvent]) -> list[PendingCall]:
         """Print a turn as it comes; the calls that it waits for."""
         calls: list[PendingCall] = []
+        is_within_line = False
         for event in events:
             match event:
                 case OutputTextDelta(delta=delta):
                     typer.echo(delta, nl=False)
+                    is_within_line = not delta.endswith("\n")
                 case ToolCallDone(call_id=call_id, name=name, arguments=arguments):
+                    if is_within_line:
+                        typer.echo()
+                        is_within_line = False
                     _show_call(name, arguments)
                     calls.append(PendingCall(call_id=call_id, name=name, arguments=arguments))
+                case TurnAwaitingTool():
+                    self._retry = None
                 case TurnCompleted(usage=usage):
+                    self._retry = None
                     share = f"{usage.cached_share:.0%} of the prompt was cached" if usage else ""
                     typer.secho(f"\n  {share}", dim=True)
                 case TurnFailed(error=error):
-                    typer.secho(f"\nThe turn failed: {(error or {}).get('message')}", fg="red", err=True)
+                    failure = (error or {}).get("message")
+                    typer.secho(f"\nThe turn failed: {failure} /again tries once more.", fg="red", err=True)
+                case TurnCancelled():
+                    typer.secho("\n  the turn was cancelled; /again tries once more", dim=True)
         return calls
 
     def _fork(self) -> None:
         (self._session,) = self._session.fork()
+        self._retry = None
         typer.echo(f"Now in {self._session.id}, a copy.")
 
     def _rewind(self) -> None:
@@ -142,6 +200,7 @@ class ChatScreen:
             typer.echo("There is nothing to go back to: this chat has no earlier answer.")
             return
         self._session.rewind(checkpoint)
+        self._retry = None
         typer.echo("Took back your last message.")
 
     def _cache(self) -> None:

@@ -70,7 +70,7 @@ def chat(
 ) -> None:
     """Talk to a model in this terminal. You are asked for the output of tools that the demo does not know.
 
-    Within the chat: /fork, /rewind, /cache, /help, /quit.
+    Within the chat: /fork, /rewind, /again, /cache, /help, /quit; Ctrl-C stops an answer.
 
     Example: graftwork sessions chat pirate
     """

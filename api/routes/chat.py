@@ -33,7 +33,7 @@ async def create_chat_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation; with `stream` as it is made."""
-    order = await _order(body, resources, principal, request_id)
+    order = await chat_order(body, resources, principal, request_id)
     job = await start_inference(resources, order)
     head = AnswerHead.of("chatcmpl-", order, resources)
     if body.stream:
@@ -44,13 +44,14 @@ async def create_chat_completion(
     return JSONResponse(chat_completion(head, answers, job), headers=dict(job.headers))
 
 
-async def _order(
+async def chat_order(
     body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
 ) -> InferenceOrder:
+    """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    prompt = await asyncio.to_thread(_encode, body, resources)
+    prompt = await asyncio.to_thread(encode_chat, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
     return InferenceOrder(
         request_id=request_id,
@@ -66,6 +67,7 @@ async def _order(
     )
 
 
-def _encode(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+    """The prompt that a chat's messages and tools make."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.calls_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)

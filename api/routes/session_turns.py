@@ -4,40 +4,44 @@ A turn belongs to its session, not to the connection that started it: a client t
 at `/events`.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 from graftwork.api.dependencies import AppResources, InferenceKey
 from graftwork.api.disconnects import until_disconnect
 from graftwork.api.guarded_route import NativeRoute
+from graftwork.api.idempotent import keep_begun
 from graftwork.api.resources import resources_of
 from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody
 from graftwork.api.session_stream import session_events
 from graftwork.api.sse import EventStream
 from graftwork.platform.idempotency import StoredReply
 from graftwork.sessions.bodies import tool_output_body, turn_body
-from graftwork.sessions.events import SessionEvent
 from graftwork.sessions.running_turn import RunningTurn
 from graftwork.sessions.service import ToolOutputsAnswer
 
-_STREAMED = "turn.stream"
-"""What is kept of a streamed answer under an Idempotency-Key: which events it was made of."""
+_BEGUN = "turn.begun"
+"""What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""
 
 
 class TurnRoute(NativeRoute):
-    """A streamed turn that is asked for again is streamed again, from the stored events."""
+    """A turn that is asked for again is answered again from what is stored, and followed if it still runs."""
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         kept = json.loads(reply.body)
-        if kept.get("object") != _STREAMED:
+        if kept.get("object") != _BEGUN:
             return await super().replay(request, reply)
         sessions = resources_of(request).sessions
-        events = await sessions.events(request.state.principal, kept["session_id"], kept["after"])
-        return EventStream(session_events(_of_turn(events, kept["turn_id"])))
+        turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
+        if kept["stream"]:
+            return EventStream(session_events(turn.events()))
+        return JSONResponse(turn_body(await until_disconnect(request, turn.result(), _leave_alone)))
 
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=TurnRoute)
@@ -68,35 +72,19 @@ async def send_tool_outputs(
 
 async def _answer(turn: RunningTurn, request: Request, *, stream: bool) -> Response:
     """Raises what refused the turn before the engine took it. Leaving early leaves the turn alone."""
+    kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
+    begun = json.dumps(kept).encode()
+    try:
+        await until_disconnect(request, turn.admitted(), _leave_alone)
+    except (ClientDisconnect, asyncio.CancelledError):
+        await keep_begun(request, HTTPStatus.OK, begun)
+        raise
+    await keep_begun(request, HTTPStatus.OK, begun)
     headers = dict(turn.rate_limit_headers)
-    if not stream:
-        ended = await until_disconnect(request, turn.result(), _leave_alone)
-        await turn.admitted()
-        return JSONResponse(turn_body(ended), headers=headers)
-    await until_disconnect(request, turn.admitted(), _leave_alone)
-    events = turn.events()
-    first = await anext(events, None)
-    after = 0 if first is None else first.seq - 1
-    kept = {"object": _STREAMED, "session_id": turn.session_id, "turn_id": turn.turn_id, "after": after}
-    return EventStream(session_events(_with_first(first, events)), headers=headers, kept=json.dumps(kept).encode())
-
-
-async def _with_first(
-    first: SessionEvent | None, rest: AsyncGenerator[SessionEvent, None]
-) -> AsyncGenerator[SessionEvent, None]:
-    if first is not None:
-        yield first
-    async for event in rest:
-        yield event
-
-
-async def _of_turn(events: AsyncGenerator[SessionEvent, None], turn_id: str) -> AsyncGenerator[SessionEvent, None]:
-    async for event in events:
-        if event.turn_id != turn_id:
-            return
-        yield event
-        if event.is_terminal:
-            return
+    if stream:
+        return EventStream(session_events(turn.events()), headers=headers)
+    ended = await until_disconnect(request, turn.result(), _leave_alone)
+    return JSONResponse(turn_body(ended), headers=headers)
 
 
 def _awaiting_body(answer: ToolOutputsAnswer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from graftwork.api.sdk.session_answers import PendingCall
-from graftwork.api.sdk.tools import Tools
+from graftwork.api.sdk.tools import Tools, ToolTimeout
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class RunTools:
 
     calls: tuple[PendingCall, ...]
     tools: Tools
-    timeout: float | None
+    timeout: ToolTimeout
 
 
 @dataclass(frozen=True, slots=True)

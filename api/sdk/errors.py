@@ -2,7 +2,7 @@
 
     GraftworkError
     ├── ConfigurationError          nothing was sent: a key, a folder or an argument is missing
-    ├── ToolLoopError               `session.run` went round more often than it was allowed to
+    ├── ToolLoopError               `session.run` took more turns than it was allowed to; `turns` holds them
     ├── TurnFailedError             the turn ended as failed or cancelled; `turn` holds it
     └── APIError                    status_code, code, param, request_id, message, details
         ├── APIConnectionError      no answer, or one that broke off; status_code is None
@@ -20,7 +20,7 @@
 The statuses are those of `graftwork.platform.errors`, which the SDK does not import: it runs without the server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the command line imports these errors on every start, and httpx only where it talks to a server
@@ -40,7 +40,11 @@ class ConfigurationError(GraftworkError):
 
 
 class ToolLoopError(GraftworkError):
-    """The model still called tools after the last round that was allowed."""
+    """The model still called tools in the last turn that was allowed; the session waits for their outputs."""
+
+    def __init__(self, message: str, turns: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.turns = tuple(turns)
 
 
 class TurnFailedError(GraftworkError):

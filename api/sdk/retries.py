@@ -49,8 +49,12 @@ class RetryPolicy:
 
 
 def _may_retry(response: httpx.Response) -> bool:
+    """A conflict that says how long to wait is this very request, whose first try is still under way."""
     told = response.headers.get("x-should-retry")
-    return told == "true" if told in ("true", "false") else response.status_code in RETRIED_STATUSES
+    if told in ("true", "false"):
+        return bool(told == "true")
+    is_under_way = response.status_code == 409 and asked_wait(response.headers) is not None
+    return is_under_way or response.status_code in RETRIED_STATUSES
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
@@ -65,18 +69,21 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
 
 def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
     """The success that a call ends with. Raises the typed error it ends with otherwise."""
-    call = _with_key(call)
+    call = with_key(call)
     return (yield from _try_until_answered(Send(call), call, policy))
 
 
 def open_stream(call: Call, connection: Connection, policy: RetryPolicy) -> Steps[httpx.Response]:
     """As `send`, for an answer that is read piece by piece through `connection`."""
-    call = _with_key(call)
+    call = with_key(call)
     return (yield from _try_until_answered(OpenStream(call, connection), call, policy))
 
 
-def _with_key(call: Call) -> Call:
-    return call.with_headers(idempotency_key=uuid4().hex) if call.creates else call
+def with_key(call: Call) -> Call:
+    """The call under an Idempotency-Key, where it creates something and has none yet."""
+    if not call.creates or "idempotency-key" in call.headers:
+        return call
+    return call.with_headers(idempotency_key=uuid4().hex)
 
 
 def _try_until_answered(effect: Effect, call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:

@@ -14,14 +14,25 @@ from graftwork.api.sdk.effects import Call, Connection, RunTools, Steps
 from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
 from graftwork.api.sdk.paths import segment
 from graftwork.api.sdk.runtimes import AsyncRuntime, SyncRuntime
-from graftwork.api.sdk.session_answers import Item, PinnedModel, SessionCache, SessionState, Turn
+from graftwork.api.sdk.session_answers import (
+    Item,
+    PendingCall,
+    PinnedModel,
+    SessionCache,
+    SessionState,
+    Turn,
+)
 from graftwork.api.sdk.session_events import SessionEvent, TurnAwaitingTool, TurnCompleted
 from graftwork.api.sdk.session_feed import SessionFeed
 from graftwork.api.sdk.streams import AsyncStream, Stream, start_stream
-from graftwork.api.sdk.tools import ToolOutput, Tools
+from graftwork.api.sdk.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeout
 
 Input = str | Sequence[Mapping[str, Any]]
-TOOL_TIMEOUT_S = 60.0
+MAX_TURNS = 16
+"""Of one `run`."""
+_MAX_CALLS = 100
+_INTERRUPTED = "turn_interrupted"
+"""The server that ran a turn went away: it can be started again from where it began."""
 
 
 class TurnOptions(TypedDict, total=False):
@@ -38,7 +49,7 @@ class TurnOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All the turns that one `run` took; the last one holds the answer."""
+    """All the turns that one `run` took; the last one holds the answer. A `resume` may have had nothing to do."""
 
     turns: tuple[Turn, ...]
 
@@ -48,7 +59,7 @@ class Run:
 
     @property
     def text(self) -> str:
-        return self.turn.text
+        return self.turn.text if self.turns else ""
 
     @property
     def usages(self) -> tuple[Usage, ...]:
@@ -141,26 +152,39 @@ class Session(Resource[R]):
         input: Input,
         *,
         tools: Tools,
-        tool_timeout: float | None = TOOL_TIMEOUT_S,
-        max_rounds: int = 16,
+        tool_timeout: ToolTimeout = TOOL_TIMEOUT_S,
+        max_turns: int = MAX_TURNS,
         **options: Unpack[TurnOptions],
     ) -> Steps[Run]:
         """Say something and run the tools it asks for, until there is an answer.
 
-        `tools` maps names to plain or async functions that are called with the arguments as keywords. The calls of
-        one turn run at the same time; a failure, a timeout or an unknown name is an answer to the model, not an
-        error. Raises ToolLoopError after `max_rounds` turns with calls, TurnFailedError if a turn fails.
+        `tools` maps names to functions that are called with the arguments as keywords: plain ones in threads, async
+        ones as tasks. The calls of one turn run at the same time, each for `tool_timeout` seconds at most; a failure,
+        a timeout or an unknown name is an answer to the model, not an error. A turn that a restart of the server cut
+        off is started again. Raises ToolLoopError after `max_turns` turns, TurnFailedError if a turn fails.
         """
-        turns = [(yield from self._turn(self._turn_call(input, False, options)))]
-        while turns[-1].status == "awaiting_tool":
-            if len(turns) > max_rounds:
-                raise ToolLoopError(f"The model still called tools after {max_rounds} rounds.")
-            outputs = yield RunTools(turns[-1].tool_calls, tools, tool_timeout)
-            turns.append((yield from self._turn(self._tool_outputs_call(outputs, False))))
-        if turns[-1].status != "completed":
-            reason = (turns[-1].error or {}).get("message", "no reason was given")
-            raise TurnFailedError(f"The turn ended as {turns[-1].status}: {reason}", turns[-1])
-        return Run(tuple(turns))
+        turns = [(yield from self._kept_turn(self._turn_call(input, False, options)))]
+        return (yield from self._run(turns, tools, tool_timeout, max_turns))
+
+    @operation
+    def resume(
+        self, *, tools: Tools, tool_timeout: ToolTimeout = TOOL_TIMEOUT_S, max_turns: int = MAX_TURNS
+    ) -> Steps[Run]:
+        """Go on with a session whose tools were never answered, as after a crash of the program that ran them.
+
+        Runs the calls that are still open and then as `run` does; without such calls the run has no turns.
+        """
+        calls = yield from self._open_calls()
+        if not calls:
+            return Run(())
+        outputs = yield RunTools(calls, tools, tool_timeout)
+        turns = [(yield from self._kept_turn(self._tool_outputs_call(outputs, False)))]
+        return (yield from self._run(turns, tools, tool_timeout, max_turns))
+
+    @operation
+    def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
+        """The calls that the session waits for, as the server knows them now."""
+        return (yield from self._open_calls())
 
     @operation
     def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
@@ -192,9 +216,14 @@ class Session(Resource[R]):
         return (yield from self._update(self._post("/suspend", {})))
 
     @operation
+    def prefetch(self) -> Steps[Mapping[str, Any]]:
+        """Say that the next turn is near, so that the session's cache is brought where it is needed."""
+        return (yield from self._json(self._post("/prefetch", {})))
+
+    @operation
     def refresh(self) -> Steps[SessionState]:
         """Ask the server what the session is now."""
-        return (yield from self._update(Call("GET", self._path)))
+        return (yield from self._refresh())
 
     @operation
     def close(self) -> Steps[SessionState]:
@@ -234,6 +263,41 @@ class Session(Resource[R]):
         status = "awaiting_tool" if turn.status == "awaiting_tool" else "idle"
         self.state = replace(self.state, status=status, head=turn.checkpoint_id or self.head)
         return turn
+
+    def _kept_turn(self, call: Call) -> Steps[Turn]:
+        """The turn, started again as often as a request may be where the server was stopped under it."""
+        for _ in range(self._runtime.policy.max_retries):
+            turn = yield from self._turn(call)
+            if (turn.error or {}).get("code") != _INTERRUPTED:
+                return turn
+        return (yield from self._turn(call))
+
+    def _run(self, turns: list[Turn], tools: Tools, timeout: ToolTimeout, max_turns: int) -> Steps[Run]:
+        while turns[-1].status == "awaiting_tool":
+            if len(turns) >= max_turns:
+                raise ToolLoopError(f"The model still called tools in turn {max_turns}, the last allowed.", turns)
+            outputs = yield RunTools(turns[-1].tool_calls, tools, timeout)
+            turns.append((yield from self._kept_turn(self._tool_outputs_call(outputs, False))))
+        if turns[-1].status != "completed":
+            reason = (turns[-1].error or {}).get("message", "no reason was given")
+            raise TurnFailedError(f"The turn ended as {turns[-1].status}: {reason}", turns[-1])
+        return Run(tuple(turns))
+
+    def _open_calls(self) -> Steps[tuple[PendingCall, ...]]:
+        state = yield from self._refresh()
+        if not state.awaiting:
+            return ()
+        query = {"limit": _MAX_CALLS, "order": "desc"}
+        newest = yield from self._page(Item, Call("GET", f"{self._path}/items", query=query))
+        calls = {item.call_id: item for item in newest if item.type == "function_call"}
+        found = [calls[call_id] for call_id in state.awaiting if call_id in calls]
+        return tuple(
+            PendingCall(call_id=each.call_id or "", name=each.name or "", arguments=each.arguments or "{}")
+            for each in found
+        )
+
+    def _refresh(self) -> Steps[SessionState]:
+        return (yield from self._update(Call("GET", self._path)))
 
     def _update(self, call: Call) -> Steps[SessionState]:
         """Some answers hold only part of a session, or nothing: what they leave out stays as it was."""

@@ -1,6 +1,7 @@
 """Reads a session's events to their end, across dropped connections.
 
-The server keeps every event under its `seq`, so that a stream that broke is asked for again from the last one seen.
+The server keeps every event under its `seq`, so that a stream that broke is asked for again from the last one seen;
+before the first one its opening is sent again, which the server answers with the same turn.
 Invariant: each `seq` is emitted once, in order.
 """
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from graftwork.api.sdk.effects import Call, Connection, Emit, Opened, ReadStream, Sleep, Steps
 from graftwork.api.sdk.errors import APIConnectionError, error_from_description
-from graftwork.api.sdk.retries import RetryPolicy, open_stream
+from graftwork.api.sdk.retries import RetryPolicy, open_stream, with_key
 from graftwork.api.sdk.server_sent_events import Frame, FrameParser
 from graftwork.api.sdk.session_events import TERMINAL_EVENTS, SessionEvent, read_session_event
 
@@ -23,7 +24,7 @@ class SessionFeed:
     policy: RetryPolicy
     connection: Connection
     last_seq: int | None
-    """None where unknown: a turn that breaks off before its first event then cannot be resumed."""
+    """None where unknown, until the first event comes."""
     ends_with_turn: bool
     """Stop after a turn's terminal event, and take anything less for a break."""
     observe: Callable[[SessionEvent], None]
@@ -31,6 +32,7 @@ class SessionFeed:
 
     def read(self, opening: Call) -> Steps[None]:
         """The events that `opening` streams, and those that follow should it break."""
+        opening = with_key(opening)
         yield from open_stream(opening, self.connection, self.policy)
         yield Opened()
         futile = 0
@@ -43,10 +45,11 @@ class SessionFeed:
             except APIConnectionError as error:
                 dropped = error
             futile = 0 if self.last_seq != seen else futile + 1
-            if self.last_seq is None or futile > self.policy.max_retries:
+            if futile > self.policy.max_retries:
                 raise dropped or self._broken_off()
             yield Sleep(self.policy.backoff(futile))
-            yield from open_stream(self.replay_call(self.last_seq), self.connection, self.policy)
+            again = opening if self.last_seq is None else self.replay_call(self.last_seq)
+            yield from open_stream(again, self.connection, self.policy)
 
     def replay_call(self, after: int) -> Call:
         call = Call("GET", self.events_path, query={"after": after})

@@ -17,6 +17,10 @@ from graftwork.api.sdk.session_answers import PendingCall
 Tools = Mapping[str, Callable[..., Any]]
 """Functions, plain or async, by the name the model calls; they are called with the arguments as keywords."""
 
+TOOL_TIMEOUT_S = 60.0
+ToolTimeout = float | None | Mapping[str, float | None]
+"""Seconds that each call may take, None for any; or that by tool, TOOL_TIMEOUT_S for those that are not named."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
@@ -29,7 +33,7 @@ class ToolOutput:
         return {"call_id": self.call_id, "output": self.output}
 
 
-async def run_tools(calls: Sequence[PendingCall], tools: Tools, limit_s: float | None) -> list[ToolOutput]:
+async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTimeout) -> list[ToolOutput]:
     """All calls side by side.
 
     A plain function that outlives its time keeps its thread until it returns; nothing can stop a thread.
@@ -38,14 +42,31 @@ async def run_tools(calls: Sequence[PendingCall], tools: Tools, limit_s: float |
         return []
     executor = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="graftwork-tool")
     try:
-        running = [asyncio.wait_for(_run(call, tools, executor), limit_s) for call in calls]
-        results = await asyncio.gather(*running, return_exceptions=True)
+        return await asyncio.gather(*[_answer(call, tools, limit_of(call.name, limits), executor) for call in calls])
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
-    return [
-        ToolOutput(call.call_id, output_text(call, result, limit_s))
-        for call, result in zip(calls, results, strict=True)
-    ]
+
+
+def limit_of(name: str, limits: ToolTimeout) -> float | None:
+    """Seconds that one tool may take."""
+    return limits.get(name, TOOL_TIMEOUT_S) if isinstance(limits, Mapping) else limits
+
+
+async def _answer(call: PendingCall, tools: Tools, limit_s: float | None, executor: ThreadPoolExecutor) -> ToolOutput:
+    """What the tool returned, or `{"error": …}`."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            result = await _run(call, tools, executor)
+        return ToolOutput(call.call_id, _text(result))
+    except TimeoutError as error:
+        was_late = limit_s is not None and limit.expired()  # a tool may have timeouts of its own
+        return _failure(call, f"{call.name} did not answer within {limit_s:g} seconds" if was_late else _told(error))
+    except asyncio.CancelledError as error:
+        if _is_cancelled():
+            raise
+        return _failure(call, _told(error))
+    except Exception as error:  # noqa: BLE001 - whatever a tool raises is for the model to hear
+        return _failure(call, _told(error))
 
 
 async def _run(call: PendingCall, tools: Tools, executor: ThreadPoolExecutor) -> Any:
@@ -57,17 +78,34 @@ async def _run(call: PendingCall, tools: Tools, executor: ThreadPoolExecutor) ->
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     context = contextvars.copy_context()
-    work = asyncio.get_running_loop().run_in_executor(executor, lambda: context.run(function, **arguments))
+    work = asyncio.get_running_loop().run_in_executor(executor, lambda: context.run(_called, function, arguments))
     result = await work
     return await result if inspect.isawaitable(result) else result
 
 
-def output_text(call: PendingCall, result: object, limit_s: float | None) -> str:
-    """Text as it is, everything else as JSON, a failure as `{"error": …}`."""
-    if isinstance(result, TimeoutError):
-        return json.dumps({"error": f"{call.name} did not answer within {limit_s:g} seconds"})
-    if isinstance(result, Exception):
-        return json.dumps({"error": f"{type(result).__name__}: {result}"})
-    if isinstance(result, BaseException):
-        raise result  # the program is being stopped; no tool may swallow that
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except StopIteration as error:  # no future can hold one
+        raise RuntimeError("the tool raised StopIteration") from error
+
+
+def _is_cancelled() -> bool:
+    """Whether it is the program that cancels, and not the tool."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _text(result: object) -> str:
+    """Text as it is, everything else as JSON. Raises ValueError or TypeError for what is neither."""
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    text.encode()  # half a surrogate pair could not be sent
+    return text
+
+
+def _failure(call: PendingCall, explanation: str) -> ToolOutput:
+    return ToolOutput(call.call_id, json.dumps({"error": explanation}))
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from graftwork.platform.errors import CapacityContended
 from tests.api.harness import Gateway, TestTenant, adapter_upload, session_frames
 
 KEY = {"idempotency-key": "k1"}
@@ -88,6 +91,45 @@ async def test_streamed_turns(gateway: Gateway, tenant: TestTenant) -> None:
     assert frames[0][-1]["event"] == "turn.completed"
     assert [frame[-1] for frame in frames] == [frames[0][-1]] * 3
     assert len(gateway.engine.requests) == 3
+
+
+@pytest.mark.parametrize("holds_queue", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_lost_connection_loses_no_turn(
+    gateway: Gateway, tenant: TestTenant, stream: bool, holds_queue: bool
+) -> None:
+    """Whoever lost the answer, in the queue or later, and asks again under the same key meets the turn that runs."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    path, body = f"/v1/sessions/{session}/turns", {"input": "x", "stream": stream}
+    gateway.engine.holds_queue, gateway.engine.holds_after = holds_queue, 2
+    lost = asyncio.create_task(tenant.client.post(path, json=body, headers=KEY))
+    await gateway.engine.held.wait()
+    lost.cancel()
+    await asyncio.gather(lost, return_exceptions=True)
+
+    during = asyncio.create_task(tenant.client.post(path, json=body, headers=KEY))
+    await asyncio.sleep(0)
+    gateway.engine.release.set()
+    answers = [await during, await tenant.client.post(path, json=body, headers=KEY)]
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].text == answers[1].text
+    assert "completed" in answers[0].text
+    assert len(gateway.engine.requests) == 1
+
+
+async def test_a_refused_turn_frees_its_key(gateway: Gateway, tenant: TestTenant) -> None:
+    """A turn that the queue refused is tried anew under the same key."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    path, body = f"/v1/sessions/{session}/turns", {"input": "x"}
+    gateway.engine.refusal = CapacityContended("The queue is full.", retry_after_s=1)
+    refused = await tenant.client.post(path, json=body, headers=KEY)
+    gateway.engine.refusal = None
+
+    answered = await tenant.client.post(path, json=body, headers=KEY)
+
+    assert (refused.status_code, answered.status_code) == (429, 200)
+    assert answered.json()["status"] == "completed"
 
 
 async def test_new_keys_are_not_stored(gateway: Gateway, tenant: TestTenant) -> None:

@@ -1,5 +1,6 @@
 """A gateway's start and end."""
 
+import asyncio
 import stat
 from pathlib import Path
 
@@ -63,3 +64,15 @@ async def test_interrupted_turn(tmp_path: Path, tiny_model: Path, database_url: 
 
     assert events.count("event: turn.failed") == 1
     assert turn.json()["status"] == "completed"
+
+
+async def test_sessions_are_swept_while_the_gateway_runs(tmp_path: Path, tiny_model: Path) -> None:
+    """The sweep begins with the gateway and ends with it."""
+
+    def sweeps() -> int:
+        return sum(task.get_name() == "the sweep of sessions" for task in asyncio.all_tasks())
+
+    async with open_gateway(gateway_settings(tmp_path, tiny_model)):
+        during = sweeps()
+
+    assert (during, sweeps()) == (1, 0)

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from graftwork.api.app import create_app
 from graftwork.api.lifespan import open_resources
 from graftwork.engine.request import EngineEvent, EngineRequest
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.settings import Settings
 from tests.api.fakes import FakeEngine
 from tests.api.harness import ADMIN_KEY
@@ -25,9 +26,20 @@ class TalkingEngine(FakeEngine):
     """Says the next of `lines` to each request, and `text` once there are no more."""
 
     lines: deque[str] = field(default_factory=deque)
+    on_hold: Callable[[], None] | None = None
+    """Called when a request begins to wait."""
+
+    refusals: deque[GraftworkError | None] = field(default_factory=deque)
+    """What the next requests are refused with, None to be answered; then all are answered."""
+
+    async def _hold(self) -> None:
+        if self.on_hold is not None:
+            self.on_hold()
+        await super()._hold()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        if self.lines:
+        self.refusal = self.refusals.popleft() if self.refusals else None
+        if self.refusal is None and self.lines:
             self.text = self.lines.popleft()
         async for event in super().generate(request):
             yield event

@@ -1,16 +1,20 @@
 """The client commands against a gateway that listens."""
 
 import json
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from graftwork.platform.errors import CapacityContended
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.harness import write_model_folder
 from tests.cli.conftest import Graftwork
 from tests.cli.live_gateway import LiveGateway, listening_gateway
+from tests.sessions.fakes_text import text_tokenizer
 
 LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"id": "Q-1"}}\n</tool_call>'
@@ -123,13 +127,13 @@ def test_a_bad_upload_names_the_tensor(graftwork: Graftwork, folder: Path) -> No
 def test_a_chat_with_tools_and_branches(graftwork: Graftwork, live: LiveGateway, tmp_path: Path) -> None:
     """A message is answered as it streams; a call asks for its output; a fork is another session."""
     (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
-    live.engine.lines.extend([CALL, "It is here.", "Anything else?"])
+    live.engine.lines.extend([f"Let me look.\n{CALL}", "It is here.", "Anything else?"])
     typed = ["Where is it?", "found it", "/cache", "/fork", "Thanks", "/dance", "/quit"]
 
     result = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input="\n".join(typed) + "\n")
 
     assert result.exit_code == 0, result.output
-    assert '→ look_up({"id": "Q-1"})' in result.output
+    assert 'Let me look.\n  → look_up({"id": "Q-1"})\n' in result.output
     assert "It is here." in result.output
     assert '"session.cache"' in result.output
     forked = result.output.split("Now in ")[1].split(",")[0]
@@ -170,6 +174,73 @@ def test_a_chat_goes_on(graftwork: Graftwork, live: LiveGateway) -> None:
     assert closed["status"] == "closed"
     assert session_id in graftwork("sessions", "list").stdout
     assert "assistant: The weather in Paris is sunny." in graftwork("sessions", "show", session_id).stdout
+
+
+def press_ctrl_c() -> None:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    signal.pthread_kill(ident, signal.SIGINT)
+
+
+@pytest.fixture
+def interrupted(live: LiveGateway) -> Iterator[LiveGateway]:
+    """Ctrl-C is pressed after the second token of an answer, once."""
+
+    def press_once() -> None:
+        live.engine.holds_after = None
+        press_ctrl_c()
+
+    live.engine.on_hold, live.engine.holds_after = press_once, 2
+    yield live
+    live.engine.on_hold, live.engine.holds_after = None, None
+
+
+def test_ctrl_c_stops_the_answer(graftwork: Graftwork, interrupted: LiveGateway) -> None:
+    """The turn is cancelled and the chat goes on: what was stopped can be tried again, and left no trace."""
+    interrupted.engine.text = "The weather in Paris is sunny."
+
+    result = graftwork("sessions", "chat", input="/again\nHi\n/rewind\n/again\n/again\n/quit\n")
+    session_id = result.output.rsplit(" ", 1)[1].strip()
+
+    assert result.exit_code == 0, result.output
+    assert "stopped; /again tries once more" in result.output
+    assert result.output.count("nothing to go back to") == 1
+    assert result.output.count("There is nothing to try again") == 2
+    items = answer(graftwork, "sessions", "show", session_id)["items"]
+    assert [item["content"][0]["text"] for item in items] == ["Hi", "The weather in Paris is sunny."]
+
+
+def test_ctrl_c_between_tools_keeps_their_outputs(
+    graftwork: Graftwork, interrupted: LiveGateway, tmp_path: Path
+) -> None:
+    """An answer to tool outputs that was stopped is made again from the same outputs."""
+    (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
+    long_answer = "It is here. " * 20
+    interrupted.engine.lines.extend([CALL, long_answer, long_answer])
+    interrupted.engine.holds_after = len(text_tokenizer().encode(CALL, allow_special=True)) + 2
+
+    typed = ["Where is it?", "found it", "/again", "/rewind", "/quit"]
+    result = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input="\n".join(typed) + "\n")
+    session_id = result.output.rsplit(" ", 1)[1].strip()
+
+    assert result.exit_code == 0, result.output
+    assert result.output.count("output of look_up") == 1
+    assert "stopped; /again tries once more" in result.output
+    types = [item["type"] for item in answer(graftwork, "sessions", "show", session_id)["items"]]
+    assert types == ["message", "function_call", "function_call_output", "message"]
+
+
+def test_a_refusal_does_not_end_the_chat(graftwork: Graftwork, live: LiveGateway) -> None:
+    """What the server refuses, or fails at, is said in one line; the next message is answered."""
+    live.engine.text = "Hello."
+    live.engine.refusals.extend([CapacityContended("The queue is full."), None])
+
+    result = graftwork("sessions", "chat", input="Hi\n/again\n/help\n/quit\n")
+
+    assert result.exit_code == 0, result.output
+    assert "The queue is full." in result.output
+    assert result.output.count("Hello.") == 1
+    assert "Ctrl-C" in result.output
 
 
 def test_reports(graftwork: Graftwork, live: LiveGateway) -> None:

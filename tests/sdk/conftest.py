@@ -22,16 +22,16 @@ async def gateway(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Gateway]:
 
 
 class LossyTransport(httpx.AsyncBaseTransport):
-    """Reaches the gateway, and loses the first `losses` answers on their way back."""
+    """Reaches the gateway, and loses the next `losses` answers on their way back."""
 
     def __init__(self, gateway: Gateway, losses: int = 0) -> None:
         self._transport = httpx.ASGITransport(app=gateway.app)
-        self._losses = losses
+        self.losses = losses
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         response = await self._transport.handle_async_request(request)
-        if self._losses:
-            self._losses -= 1
+        if self.losses:
+            self.losses -= 1
             raise httpx.ReadError("lost")
         return response
 

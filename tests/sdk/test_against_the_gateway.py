@@ -8,6 +8,7 @@ import pytest
 from graftwork.api.sdk import errors
 from graftwork.api.sdk.client import AsyncGraftwork
 from graftwork.api.sdk.session_events import OutputTextDelta, SessionEvent, TurnCompleted, TurnCreated
+from graftwork.api.sdk.tools import ToolOutput
 from graftwork.platform.errors import CapacityContended
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.harness import Gateway
@@ -275,3 +276,45 @@ async def test_creating_again_creates_once(gateway: Gateway) -> None:
         session = await client.sessions.create(model="tiny")
 
         assert [state.id for state in await client.sessions.list()] == [session.id]
+
+
+async def test_a_lost_answer_loses_no_turn(gateway: Gateway) -> None:
+    """With the answers to a question and to a tool's output lost on the way, a run has each turn once."""
+    tenant = await gateway.tenant()
+    gateway.engine.text = CALL
+    transport = LossyTransport(gateway)
+
+    async def sleep(_: float) -> None:
+        return None
+
+    def get_weather(city: str) -> str:
+        gateway.engine.text = "Sunny."
+        transport.losses = 1
+        return "20 degrees"
+
+    async with AsyncGraftwork("http://gateway.test", tenant.key, transport=transport, sleep=sleep) as client:
+        session = await client.sessions.create(model="tiny", tools=[TOOL])
+        transport.losses = 1
+        run = await session.run("Weather?", tools={"get_weather": get_weather})
+        items = await session.items(limit=100)
+
+    assert run.text == "Sunny."
+    assert len(gateway.engine.requests) == 2
+    assert len(items) == 4
+
+
+async def test_a_session_is_resumed_by_another_program(gateway: Gateway, client: AsyncGraftwork) -> None:
+    """What one program left at its tools, another finishes with the same call."""
+    gateway.engine.text = TWO_CALLS
+    session = await client.sessions.create(model="tiny", tools=[TOOL])
+    left = await session.turn("Weather?")
+    await session.tool_outputs([ToolOutput(left.tool_calls[0].call_id, "20 degrees")])
+    gateway.engine.text = "Sunny in both."
+    asked: list[str] = []
+
+    again = await client.sessions.get(session.id)
+    run = await again.resume(tools={"get_weather": lambda city: asked.append(city)})
+
+    assert (run.text, asked) == ("Sunny in both.", ["Lyon"])
+    assert (await again.refresh()).awaiting == ()
+    assert (await again.prefetch())["object"]

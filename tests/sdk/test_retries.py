@@ -82,6 +82,15 @@ def test_conflicts_are_not_retried() -> None:
     assert len(server.requests) == 1
 
 
+def test_a_request_still_under_way_is_asked_for_again() -> None:
+    """A conflict that names a wait is the first try of the same request: its answer is worth waiting for."""
+    server = ScriptedServer(error(409, {"retry-after": "1", "retry-after-ms": "1000"}), ok())
+
+    server.client().models.list()
+
+    assert server.waits == [1.0]
+
+
 def test_waits_of_minutes_are_left_to_the_caller() -> None:
     """Asked to wait longer than a minute, the client raises at once."""
     server = ScriptedServer(error(429, {"retry-after": "3600"}))

@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
+from graftwork.api.sdk.session_answers import PendingCall
+from graftwork.api.sdk.tools import run_tools
 from tests.sdk.scripted_server import ScriptedServer, session, turn
 
 
@@ -79,14 +81,150 @@ def test_a_slow_tool_is_given_up() -> None:
 
 
 def test_endless_calls_are_stopped() -> None:
-    """A model that never stops calling meets `max_rounds`."""
-    server = ScriptedServer(session(), *[awaiting(call("a", "f")) for _ in range(4)])
+    """A model that never stops calling meets `max_turns`, and no tool is run for a turn that may not follow."""
+    server = ScriptedServer(session(), *[awaiting(call("a", "f")) for _ in range(3)])
     talk = server.client().sessions.create(model="base")
+    runs: list[int] = []
 
-    with pytest.raises(ToolLoopError):
-        talk.run("Loop", tools={"f": lambda: "x"}, max_rounds=3)
+    with pytest.raises(ToolLoopError) as stopped:
+        talk.run("Loop", tools={"f": lambda: runs.append(1)}, max_turns=3)
 
-    assert len(server.requests) == 5
+    assert (len(server.requests), len(runs), len(stopped.value.turns)) == (4, 2, 3)
+    assert talk.status == "awaiting_tool"
+
+
+def test_each_tool_has_its_own_time() -> None:
+    """A limit by name holds for that tool alone; a tool that is not named has the usual one."""
+    server = ScriptedServer(session(), awaiting(call("a", "hang"), call("b", "waits")), turn(text="Late."))
+    hung, released = threading.Event(), threading.Event()
+
+    def waits() -> str:
+        hung.wait(30)
+        return "ok"
+
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hung.set()
+
+    server.client().sessions.create(model="base").run(
+        "Go", tools={"hang": hang, "waits": waits}, tool_timeout={"hang": 0.01}
+    )
+    released.set()
+
+    first, second = (output["output"] for output in server.body(2)["outputs"])
+    assert json.loads(first) == {"error": "hang did not answer within 0.01 seconds"}
+    assert second == "ok"
+
+
+class Unspeakable:
+    """Cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (TimeoutError("the database is slow"), "TimeoutError: the database is slow"),
+        (asyncio.CancelledError("changed my mind"), "CancelledError: changed my mind"),
+        (StopIteration(), "RuntimeError: "),
+        (Unspeakable(), "RuntimeError: no words"),
+        ({(1, 2): 3}, "TypeError"),
+        ("half a pair: \ud800", "UnicodeEncodeError"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_no_tool_breaks_the_loop(result: Any, error: str, is_async: bool) -> None:
+    """Whatever a tool raises or returns, its call is answered, and the others keep their results."""
+
+    def plain() -> Any:
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def awaited() -> Any:
+        return plain()
+
+    calls = [PendingCall(call_id="a", name="bad"), PendingCall(call_id="b", name="good")]
+    tools = {"bad": awaited if is_async else plain, "good": lambda: "ok"}
+
+    bad, good = await run_tools(calls, tools, None)
+
+    assert good.output == "ok"
+    assert json.loads(bad.output)["error"].startswith(error)
+
+
+async def test_a_cancelled_run_stops_its_tools() -> None:
+    """A program that gives up is not answered by its tools: they are cancelled with it."""
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    running = asyncio.create_task(run_tools([PendingCall(call_id="a", name="hang")], {"hang": hang}, None))
+    await started.wait()
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert stopped.is_set()
+
+
+def interrupted() -> httpx.Response:
+    return turn("failed", error={"message": "cut off", "code": "turn_interrupted"})
+
+
+def test_a_turn_cut_off_by_a_restart_is_started_again() -> None:
+    """The same input, and the same outputs, go out under a new key; the tools are not run twice."""
+    server = ScriptedServer(
+        session(), interrupted(), awaiting(call("a", "f")), interrupted(), interrupted(), turn(text="Done.")
+    )
+    runs: list[int] = []
+
+    run = server.client().sessions.create(model="base").run("Go", tools={"f": lambda: runs.append(1)})
+
+    assert (run.text, len(run.turns), len(runs)) == ("Done.", 2, 1)
+    assert server.body(1) == server.body(2)
+    assert server.body(3) == server.body(4) == server.body(5)
+    keys = [request.headers["idempotency-key"] for request in server.requests[1:3]]
+    assert keys[0] != keys[1]
+
+
+def test_a_server_that_keeps_restarting_is_given_up() -> None:
+    """After `max_retries` new starts the failed turn is the caller's to know."""
+    server = ScriptedServer(session(), interrupted(), interrupted())
+
+    with pytest.raises(TurnFailedError, match="cut off"):
+        server.client(max_retries=1).sessions.create(model="base").run("Go", tools={})
+
+
+def test_a_session_is_resumed_at_its_open_calls() -> None:
+    """Another program runs the calls that are not answered yet, and goes on to the answer."""
+    waiting = session(status="awaiting_tool", awaiting=["b"])
+    calls = [{"type": "function_call", **call(call_id, "add", x=1, y=2)} for call_id in ("c", "b", "a")]
+    items = httpx.Response(200, json={"object": "list", "data": calls, "has_more": False})
+    server = ScriptedServer(waiting, session(status="awaiting_tool", awaiting=["b"]), items, turn(text="It is 3."))
+
+    run = server.client().sessions.get("ses_1").resume(tools={"add": lambda x, y: x + y})
+
+    assert run.text == "It is 3."
+    assert server.body(3)["outputs"] == [{"call_id": "b", "output": "3"}]
+
+
+def test_a_session_at_rest_has_nothing_to_resume() -> None:
+    """Without open calls nothing is sent, and the run is empty."""
+    server = ScriptedServer(session(), session())
+
+    run = server.client().sessions.get("ses_1").resume(tools={})
+
+    assert (run.turns, run.text, len(server.requests)) == ((), "", 2)
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])

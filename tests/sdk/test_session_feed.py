@@ -85,12 +85,16 @@ def test_progress_renews_the_patience() -> None:
 
 
 def test_an_unknown_position_is_not_guessed() -> None:
-    """Where the last event's number is not known, a break before the first new one cannot be resumed."""
-    server = ScriptedServer(session(last_seq=None), stream(broken=True))
+    """Where the last event's number is not known, a break before the first new one asks for the same turn again."""
+    server = ScriptedServer(session(last_seq=None), stream(broken=True), stream(*EVENTS))
     talk = server.client().sessions.get("ses_1")
 
-    with pytest.raises(APIConnectionError):
-        list(talk.turn("Hi", stream=True))
+    events = list(talk.turn("Hi", stream=True))
+
+    assert seqs(events) == [1, 2, 3, 4]
+    assert server.lines[1:] == ["POST /v1/sessions/ses_1/turns"] * 2
+    keys = [request.headers["idempotency-key"] for request in server.requests[1:]]
+    assert keys[0] == keys[1]
 
 
 def test_a_found_session_knows_its_position() -> None:

@@ -1,5 +1,7 @@
 """What may happen to a session, and when."""
 
+from dataclasses import replace
+
 import pytest
 
 from graftwork.adapters.specs import ResolvedModel
@@ -94,3 +96,31 @@ def test_outputs_that_differ(stored: dict[CallId, str | None], given: list[ToolO
     """A call has one output, stored or not, empty or not."""
     with pytest.raises(Conflict):
         new_outputs(stored, given)
+
+
+@pytest.mark.parametrize(
+    ("status", "closed_at", "retention_s", "over_at"),
+    [
+        (SessionStatus.CLOSED, 10.0, None, 110.0),
+        (SessionStatus.CLOSED, 10.0, 5.0, 15.0),
+        (SessionStatus.CLOSED, 10.0, 0.0, 10.0),
+        (SessionStatus.IDLE, None, 5.0, 25.0),
+        (SessionStatus.AWAITING_TOOL, None, 5.0, 25.0),
+        (SessionStatus.SUSPENDED, None, 5.0, 25.0),
+        (SessionStatus.IDLE, None, None, None),
+        (SessionStatus.IDLE, None, 0.0, None),
+        (SessionStatus.RUNNING, None, 5.0, None),
+        (SessionStatus.EXPIRED, None, None, 0.0),
+    ],
+)
+def test_when_a_session_is_over(
+    status: SessionStatus, closed_at: float | None, retention_s: float | None, over_at: float | None
+) -> None:
+    """A closed session counts from its close, an open one with a TTL from its last change (20), a running one never."""
+    found = replace(session(status), closed_at=closed_at, retention_s=retention_s, updated_at=20.0)
+
+    if over_at is None:
+        assert not found.is_over(1e12, retention_s=100.0)
+        return
+    assert found.is_over(over_at, retention_s=100.0)
+    assert over_at == 0.0 or not found.is_over(over_at - 0.001, retention_s=100.0)
