@@ -21,6 +21,11 @@ from graftwork.platform.settings import Settings
 ARTIFACTS_FOLDER = "artifacts"
 """Under the data folder; the gateway writes adapters there and the engine reads them."""
 
+KV_FOLDER = "kv"
+"""Under the data folder; the engine's own."""
+
+_BUDGETS = ("device_kv_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
+_DISK_KV_BYTES = 2 * 2**30
 _GRACE_S = 10.0
 """How long an engine whose parent has gone may take to end by itself."""
 _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
@@ -33,7 +38,7 @@ def run_engine(settings: Settings, listen: str) -> None:
     from graftwork.adapters.weights import ArtifactAdapterSource
     from graftwork.engine.server import serve_engine
 
-    budgets = {name: getattr(settings, name) for name in ("device_kv_bytes", "lora_pool_bytes", "lora_host_bytes")}
+    budgets = {name: getattr(settings, name) for name in _BUDGETS}
     sizes = {name: value for name, value in budgets.items() if value is not None}
     config = EngineConfig(
         model=model_folder(settings),
@@ -44,6 +49,8 @@ def run_engine(settings: Settings, listen: str) -> None:
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        disk_kv_bytes=_DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
+        kv_folder=settings.data_dir / KV_FOLDER,
         **sizes,
     )
     serve_engine(config, partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER), listen)

@@ -6,11 +6,13 @@ The one way from a route to the engine, so nothing is generated that was not res
 from graftwork.api.inference_job import Generation, InferenceJob, Settle
 from graftwork.api.inference_order import InferenceOrder
 from graftwork.api.resources import Resources
+from graftwork.api.session_gate import kv_limits_of
 from graftwork.api.usage_figures import UsageFigures
-from graftwork.engine.request import SamplingParams, ServiceTier
+from graftwork.engine.request import KvLimits, SamplingParams, ServiceTier
 from graftwork.platform.errors import LimitExceeded
 from graftwork.platform.ids import RequestId
 from graftwork.platform.metering import UsageEvent
+from graftwork.platform.quota import Quota
 from graftwork.platform.quotas import Reservation
 from graftwork.sessions.generation import GenerationRequest, Generator
 from graftwork.sessions.token_tally import TallyingEngine
@@ -18,11 +20,12 @@ from graftwork.sessions.token_tally import TallyingEngine
 
 async def start_inference(resources: Resources, order: InferenceOrder) -> InferenceJob:
     """Raises LimitExceeded before anything is generated; the engine's refusals come from the job."""
-    reservation = await _reserve(resources, order)
+    quota = await resources.tenancy.get_quota(order.principal.tenant_id)
+    reservation = await _reserve(resources, order, quota)
     pairs = [(prompt, sampling) for prompt in order.prompts for sampling in order.samplings]
     job = InferenceJob(
         order.request_id,
-        [_generation(resources, order, choice, *pair) for choice, pair in enumerate(pairs)],
+        [_generation(resources, order, choice, *pair, kv_limits_of(quota)) for choice, pair in enumerate(pairs)],
         order.choices_per_prompt,
         _settlement(resources, order, reservation),
         reservation.rate_limit_headers() | {"x-graftwork-model": order.resolved.label},
@@ -31,9 +34,8 @@ async def start_inference(resources: Resources, order: InferenceOrder) -> Infere
     return job
 
 
-async def _reserve(resources: Resources, order: InferenceOrder) -> Reservation:
+async def _reserve(resources: Resources, order: InferenceOrder, quota: Quota) -> Reservation:
     tenant_id = order.principal.tenant_id
-    quota = await resources.tenancy.get_quota(tenant_id)
     try:
         return await resources.quotas.reserve(tenant_id, quota, order.estimated_tokens)
     except LimitExceeded:
@@ -42,7 +44,12 @@ async def _reserve(resources: Resources, order: InferenceOrder) -> Reservation:
 
 
 def _generation(
-    resources: Resources, order: InferenceOrder, choice: int, prompt: tuple[int, ...], sampling: SamplingParams
+    resources: Resources,
+    order: InferenceOrder,
+    choice: int,
+    prompt: tuple[int, ...],
+    sampling: SamplingParams,
+    kv_limits: KvLimits,
 ) -> Generation:
     isolation = order.principal.isolation(resources.pepper)
     request = GenerationRequest(
@@ -57,6 +64,7 @@ def _generation(
         tier=ServiceTier(order.tier),
         parse_tool_calls=order.parse_tool_calls,
         parallel_tool_calls=order.parallel_tool_calls,
+        kv_limits=kv_limits,
     )
     tally = TallyingEngine(resources.engine)
     return Generation(request, Generator(tally, resources.tokenizer, resources.description), tally)

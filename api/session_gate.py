@@ -1,11 +1,18 @@
 """The gate that session turns pass: their tenant's quota, and the counts that metrics show."""
 
+from graftwork.engine.request import KvLimits
 from graftwork.platform.errors import LimitExceeded
 from graftwork.platform.ids import TenantId
 from graftwork.platform.principals import Principal
+from graftwork.platform.quota import Quota
 from graftwork.platform.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
+
+
+def kv_limits_of(quota: Quota) -> KvLimits:
+    """What of a tenant's quota the engine keeps."""
+    return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)
 
 
 class SessionGate:
@@ -25,6 +32,9 @@ class SessionGate:
             self._telemetry.count_request(principal.tenant_id, "refused")
             raise
         return TurnTicket(reservation, self._telemetry, principal.tenant_id)
+
+    async def kv_limits(self, principal: Principal) -> KvLimits:
+        return kv_limits_of(await self._tenancy.get_quota(principal.tenant_id))
 
     async def max_sessions(self, principal: Principal) -> int | None:
         return (await self._tenancy.get_quota(principal.tenant_id)).max_sessions

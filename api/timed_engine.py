@@ -11,6 +11,8 @@ from graftwork.engine.request import (
     EngineStats,
     PromptAdmitted,
     RequestFinished,
+    SessionMemory,
+    SessionTending,
     TokensGenerated,
 )
 from graftwork.platform.clock import Clock
@@ -37,6 +39,9 @@ class TimedEngine:
 
     async def stats(self) -> EngineStats:
         return await self._engine.stats()
+
+    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        return await self._engine.tend_session(tending)
 
     async def probe_adapter(self, digest: str) -> None:
         await self._engine.probe_adapter(digest)

@@ -22,8 +22,8 @@ class HostPages:
 
     def bytes_of(self, index: int) -> memoryview:
         """One page as bytes; writing them writes the memory."""
-        return memoryview(self._bytes[index].numpy())
+        return self._bytes[index].numpy().data
 
     def all_bytes(self) -> memoryview:
         """All pages as one run of bytes."""
-        return memoryview(self._bytes.numpy()).cast("B")
+        return self._bytes.numpy().data.cast("B")

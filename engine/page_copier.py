@@ -74,7 +74,7 @@ class PageCopier:
     def _copy(self, plan: TransferPlan) -> int:
         if self._cache.device.type != "cuda":
             return self._copy_now(plan)
-        with torch.cuda.stream(torch.cuda.Stream(self._cache.device)) as _:
+        with torch.cuda.stream(torch.cuda.Stream(self._cache.device)):  # type: ignore[no-untyped-call]
             torch.cuda.current_stream().wait_stream(torch.cuda.default_stream(self._cache.device))
             num_good = self._copy_now(plan)
             torch.cuda.current_stream().synchronize()

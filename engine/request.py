@@ -243,7 +243,7 @@ class SessionTending:
     """The history up to the session's head."""
     public_tokens: int = 0
     waits: tuple[ToolWait, ...] = ()
-    """With HOLD: the tools that were called."""
+    """With HOLD the tools that were called, with PREFETCH those that have answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,6 @@ class SessionMemory:
     """Bytes of copies, wherever they are: a page on two tiers counts on both."""
     lease_s: float | None = None
     """Seconds for which the device pages are leased from now; None without a lease."""
-    last_miss: MissReason | None = None
 
 
 EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.prefix_tree import Lease, Owner
-from graftwork.engine.request import MissReason, SessionKey
+from graftwork.engine.request import SessionKey
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,6 @@ class SessionRecord:
     lease: Lease | None = None
     waiting_since: float | None = None
     tools: tuple[str, ...] = ()
-    last_miss: MissReason | None = None
 
 
 @dataclass(slots=True)

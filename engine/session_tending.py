@@ -45,7 +45,13 @@ class SessionTender:
         """A request continues a session: its tools have answered, and its lease has served."""
         record = self._memory.sessions.find(owner, use.session)
         if record is not None:
-            self._end_wait(record)
+            self._end_wait(record, set(record.tools))
+
+    def _return_of(self, owner: Owner, use: SessionUse, tending: SessionTending) -> None:
+        """Some of a session's tools have answered, or all of them if none is named."""
+        record = self._memory.sessions.find(owner, use.session)
+        if record is not None:
+            self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
 
     def tend(self, tending: SessionTending) -> SessionMemory:
         """Carry out one verb, and say where the session's history is now."""
@@ -55,7 +61,7 @@ class SessionTender:
             case SessionVerb.HOLD:
                 self._hold(path, use, tending)
             case SessionVerb.PREFETCH:
-                self.goes_on(path.owner, use)
+                self._return_of(path.owner, use, tending)
                 self._memory.prefetch(path, use)
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
@@ -77,7 +83,7 @@ class SessionTender:
     def _hold(self, path: Path, use: SessionUse, tending: SessionTending) -> None:
         record = self._memory.follow(path, use)
         nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
-        self._end_wait(record)
+        self._end_wait(record, set(record.tools))
         if tending.waits:
             party, guesses = path.owner.hex(), {wait.tool: wait.expected_ms for wait in tending.waits}
             seconds = self._advisor.lease_s(party, guesses)
@@ -96,15 +102,18 @@ class SessionTender:
         self._memory.cleaner.suspend(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
 
-    def _end_wait(self, record: SessionRecord) -> None:
+    def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
+        """Learn from the tools that have answered; with the last of them the lease has served."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
-            for tool in record.tools:
+            for tool in answered.intersection(record.tools):
                 self._advisor.observe(record.owner.hex(), tool, now - record.waiting_since)
-        record.waiting_since, record.tools = None, ()
-        if record.lease is not None:
-            record.lease.until = min(record.lease.until, now)
-            record.lease = None
+        record.tools = tuple(tool for tool in record.tools if tool not in answered)
+        if not record.tools:
+            record.waiting_since = None
+            if record.lease is not None:
+                record.lease.until = min(record.lease.until, now)
+                record.lease = None
 
     def _report(self, path: Path, use: SessionUse) -> SessionMemory:
         match = self._memory.match(path)
@@ -124,7 +133,6 @@ class SessionTender:
             host_bytes=on_host * page_bytes,
             disk_bytes=on_disk * page_bytes,
             lease_s=left if left is not None and left > 0 else None,
-            last_miss=None if record is None else record.last_miss,
         )
 
 

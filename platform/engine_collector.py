@@ -25,6 +25,18 @@ class EngineReading(Protocol):
     @property
     def active_pages(self) -> int: ...
     @property
+    def in_flight_pages(self) -> int: ...
+    @property
+    def host_free_pages(self) -> int: ...
+    @property
+    def host_cached_pages(self) -> int: ...
+    @property
+    def host_in_flight_pages(self) -> int: ...
+    @property
+    def disk_pages(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
+    @property
     def resident_adapters(self) -> tuple[str, ...]: ...
     @property
     def lora_pool_bytes(self) -> int: ...
@@ -52,7 +64,8 @@ class EngineCollector(Collector):
         reading = self._reading
         if reading is None:
             return
-        used_ratio = _ratio(reading.active_pages, reading.free_pages + reading.cached_pages + reading.active_pages)
+        device = (reading.free_pages, reading.cached_pages, reading.active_pages, reading.in_flight_pages)
+        used_ratio = _ratio(reading.active_pages, sum(device))
         for prefix, waiting, running, usage in (
             ("graftwork_", "waiting_requests", "running_requests", "kv_usage_ratio"),
             ("vllm:", "num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"),
@@ -62,6 +75,7 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(prefix + usage, "Share of KV pages in use, 0 to 1.", used_ratio)
         yield _pages(reading)
         yield GaugeMetricFamily("graftwork_lora_pool_bytes", "Adapter weights on the device.", reading.lora_pool_bytes)
+        yield CounterMetricFamily("graftwork_preemptions", "Requests offloaded to make room.", reading.preemptions)
         yield CounterMetricFamily("graftwork_adapter_loads", "Adapters loaded to the device.", reading.adapter_loads)
         yield _adapters(reading, self._read_at)
 
@@ -71,7 +85,11 @@ def _pages(reading: EngineReading) -> Metric:
     pages = GaugeMetricFamily("graftwork_kv_pages", "KV pages by tier and state.", labels=["tier", "state"])
     pages.add_metric(["device", "free"], reading.free_pages)
     pages.add_metric(["device", "owned"], reading.cached_pages + reading.active_pages)
-    pages.add_metric(["device", "in_flight"], 0)
+    pages.add_metric(["device", "in_flight"], reading.in_flight_pages)
+    pages.add_metric(["host", "free"], reading.host_free_pages)
+    pages.add_metric(["host", "owned"], reading.host_cached_pages)
+    pages.add_metric(["host", "in_flight"], reading.host_in_flight_pages)
+    pages.add_metric(["disk", "owned"], reading.disk_pages)
     return pages
 
 

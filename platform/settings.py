@@ -61,7 +61,9 @@ class Settings:
     lora_host_bytes: int | None = None
     """Memory for adapters on the host, ready to be copied to the device."""
     host_kv_bytes: int | None = None
+    """Memory for the KV of idle sessions on the host; None is the engine's default, 0 keeps none there."""
     disk_kv_bytes: int | None = None
+    """Bytes of KV in files under the data folder, which outlive the engine; None is 2 GiB, 0 keeps none there."""
     max_batch_tokens: int = 512
     """Tokens of one engine step, at least 1: larger is more throughput and longer steps."""
     max_running: int = 64
@@ -109,14 +111,12 @@ class Settings:
         unserved = {
             "fleet": self.fleet != "static",
             "replicas": self.replicas != 1,
-            "host_kv_bytes": self.host_kv_bytes is not None,
-            "disk_kv_bytes": self.disk_kv_bytes is not None,
         }
         found = next((name for name, is_set in unserved.items() if is_set), None)
         if found is not None:
             flag = f"--{found.replace('_', '-')}"
             raise InvalidRequest(
-                f"{flag} is not served yet: this version runs one engine with KV on its device. Leave it out.",
+                f"{flag} is not served yet: this version runs one engine. Leave it out.",
                 param=found,
             )
 

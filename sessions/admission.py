@@ -6,6 +6,7 @@ A turn that a tool's output starts passes it just as one that a user starts.
 
 from typing import Protocol
 
+from graftwork.engine.request import KvLimits
 from graftwork.platform.principals import Principal
 
 
@@ -30,6 +31,10 @@ class AdmissionGate(Protocol):
 
     async def reserve(self, principal: Principal, estimated_tokens: int) -> AdmissionTicket:
         """Room for one turn. Raises LimitExceeded."""
+        ...
+
+    async def kv_limits(self, principal: Principal) -> KvLimits:
+        """Bytes of KV that the tenant may keep on each tier."""
         ...
 
     async def max_sessions(self, principal: Principal) -> int | None:

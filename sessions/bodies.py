@@ -6,7 +6,7 @@ Owns these shapes, for every route and event that carries them; never computes a
 from collections.abc import Mapping
 from typing import Any
 
-from graftwork.engine.request import CacheReport
+from graftwork.engine.request import CacheReport, SessionMemory
 from graftwork.platform.ids import CheckpointId
 from graftwork.sessions.agent_session import AgentSession, ToolOutput, Turn, TurnStatus
 from graftwork.sessions.items import Item, ItemType
@@ -106,34 +106,53 @@ def usage_body(cache: CacheReport, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def session_cache_body(session: AgentSession) -> dict[str, Any]:
-    """Where the prompt of a session's latest turn lay. Bytes and leases are the engine's, which does not tell yet."""
+def lease_body(memory: SessionMemory | None, now: float) -> dict[str, Any] | None:
+    """Until when the device keeps a session's pages before others'; None where it has promised nothing."""
+    if memory is None or memory.lease_s is None:
+        return None
+    return {"tier": "device", "seconds": round(memory.lease_s, 3), "until": now + memory.lease_s}
+
+
+def session_cache_body(session: AgentSession, memory: SessionMemory | None, now: float) -> dict[str, Any]:
+    """Where a session's history is cached, and how its latest turn found it. Null bytes: the engine does not answer.
+
+    A token is counted on the nearest tier that has it, bytes on every tier that holds them.
+    """
     last: Mapping[str, Any] = session.last_cache or {}
+    tiers = {tier: {"tokens": last.get(f"{tier}_tokens", 0), "bytes": None} for tier in ("device", "host", "disk")}
+    if memory is not None:
+        tiers = {
+            "device": {"tokens": memory.device_tokens, "bytes": memory.device_bytes},
+            "host": {"tokens": memory.host_tokens, "bytes": memory.host_bytes},
+            "disk": {"tokens": memory.disk_tokens, "bytes": memory.disk_bytes},
+        }
     return {
         "object": "session.cache",
         "session_id": session.session_id,
-        "tiers": {
-            tier: {"tokens": last.get(f"{tier}_tokens", 0), "bytes": None} for tier in ("device", "host", "disk")
-        },
+        "tiers": tiers,
+        "missing_tokens": None if memory is None else memory.missing_tokens,
         "recomputed_tokens": last.get("recomputed_tokens", 0),
-        "lease": None,
+        "lease": lease_body(memory, now),
         "last_miss_reason": last.get("miss_reason"),
     }
 
 
-def session_change_body(session: AgentSession, base_name: str, given_up_tokens: int) -> dict[str, Any]:
+def session_change_body(
+    session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
+) -> dict[str, Any]:
     """A session after a PATCH, and the history whose KV another adapter cannot use."""
-    return session_body(session, base_name) | {"kv_given_up": {"tokens": given_up_tokens, "bytes": None}}
+    given_up = {"tokens": given_up_tokens, "bytes": given_up_bytes}
+    return session_body(session, base_name) | {"kv_given_up": given_up}
 
 
-def prefetch_body(session: AgentSession, num_tokens: int) -> dict[str, Any]:
-    """What a prefetch did: nothing yet, and it says so."""
+def prefetch_body(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> dict[str, Any]:
+    """What a prefetch found: tokens that are on the device, or on their way there."""
     return {
         "object": "session.prefetch",
         "session_id": session.session_id,
         "history_tokens": num_tokens,
-        "prefetched_tokens": 0,
-        "message": "Nothing was moved: the engine keeps what it can on the device by itself.",
+        "prefetched_tokens": 0 if memory is None else memory.device_tokens + memory.host_tokens + memory.disk_tokens,
+        "missing_tokens": num_tokens if memory is None else memory.missing_tokens,
     }
 
 
@@ -142,6 +161,8 @@ def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], fini
     return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
 
 
-def awaiting_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str]) -> dict[str, Any]:
-    """What `turn.awaiting_tool` says. The engine grants no leases on KV yet."""
-    return {"call_ids": call_ids, "lease": None, "checkpoint_id": checkpoint_id, "usage": usage}
+def awaiting_fields(
+    checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What `turn.awaiting_tool` says."""
+    return {"call_ids": call_ids, "lease": lease, "checkpoint_id": checkpoint_id, "usage": usage}

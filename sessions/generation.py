@@ -11,14 +11,17 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.specs import ResolvedModel
 from graftwork.engine.client import EngineClient
 from graftwork.engine.request import (
+    NO_KV_LIMITS,
     CacheReport,
     EngineDescription,
     EngineRequest,
     FinishReason,
+    KvLimits,
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
     ServiceTier,
+    SessionUse,
     TokensGenerated,
 )
 from graftwork.platform.errors import InternalFailure
@@ -70,6 +73,9 @@ class GenerationRequest:
     """False: everything is text."""
     parallel_tool_calls: bool = True
     """False: the generation ends with its first call."""
+    session: SessionUse | None = None
+    """The session that the prompt continues."""
+    kv_limits: KvLimits = NO_KV_LIMITS
 
 
 class Generator:
@@ -182,4 +188,6 @@ def _engine_request(request: GenerationRequest) -> EngineRequest:
         tier=request.tier,
         share=request.share,
         weight=request.weight,
+        session=request.session,
+        kv_limits=request.kv_limits,
     )

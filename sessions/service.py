@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from graftwork.adapters.specs import ResolvedModel
+from graftwork.engine.request import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, NotFound, ValidationFailed
@@ -21,9 +22,11 @@ from graftwork.sessions.event_reader import EventReader
 from graftwork.sessions.events import SessionEvent
 from graftwork.sessions.items import Item, function_call_output, parse_input, parse_output
 from graftwork.sessions.running_turn import RunningTurn
+from graftwork.sessions.session_kv import History
 from graftwork.sessions.session_store import AcceptedOutputs, SessionChange, SessionStore, new_session_id
 from graftwork.sessions.session_sweeper import SessionSweeper
 from graftwork.sessions.turn_launcher import LauncherResources, TurnLauncher
+from graftwork.sessions.turn_runner import NO_HINTS, ToolHints
 from graftwork.sessions.turn_settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
 from graftwork.sessions.turn_store import TurnStore
 
@@ -81,11 +84,22 @@ class ToolOutputsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What a prefetch found."""
+
+    session: AgentSession
+    history_tokens: int
+    memory: SessionMemory | None
+    """None where no engine answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionChanged:
     """What a PATCH did."""
 
     session: AgentSession
     given_up_tokens: int
+    given_up_bytes: int | None
     """Tokens of history whose KV the new adapter version cannot use."""
 
 
@@ -182,22 +196,28 @@ class SessionService:
         *,
         if_head: str | None = None,
         overrides: TurnOverrides = NO_OVERRIDES,
+        tool_hints: ToolHints = NO_HINTS,
     ) -> RunningTurn:
         """Start a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded, LimitExceeded."""
         new_items = parse_input(turn_input)
         session = await self._load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
-        return await self.launch(principal, session, new_items, overrides.over(session.settings))
+        return await self.launch(principal, session, new_items, overrides.over(session.settings), tool_hints)
 
     async def launch(
-        self, principal: Principal, session: AgentSession, new_items: Sequence[Item], settings: SessionSettings
+        self,
+        principal: Principal,
+        session: AgentSession,
+        new_items: Sequence[Item],
+        settings: SessionSettings,
+        tool_hints: ToolHints = NO_HINTS,
     ) -> RunningTurn:
         """Start a turn of these items on a session that still is as it is given.
 
         It runs with that session's model and with these settings; if they open otherwise than the history's tokens do,
         the history is encoded anew. Raises Conflict, ContextLengthExceeded, LimitExceeded.
         """
-        runner, task = await self._launcher.launch(principal, session, new_items, settings)
+        runner, task = await self._launcher.launch(principal, session, new_items, settings, tool_hints)
         return RunningTurn(principal.scope(), runner.turn, self._turns, self._reader, (runner, task))
 
     async def find_turn(self, principal: Principal, turn_id: TurnId) -> RunningTurn:
@@ -236,6 +256,10 @@ class SessionService:
                 if accepted.may_continue:
                     raise
         earlier = await self._earlier_turn(scope, accepted)
+        if earlier is None and accepted.session.awaited_call_ids:
+            named = {call.call_id: call.name for call in accepted.session.ledger}
+            answered = [ToolWait(named[output.call_id]) for output in given if output.call_id in named]
+            await self._launcher.kv.prefetch(await self._history(principal, accepted.session), answered)
         return ToolOutputsAnswer(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
 
     async def fork(
@@ -283,8 +307,13 @@ class SessionService:
         resolved = None if model is None else await self._registry.resolve(scope, model, self.base_name)
         session = await self._sessions.change(scope, before.session_id, SessionChange(resolved, metadata))
         head = await self._sessions.head(scope, session)
-        moved = session.model.digest != before.model.digest
-        return SessionChanged(session, head.num_tokens if moved and head is not None else 0)
+        if session.model.digest == before.model.digest or head is None:
+            return SessionChanged(session, 0, 0)
+        history = await self._history(principal, before)
+        held = await self._launcher.kv.read(history)
+        await self._launcher.kv.close(history)
+        given_up = None if held is None else held.device_bytes + held.host_bytes + held.disk_bytes
+        return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
         """End the running turn, that one if it is named, as cancelled; nothing happens if it does not run.
@@ -300,23 +329,33 @@ class SessionService:
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
         """Put a session to sleep; its next turn or tool output wakes it. Raises Conflict while a turn runs."""
         session = await self._load(principal.scope(), session_id)
-        return await self._sessions.suspend(principal.scope(), session.session_id)
+        suspended = await self._sessions.suspend(principal.scope(), session.session_id)
+        await self._launcher.kv.suspend(await self._history(principal, suspended))
+        return suspended
 
-    async def prefetch(self, principal: Principal, session_id: str) -> tuple[AgentSession, int]:
-        """The session and the tokens of its history; nothing is moved yet. Raises NotFound, Conflict once closed."""
+    async def prefetch(self, principal: Principal, session_id: str) -> Prefetched:
+        """Bring a session's KV to the device, ahead of its next turn. Raises NotFound, Conflict once closed."""
         session = await self._load(principal.scope(), session_id)
         session.check_open()
-        head = await self._sessions.head(principal.scope(), session)
-        return session, 0 if head is None else head.num_tokens
+        history = await self._history(principal, session)
+        return Prefetched(session, len(history.token_ids), await self._launcher.kv.prefetch(history))
+
+    async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
+        """The session, and where its KV is; None where no engine answers. Raises NotFound."""
+        session = await self._load(principal.scope(), session_id)
+        return session, await self._launcher.kv.read(await self._history(principal, session))
 
     async def close_session(self, principal: Principal, session_id: str) -> AgentSession:
         """Cancel what runs, then make the session read-only. Raises Conflict if it runs in another process."""
         session = await self.cancel(principal, session_id)
-        return await self._sessions.close(principal.scope(), session.session_id)
+        closed = await self._sessions.close(principal.scope(), session.session_id)
+        await self._launcher.kv.close(await self._history(principal, closed))
+        return closed
 
     async def hide(self, principal: Principal, session_id: str) -> None:
         """Cancel what runs, and keep the session only for the responses that stand on it, if any do."""
         session = await self.cancel(principal, session_id)
+        await self._launcher.kv.close(await self._history(principal, session))
         await self._sessions.hide(principal.scope(), session.session_id)
         await self._sessions.remove_unused(principal.scope(), session.session_id)
 
@@ -328,6 +367,9 @@ class SessionService:
         """The events behind number `after`; follows a running turn to its end. Raises NotFound before the first."""
         session = await self._load(principal.scope(), session_id)
         return self._reader.follow(principal.scope(), session.session_id, after)
+
+    async def _history(self, principal: Principal, session: AgentSession) -> History:
+        return History(principal, session, await self._turns.token_ids(principal.scope(), session))
 
     async def _load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """A session that a client knows by its id, as it is now."""

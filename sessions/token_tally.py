@@ -16,6 +16,8 @@ from graftwork.engine.request import (
     EngineRequest,
     EngineStats,
     PromptAdmitted,
+    SessionMemory,
+    SessionTending,
     TokensGenerated,
 )
 
@@ -57,6 +59,9 @@ class TallyingEngine:
 
     async def stats(self) -> EngineStats:
         return await self._engine.stats()
+
+    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        return await self._engine.tend_session(tending)
 
     async def probe_adapter(self, digest: str) -> None:
         await self._engine.probe_adapter(digest)

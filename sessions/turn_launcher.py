@@ -8,10 +8,10 @@ Invariant: nothing reaches the engine that was not reserved with the quota and b
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graftwork.engine.client import EngineClient
-from graftwork.engine.request import EngineDescription, ServiceTier
+from graftwork.engine.request import EngineDescription, ServiceTier, SessionKey, SessionUse
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityAbsent, InvalidRequest
 from graftwork.platform.ids import RequestId, SessionId, TurnId, new_id
@@ -22,9 +22,10 @@ from graftwork.sessions.agent_session import AgentSession, SessionSettings
 from graftwork.sessions.events import EventFeed
 from graftwork.sessions.generation import GenerationRequest
 from graftwork.sessions.items import Item
+from graftwork.sessions.session_kv import SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import TurnEncoder
-from graftwork.sessions.turn_runner import AnswerSource, TurnPlan, TurnRunner, TurnSurroundings
+from graftwork.sessions.turn_runner import NO_HINTS, AnswerSource, ToolHints, TurnPlan, TurnRunner, TurnSurroundings
 from graftwork.sessions.turn_settings import check_vocabulary, sampling_params, stop_strings, token_budget
 from graftwork.sessions.turn_store import TurnStore
 
@@ -63,6 +64,7 @@ class TurnLauncher:
         self._starting: set[TurnId] = set()
         self._launches: set[asyncio.Task[Launched]] = set()
         self._is_closing = False
+        self.kv = SessionKv(resources.engine, resources.pepper)
 
     @property
     def turn_ids(self) -> frozenset[TurnId]:
@@ -79,7 +81,12 @@ class TurnLauncher:
         return None if runner is None or runner.feed.is_closed else runner.feed
 
     async def launch(
-        self, principal: Principal, session: AgentSession, new_items: Sequence[Item], settings: SessionSettings
+        self,
+        principal: Principal,
+        session: AgentSession,
+        new_items: Sequence[Item],
+        settings: SessionSettings,
+        tool_hints: ToolHints = NO_HINTS,
     ) -> Launched:
         """Start a turn; a caller that goes away meanwhile does not stop it half-way.
 
@@ -87,7 +94,7 @@ class TurnLauncher:
         """
         if self._is_closing:
             raise CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0)
-        launch = asyncio.create_task(self._launch(principal, session, new_items, settings))
+        launch = asyncio.create_task(self._launch(principal, session, new_items, settings, tool_hints))
         self._launches.add(launch)
         launch.add_done_callback(self._forget_launch)
         return await asyncio.shield(launch)
@@ -115,10 +122,16 @@ class TurnLauncher:
             await asyncio.wait(self._tasks.values())
 
     async def _launch(
-        self, principal: Principal, session: AgentSession, new_items: Sequence[Item], settings: SessionSettings
+        self,
+        principal: Principal,
+        session: AgentSession,
+        new_items: Sequence[Item],
+        settings: SessionSettings,
+        tool_hints: ToolHints,
     ) -> Launched:
         turn_id = TurnId(new_id("turn"))
         plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
+        plan = replace(plan, tool_hints=tool_hints)
         ticket = await self._resources.gate.reserve(principal, expected_tokens)
         runner = None
         self._starting.add(turn_id)
@@ -158,6 +171,8 @@ class TurnLauncher:
             tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
             parse_tool_calls=bool(settings.tools) and settings.tool_choice != "none",
             parallel_tool_calls=settings.parallel_tool_calls,
+            session=SessionUse(SessionKey(session.session_id), len(transcript.token_ids)),
+            kv_limits=await self._resources.gate.kv_limits(principal),
         )
         plan = TurnPlan(principal, session, transcript, tuple(new_items), new_token_ids, request)
         return plan, budget.expected_tokens
@@ -166,7 +181,7 @@ class TurnLauncher:
         resources = self._resources
         lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items)
         surroundings = TurnSurroundings(
-            self._store, resources.meter, resources.clock, self._encoder(), resources.heartbeat_s
+            self._store, resources.meter, resources.clock, self._encoder(), resources.heartbeat_s, self.kv
         )
         return TurnRunner(plan, lease, turn, ticket, surroundings)
 

@@ -13,11 +13,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from graftwork.engine.request import CacheReport
+from graftwork.engine.request import CacheReport, SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityAbsent, GraftworkError, InternalFailure
 from graftwork.platform.ids import CheckpointId, RequestId, TurnId, new_id
@@ -25,7 +25,7 @@ from graftwork.platform.metering import UsageEvent, UsageMeter
 from graftwork.platform.principals import Principal
 from graftwork.sessions.admission import AdmissionTicket
 from graftwork.sessions.agent_session import AgentSession, SessionKind, Turn, TurnStatus
-from graftwork.sessions.bodies import awaiting_fields, cache_body, completed_fields, usage_body
+from graftwork.sessions.bodies import awaiting_fields, cache_body, completed_fields, lease_body, usage_body
 from graftwork.sessions.event_writer import EventWriter
 from graftwork.sessions.events import (
     EventDraft,
@@ -49,6 +49,7 @@ from graftwork.sessions.generation import (
 )
 from graftwork.sessions.items import Item, answer_message_id, call_item_id, function_call, message
 from graftwork.sessions.leases import LeaseLost, SessionLease, keep_alive
+from graftwork.sessions.session_kv import History, SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import Checkpoint, Transcript, TurnEncoder
 from graftwork.sessions.turn_store import TurnOutcome, TurnStore, failure_event
@@ -60,6 +61,12 @@ class AnswerSource(Protocol):
     """What a turn needs of a Generator."""
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]: ...
+
+
+ToolHints = Mapping[str, float]
+"""Milliseconds that a caller expects a tool to take, by its name."""
+
+NO_HINTS: ToolHints = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class TurnPlan:
     new_token_ids: tuple[int, ...]
     """What the new items, and the opening of the answer, add to the transcript's ids."""
     request: GenerationRequest
+    tool_hints: ToolHints = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ class TurnSurroundings:
     encoder: TurnEncoder
     heartbeat_s: float
     """Seconds between renewals of the lease."""
+    kv: SessionKv
 
 
 class TurnRunner:
@@ -162,7 +171,8 @@ class TurnRunner:
         if isinstance(error, LeaseLost):
             raise error
         if error is None and not generation.cancelled():
-            return self._answered(generation.result(), tally)
+            answer = generation.result()
+            return self._answered(answer, tally, await self._hold(answer))
         return self._broken_off(error, tally)
 
     async def _generate(self, source: AnswerSource) -> GenerationFinished:
@@ -176,7 +186,14 @@ class TurnRunner:
                 self._writer.put(_draft(event))
         raise InternalFailure("The answer broke off without saying why; send the turn again.")
 
-    def _answered(self, answer: GenerationFinished, tally: TallyingEngine) -> TurnOutcome:
+    async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
+        """Have the engine keep what was computed, for as long as the calls are likely to take."""
+        plan, hints = self.plan, self.plan.tool_hints
+        history = History(plan.principal, plan.session, (*plan.request.prompt_token_ids, *answer.token_ids))
+        names = dict.fromkeys(call.name for call in answer.tool_calls)
+        return await self._surroundings.kv.hold(history, [ToolWait(name, hints.get(name)) for name in names])
+
+    def _answered(self, answer: GenerationFinished, tally: TallyingEngine, memory: SessionMemory | None) -> TurnOutcome:
         answer_items = _answer_items(answer, self.turn.turn_id)
         checkpoint = self._checkpoint(answer, answer_items)
         cache = tally.cache or answer.cache
@@ -184,7 +201,7 @@ class TurnRunner:
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
             call_ids: list[str] = [call.call_id for call in answer.tool_calls]
-            fields = awaiting_fields(checkpoint.checkpoint_id, usage, call_ids)
+            fields = awaiting_fields(checkpoint.checkpoint_id, usage, call_ids, lease_body(memory, self._now()))
         else:
             status, type_ = TurnStatus.COMPLETED, EventType.TURN_COMPLETED
             fields = completed_fields(checkpoint.checkpoint_id, usage, answer.reason)
@@ -216,6 +233,9 @@ class TurnRunner:
             cache=None if cache is None else cache_body(cache),
             error=None if error is None else error.body()["error"],
         )
+
+    def _now(self) -> float:
+        return self._surroundings.clock.now()
 
     def _checkpoint(self, answer: GenerationFinished, answer_items: Sequence[Item]) -> Checkpoint:
         parent = self.plan.transcript.head

@@ -82,6 +82,13 @@ class TurnStore:
             all_items = await history.find_all_items(database, scope, session.head_id)
         return Transcript((), head, all_items, opening.digest, is_anew=True)
 
+    async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
+        """What stands up to the session's head."""
+        if session.head_id is None:
+            return ()
+        async with self._database.read() as database:
+            return join_chain(await history.find_chain(database, scope, session.head_id))
+
     async def begin(
         self, scope: TenantScope, seen: AgentSession, turn_id: TurnId, new_items: Sequence[Item]
     ) -> tuple[SessionLease, Turn]:

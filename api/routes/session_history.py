@@ -41,5 +41,6 @@ async def follow_events(
 
 @router.get("/cache")
 async def get_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
-    """Where the prompt of the latest turn lay."""
-    return session_cache_body(await resources.sessions.get(principal, session_id))
+    """Where the history is cached now, and how the latest turn found it."""
+    session, memory = await resources.sessions.read_cache(principal, session_id)
+    return session_cache_body(session, memory, resources.clock.now())

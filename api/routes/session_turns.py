@@ -53,7 +53,12 @@ async def create_turn(
 ) -> Response:
     """Say something and have it answered; with `stream` as it is made."""
     turn = await resources.sessions.start_turn(
-        principal, session_id, body.input, if_head=body.if_head, overrides=body.overrides()
+        principal,
+        session_id,
+        body.input,
+        if_head=body.if_head,
+        overrides=body.overrides(),
+        tool_hints=body.hints(),
     )
     return await _answer(turn, request, stream=bool(body.stream))
 

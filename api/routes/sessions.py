@@ -37,7 +37,7 @@ async def change_session(
 ) -> dict[str, Any]:
     """Another adapter version, which gives up the KV made with the old one; or other metadata."""
     changed = await resources.sessions.change(principal, session_id, model=body.model, metadata=body.metadata)
-    return session_change_body(changed.session, resources.base_name, changed.given_up_tokens)
+    return session_change_body(changed.session, resources.base_name, changed.given_up_tokens, changed.given_up_bytes)
 
 
 @router.delete("/{session_id}")
@@ -79,5 +79,6 @@ async def suspend_session(session_id: str, resources: AppResources, principal: I
 
 @router.post("/{session_id}/prefetch")
 async def prefetch_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
-    session, num_tokens = await resources.sessions.prefetch(principal, session_id)
-    return prefetch_body(session, num_tokens)
+    """Bring the session's cache to the device, ahead of its next turn."""
+    found = await resources.sessions.prefetch(principal, session_id)
+    return prefetch_body(found.session, found.history_tokens, found.memory)

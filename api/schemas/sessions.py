@@ -60,7 +60,7 @@ class ToolHint(NativeBody):
 
 
 class TurnBody(NativeBody):
-    """`tool_hints` tell how long a tool will take, which says how long to keep a cache; nothing keeps one yet."""
+    """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
 
     input: str | list[Any]
     if_head: str | None = None
@@ -69,6 +69,10 @@ class TurnBody(NativeBody):
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
+
+    def hints(self) -> dict[str, float]:
+        """Milliseconds by tool."""
+        return {name: hint.expected_ms for name, hint in (self.tool_hints or {}).items()}
 
     def overrides(self) -> TurnOverrides:
         return TurnOverrides(self.tool_choice, self.response_format, self.sampling)

@@ -280,5 +280,4 @@ def memory_from_wire(message: wire.SessionMemory) -> SessionMemory:
         host_bytes=message.host_bytes,
         disk_bytes=message.disk_bytes,
         lease_s=message.lease_s if message.HasField("lease_s") else None,
-        last_miss=MissReason(message.last_miss) if message.HasField("last_miss") else None,
     )

@@ -333,7 +333,7 @@ class ToolWait(_message.Message):
     def __init__(self, tool: _Optional[str] = ..., expected_ms: _Optional[float] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
-    __slots__ = ("device_tokens", "host_tokens", "disk_tokens", "missing_tokens", "device_bytes", "host_bytes", "disk_bytes", "lease_s", "last_miss")
+    __slots__ = ("device_tokens", "host_tokens", "disk_tokens", "missing_tokens", "device_bytes", "host_bytes", "disk_bytes", "lease_s")
     DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -342,7 +342,6 @@ class SessionMemory(_message.Message):
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
-    LAST_MISS_FIELD_NUMBER: _ClassVar[int]
     device_tokens: int
     host_tokens: int
     disk_tokens: int
@@ -351,5 +350,4 @@ class SessionMemory(_message.Message):
     host_bytes: int
     disk_bytes: int
     lease_s: float
-    last_miss: str
-    def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., lease_s: _Optional[float] = ..., last_miss: _Optional[str] = ...) -> None: ...
+    def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...

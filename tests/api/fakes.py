@@ -13,6 +13,8 @@ from graftwork.engine.request import (
     FinishReason,
     PromptAdmitted,
     RequestFinished,
+    SessionMemory,
+    SessionTending,
     TokensGenerated,
 )
 from graftwork.platform.errors import GraftworkError
@@ -57,6 +59,7 @@ class FakeEngine:
     probe_refusal: GraftworkError | None = None
     """Raised for every adapter that is tried."""
     cached_tokens: int = 0
+    tended: list[SessionTending] = field(default_factory=list)
 
     async def describe(self) -> EngineDescription:
         return describe()
@@ -106,6 +109,12 @@ class FakeEngine:
             free_pages=5,
             cached_pages=3,
             active_pages=2,
+            in_flight_pages=1,
+            host_free_pages=4,
+            host_cached_pages=6,
+            host_in_flight_pages=0,
+            disk_pages=9,
+            disk_bytes=900,
             resident_adapters=(),
             lora_pool_bytes=0,
             running_adapters=(),
@@ -113,9 +122,18 @@ class FakeEngine:
             steps=7,
             prompt_tokens=0,
             cached_tokens=0,
+            host_tokens=0,
+            disk_tokens=0,
+            preemptions=3,
             generated_tokens=0,
             adapter_loads=0,
             max_adapters_in_a_step=1,
+        )
+
+    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        self.tended.append(tending)
+        return SessionMemory(
+            host_tokens=len(tending.token_ids), host_bytes=1000, lease_s=2.5 if tending.waits else None
         )
 
     async def probe_adapter(self, digest: str) -> None:

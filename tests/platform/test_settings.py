@@ -114,9 +114,7 @@ def test_sizes_that_are_none_are_refused(text: object) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("fleet", "ray"), ("replicas", 2), ("host_kv_bytes", 1), ("disk_kv_bytes", 1)]
-)
+@pytest.mark.parametrize(("setting", "value"), [("fleet", "ray"), ("replicas", 2)])
 def test_what_would_have_no_effect_is_refused(setting: str, value: object) -> None:
     """A flag that is not served yet is an error that names it, never a silent default."""
     settings = Settings.from_environment({setting: value})

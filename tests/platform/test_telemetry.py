@@ -18,6 +18,12 @@ class Reading:
     free_pages: int = 50
     cached_pages: int = 25
     active_pages: int = 25
+    in_flight_pages: int = 0
+    host_free_pages: int = 10
+    host_cached_pages: int = 5
+    host_in_flight_pages: int = 1
+    disk_pages: int = 9
+    preemptions: int = 2
     resident_adapters: tuple[str, ...] = ("sha256:a", "sha256:b")
     lora_pool_bytes: int = 4096
     running_adapters: tuple[str, ...] = ("b", "a")

@@ -15,8 +15,11 @@ from graftwork.engine.request import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    KvLimits,
     PromptAdmitted,
     RequestFinished,
+    SessionMemory,
+    SessionTending,
     TokensGenerated,
 )
 from graftwork.platform.clock import ManualClock
@@ -125,6 +128,9 @@ class AnsweringEngine:
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 
+    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        return SessionMemory(missing_tokens=len(tending.token_ids))
+
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
 
@@ -166,6 +172,9 @@ class CountingGate:
             raise LimitExceeded("Enough for now.", retry_after_s=1.0)
         self.tickets.append(CountingTicket(estimated_tokens))
         return self.tickets[-1]
+
+    async def kv_limits(self, principal: Principal) -> KvLimits:
+        return KvLimits()
 
     async def max_sessions(self, principal: Principal) -> int | None:
         return self.limit

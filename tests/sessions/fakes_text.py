@@ -18,6 +18,8 @@ from graftwork.engine.request import (
     FinishReason,
     PromptAdmitted,
     RequestFinished,
+    SessionMemory,
+    SessionTending,
     TokenLogprobs,
     TokensGenerated,
 )
@@ -256,6 +258,9 @@ class ScriptedEngine:
 
     async def stats(self) -> EngineStats:
         raise NotImplementedError
+
+    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        return SessionMemory(missing_tokens=len(tending.token_ids))
 
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError

@@ -108,7 +108,7 @@ async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: R
     assert len({item.item_id for item in items}) == 8
     assert items[-1].item_id == last["output"][0]["id"]
     in_turn_3, aside = (request.prompt_token_ids for request in world.engine.requests[-2:])
-    _, num_tokens = await world.service.prefetch(me, conversation.session_id)
+    num_tokens = (await world.service.prefetch(me, conversation.session_id)).history_tokens
     assert num_tokens == len(in_turn_3) + len(world.engine.said[world.engine.requests[-2].request_id])
     assert aside == encoded(*[Message(item.body["role"], item.text) for item in items], Message("user", "Aside"))
 

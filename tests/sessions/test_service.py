@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from graftwork.engine.request import SessionMemory
 from graftwork.platform.database import Database
 from graftwork.platform.errors import (
     CapacityAbsent,
@@ -58,7 +59,11 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
     assert body["usage"]["prompt_tokens"] == len(world.engine.requests[0].prompt_token_ids)
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
     assert body["cache"]["miss_reason"] is None
-    assert session_cache_body(after)["tiers"]["device"] == {"tokens": 4, "bytes": None}
+    absent = session_cache_body(after, None, 0.0)
+    assert absent["tiers"]["device"] == {"tokens": 4, "bytes": None}
+    there = session_cache_body(after, SessionMemory(host_tokens=16, host_bytes=100, lease_s=2.0), 1000.0)
+    assert there["tiers"]["host"] == {"tokens": 16, "bytes": 100}
+    assert there["lease"] == {"tier": "device", "seconds": 2.0, "until": 1002.0}
 
 
 async def test_second_prompt_continues_the_first_bit_for_bit(world: World) -> None:
