@@ -58,6 +58,30 @@ class SamplingParams:
     """Go on past the model's own end-of-sequence tokens."""
 
 
+class GrammarKind(StrEnum):
+    """What a grammar's text is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    """Any JSON object; the text is not read."""
+    REGEX = "regex"
+    """ECMA-262; the whole answer matches."""
+    EBNF = "ebnf"
+    """GBNF as xgrammar reads it; the rule is `root`."""
+    STRUCTURAL_TAG = "structural_tag"
+    """Calls of tools in text; see engine/grammar/structural_tags.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """What an answer must match."""
+
+    kind: GrammarKind
+    text: str
+    strict: bool = True
+    """Every keyword of a schema is enforced or refused; else what cannot be enforced is let go."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterUse:
     """One adapter version's part in a request."""
@@ -89,6 +113,8 @@ class EngineRequest:
     """Opaque name of the party whose fair share this is charged to."""
     weight: float = 1.0
     """The party's weight against the others."""
+    grammar: GrammarSource | None = None
+    """What the answer must match; None leaves it free."""
 
     @property
     def adapter_digests(self) -> tuple[str, ...]:
