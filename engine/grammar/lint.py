@@ -6,6 +6,7 @@ xgrammar serves what it enforces exactly: plain JSON, EBNF, and schemas of close
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,7 +18,12 @@ from graftwork.engine.grammar.patterns import PatternError, read_whole, repeats,
 from graftwork.engine.grammar.plain_schemas import is_plain
 from graftwork.engine.grammar.refusal import Gaps, refused
 from graftwork.engine.grammar.schema_size import check_size
+from graftwork.engine.grammar.spelling import spelled
+from graftwork.engine.grammar.structural_tags import TagWriter, read_tag
 from graftwork.engine.request import GrammarKind, GrammarSource
+
+
+_LIMITS = LintLimits()
 
 
 class GrammarEngine(StrEnum):
@@ -36,8 +42,13 @@ class LintedGrammar:
     """JSON pointers and reasons; empty under `strict`."""
 
 
-def lint(source: GrammarSource, limits: LintLimits = LintLimits()) -> LintedGrammar:
-    """Raises InvalidRequest, with the JSON pointer as its `param`, for what is not served."""
+def lint(
+    source: GrammarSource, limits: LintLimits = _LIMITS, specials: Mapping[str, int] | None = None
+) -> LintedGrammar:
+    """Raises InvalidRequest, with the JSON pointer as its `param`, for what is not served.
+
+    `specials` are the tokenizer's special tokens, which a structural tag may name; without them its text is only read.
+    """
     size = len(source.text.encode(errors="surrogatepass"))
     if size > limits.text_bytes:
         raise refused("#", f"it has {size} bytes; at most {limits.text_bytes} are served.")
@@ -47,14 +58,17 @@ def lint(source: GrammarSource, limits: LintLimits = LintLimits()) -> LintedGram
             return LintedGrammar(GrammarEngine.XGRAMMAR, GrammarKind.JSON_SCHEMA, '{"type":"object"}')
         case GrammarKind.JSON_SCHEMA:
             core = core_schema(parsed(source.text), limits, gaps)
-            engine = GrammarEngine.XGRAMMAR if is_plain(core) else GrammarEngine.LLGUIDANCE
-            return LintedGrammar(engine, source.kind, canonical(core), tuple(gaps.pointers.items()))
+            if is_plain(core):
+                return LintedGrammar(GrammarEngine.XGRAMMAR, source.kind, canonical(core), gaps.listed())
+            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, spelled(core), gaps.listed())
         case GrammarKind.REGEX:
             return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, _regex(source.text, limits))
         case GrammarKind.EBNF:
             return LintedGrammar(GrammarEngine.XGRAMMAR, source.kind, source.text)
         case GrammarKind.STRUCTURAL_TAG:
-            raise NotImplementedError
+            tag = read_tag(parsed(source.text), limits)
+            text = TagWriter(tag, limits, gaps, specials or {}).write()
+            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, text, gaps.listed())
 
 
 def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:

@@ -25,3 +25,6 @@ class Gaps:
         if self.strict:
             raise refused(pointer, reason)
         self.pointers.setdefault(pointer, reason)
+
+    def listed(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self.pointers.items())
