@@ -13,6 +13,11 @@ from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.fingerprint import fingerprint
+from graftwork.engine.grammar.compiler import GrammarCompiler
+from graftwork.engine.grammar.desk import GrammarDesk
+from graftwork.engine.grammar.limits import CompileLimits
+from graftwork.engine.grammar.masks import MaskFiller
+from graftwork.engine.grammar.vocabulary import read_vocabulary
 from graftwork.engine.loop import EngineLoop, Message
 from graftwork.engine.lora_packs import PackCache
 from graftwork.engine.lora_pool import AdapterLoader, LoraPool, LoraPoolLimits
@@ -60,6 +65,7 @@ def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | Non
         packs,
         clock,
     )
+    grammars = _grammars(config, model, inbox, clock)
     scheduler = Scheduler(
         _limits(config, model),
         pages,
@@ -68,11 +74,19 @@ def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | Non
         ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}"),
         clock=clock,
         seeds=Random(),
+        grammars=grammars,
     )
     cache = KvCache(model, pages.num_pages, config.page_tokens, device, dtype)
     builder = BatchBuilder(config.page_tokens, cache.null_page, device, rules)
-    runner = ModelRunner(decoder, cache, builder, adapters, packs, rules)
-    return Engine(EngineLoop(inbox, scheduler, adapters, pages, runner), description)
+    runner = ModelRunner(decoder, cache, builder, adapters, packs, rules, MaskFiller(model.vocab_size))
+    return Engine(EngineLoop(inbox, scheduler, adapters, grammars, pages, runner), description)
+
+
+def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarDesk:
+    vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
+    limits = CompileLimits()
+    compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
+    return GrammarDesk(compiler, model.eos_token_ids, limits, clock)
 
 
 def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:

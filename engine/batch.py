@@ -1,10 +1,27 @@
 """One step's work and its result. No torch: the scheduler plans it, the runner carries it out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from graftwork.engine.pages import PageId
 from graftwork.engine.request import AdapterUse, SamplingParams
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
+
+
+class MaskRow(Protocol):
+    """The tokens that a grammar allows at one place; filled while the forward pass runs."""
+
+    def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
+        """Set the bits of the tokens that may come, the lowest first; all are clear where the answer is complete.
+
+        Returns why the request cannot go on, if it cannot.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +35,8 @@ class SampleSpec:
     """Of the token to choose, from 0 at the start of the prompt; noise is keyed by (seed, position)."""
     banned_token_ids: tuple[int, ...]
     """Tokens that may not be chosen here (the stop tokens, before `min_tokens`)."""
+    mask: MaskRow | None = None
+    """What the request's grammar allows here; None allows everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +80,5 @@ class StepResult:
     """The token chosen for every slice that asked for one."""
 
     token_ids: dict[RequestId, int]
+    ends: Mapping[RequestId, GraftworkError | None] = field(default_factory=dict)
+    """Requests whose grammar left no token to choose: None where the answer was complete, else why it cannot go on."""

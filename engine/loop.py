@@ -11,6 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from graftwork.engine.batch import StepPlan, StepResult
+from graftwork.engine.grammar.compiler import GrammarCompiled
+from graftwork.engine.grammar.desk import GrammarDesk
 from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
 from graftwork.engine.pages import PagePool
 from graftwork.engine.request import EngineRequest, EngineStats
@@ -65,7 +67,17 @@ class Stop:
     pass
 
 
-Message = SubmitRequest | CancelRequest | CancelSink | ForgetAdapter | ProbeAdapter | ReadStats | AdapterLoaded | Stop
+Message = (
+    SubmitRequest
+    | CancelRequest
+    | CancelSink
+    | ForgetAdapter
+    | ProbeAdapter
+    | ReadStats
+    | AdapterLoaded
+    | GrammarCompiled
+    | Stop
+)
 
 
 class Runner(Protocol):
@@ -78,11 +90,18 @@ class EngineLoop:
     """`inbox` is the only way in; sinks are the only way out."""
 
     def __init__(
-        self, inbox: SimpleQueue[Message], scheduler: Scheduler, adapters: LoraPool, pages: PagePool, runner: Runner
+        self,
+        inbox: SimpleQueue[Message],
+        scheduler: Scheduler,
+        adapters: LoraPool,
+        grammars: GrammarDesk,
+        pages: PagePool,
+        runner: Runner,
     ) -> None:
         self.inbox = inbox
         self._scheduler = scheduler
         self._adapters = adapters
+        self._grammars = grammars
         self._pages = pages
         self._runner = runner
         self._sinks: dict[RequestId, Sink] = {}
@@ -97,11 +116,12 @@ class EngineLoop:
                 break
             worked = self.step()
         self._adapters.close()
+        self._grammars.close_all()
 
     def step(self) -> bool:
         """One step of everything that can be admitted; False if there was nothing to do.
 
-        After a False, only a message can bring work: what still waits, waits for a load.
+        After a False, only a message can bring work: what still waits, waits for a load or a compile.
         """
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
@@ -144,6 +164,8 @@ class EngineLoop:
                 error = self._adapters.absorb(message)
                 if error is not None:
                     self._deliver(self._scheduler.fail_waiting_for(message.digest, error))
+            case GrammarCompiled():
+                self._grammars.absorb(message)
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
             case ProbeAdapter(digest, answer_probe):

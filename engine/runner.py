@@ -9,6 +9,7 @@ from graftwork.engine.checkpoint import Checkpoint
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.decoder import Decoder
 from graftwork.engine.decoder_weights import load_decoder_weights
+from graftwork.engine.grammar.masks import MaskFiller
 from graftwork.engine.lora import LoraBatch, Segment
 from graftwork.engine.lora_packs import Graft, PackCache
 from graftwork.engine.lora_pool import LoraPool
@@ -33,6 +34,7 @@ class ModelRunner:
         pool: LoraPool,
         packs: PackCache,
         rules: RowRules,
+        masks: MaskFiller,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
@@ -40,15 +42,19 @@ class ModelRunner:
         self._pool = pool
         self._packs = packs
         self._rules = rules
+        self._masks = masks
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """One forward pass, and a token for every slice that asked for one."""
         batch = self._builder.build(plan)
-        sampled = [piece for piece in batch.slices if piece.sample is not None]
+        sampled = [(piece.request_id, piece.sample) for piece in batch.slices if piece.sample is not None]
+        specs = [spec for _, spec in sampled]
+        filling = self._masks.begin(specs)
         logits = self.logits(batch)
-        tokens = choose_tokens(logits, [piece.sample for piece in sampled if piece.sample is not None])
-        return StepResult({piece.request_id: token for piece, token in zip(sampled, tokens, strict=True)})
+        ends = self._masks.apply(filling, logits)
+        chosen = dict(zip([request_id for request_id, _ in sampled], choose_tokens(logits, specs), strict=True))
+        return StepResult(chosen, {sampled[row][0]: error for row, error in ends.items()})
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""

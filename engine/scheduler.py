@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.batch import MaskRow, SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.grammar.no_grammars import NoGrammars
 from graftwork.engine.pace import Pace
 from graftwork.engine.pages import PagePool
 from graftwork.engine.policy import FairShare
@@ -25,6 +26,7 @@ from graftwork.engine.request import (
     CacheReport,
     EngineEvent,
     EngineRequest,
+    FinishReason,
     MissReason,
     PromptAdmitted,
     RequestFinished,
@@ -41,6 +43,8 @@ from graftwork.platform.errors import (
     InvalidRequest,
 )
 from graftwork.platform.ids import RequestId
+
+_NO_GRAMMARS = NoGrammars()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,30 @@ class AdapterResidency(Protocol):
     def unpin(self, digest: str) -> None: ...
 
 
+class GrammarResidency(Protocol):
+    """Whether a request's grammar is compiled, and where each running request stands in its own."""
+
+    def want(self, requests: list[EngineRequest]) -> None:
+        """All waiting requests, in their order: compiles are begun."""
+        ...
+
+    def is_ready(self, request: EngineRequest) -> bool: ...
+
+    def refusal(self, request: EngineRequest) -> GraftworkError | None:
+        """Why a request cannot have its grammar, as far as that is known by now."""
+        ...
+
+    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: list[int]) -> None:
+        """A request starts, or starts again behind what it has generated."""
+        ...
+
+    def close(self, request_id: RequestId) -> None: ...
+
+    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None: ...
+
+    def accept(self, request_id: RequestId, token_id: int) -> None: ...
+
+
 @dataclass(slots=True)
 class SchedulerCounters:
     """Totals since the start."""
@@ -112,11 +140,13 @@ class Scheduler:
         *,
         clock: Clock,
         seeds: Random,
+        grammars: GrammarResidency = _NO_GRAMMARS,
     ) -> None:
         self._limits = limits
         self._pool = pool
         self._tree = tree
         self._adapters = adapters
+        self._grammars = grammars
         self._scopes = scopes
         self._clock = clock
         self._seeds = seeds
@@ -184,20 +214,23 @@ class Scheduler:
     def admit(self) -> list[Output]:
         """Let waiting sequences in, in the order of the policy, while everything that each needs is there.
 
-        A sequence whose adapter is still being loaded is passed over; one that lacks pages holds back the rest,
+        A sequence whose adapter is still being loaded, or whose grammar compiled, is passed over; one that lacks pages holds back the rest,
         so that a large request is not starved by small ones.
         """
         outputs: list[Output] = []
         candidates = list(self._waiting.candidates()) if len(self._waiting) else []
         self._adapters.want([digests for one in candidates if (digests := one.request.adapter_digests)])
+        self._grammars.want([one.request for one in candidates if one.request.grammar is not None])
         for sequence in candidates:
             if len(self._running) >= self._limits.max_running:
                 break
-            refusal = self._adapters.refusal(sequence.request.adapters)
+            refusal = self._adapters.refusal(sequence.request.adapters) or self._grammars.refusal(sequence.request)
             if refusal is not None:
                 outputs += self._fail([sequence], refusal)
                 continue
             if not all(self._adapters.is_ready(digest) for digest in sequence.request.adapter_digests):
+                continue
+            if not self._grammars.is_ready(sequence.request):
                 continue
             match = self._match(sequence)
             if not self._fits(sequence, match):
@@ -222,6 +255,8 @@ class Scheduler:
         sequence.num_computed = len(sequence.pages) * self._limits.page_tokens
         for digest in sequence.request.adapter_digests:
             self._adapters.pin(digest)
+        generated = sequence.token_ids[sequence.num_prompt :]
+        self._grammars.open(sequence.request, sequence.stop_token_ids, generated)
         self._running[sequence.request_id] = sequence
         self._waiting.charge_input(sequence, sequence.num_behind)
         self.counters.prompt_tokens += sequence.num_prompt
@@ -272,11 +307,13 @@ class Scheduler:
         sequence.pages += self._pool.take(missing)
 
     def _sample_spec(self, sequence: Sequence) -> SampleSpec:
+        banned = sequence.banned_token_ids()
         return SampleSpec(
             params=sequence.request.sampling,
             seed=sequence.seed,
             position=len(sequence.token_ids),
-            banned_token_ids=sequence.banned_token_ids(),
+            banned_token_ids=banned,
+            mask=self._grammars.row(sequence.request_id, banned),
         )
 
     # ---- absorb -----------------------------------------------------------------------------------------------
@@ -287,14 +324,25 @@ class Scheduler:
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
             sequence.num_computed = piece.end
-            if piece.sample is not None:
+            if piece.request_id in result.ends:
+                outputs.extend(self._end(sequence, result.ends[piece.request_id]))
+            elif piece.sample is not None:
                 outputs.extend(self._append(sequence, result.token_ids[piece.request_id]))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
         return outputs
 
+    def _end(self, sequence: Sequence, error: GraftworkError | None) -> list[Output]:
+        """A grammar left no token to choose: the answer was complete, or the request has failed."""
+        if error is not None:
+            return self._fail([sequence], error)
+        finished = RequestFinished(FinishReason.STOP, sequence.num_generated)
+        self._finish(sequence)
+        return [Output(sequence.request_id, finished)]
+
     def _append(self, sequence: Sequence, token_id: int) -> list[Output]:
         sequence.token_ids.append(token_id)
+        self._grammars.accept(sequence.request_id, token_id)
         self.counters.generated_tokens += 1
         self._waiting.charge_output(sequence, 1)
         outputs = [Output(sequence.request_id, TokensGenerated((token_id,)))]
@@ -317,6 +365,7 @@ class Scheduler:
         sequence.pages = []
         for digest in sequence.request.adapter_digests:
             self._adapters.unpin(digest)
+        self._grammars.close(sequence.request_id)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from graftwork.engine.request import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    GrammarKind,
+    GrammarSource,
     MissReason,
     PromptAdmitted,
     RequestFinished,
@@ -35,7 +37,12 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         tier=request.tier,
         share=request.share,
         weight=request.weight,
+        grammar=_grammar_to_wire(request.grammar),
     )
+
+
+def _grammar_to_wire(grammar: GrammarSource | None) -> wire.Grammar | None:
+    return wire.Grammar(kind=grammar.kind, text=grammar.text, strict=grammar.strict) if grammar is not None else None
 
 
 def request_from_wire(submit: wire.Submit) -> EngineRequest:
@@ -48,7 +55,12 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         tier=ServiceTier(submit.tier),
         share=submit.share,
         weight=submit.weight,
+        grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
     )
+
+
+def _grammar_from_wire(grammar: wire.Grammar) -> GrammarSource:
+    return GrammarSource(GrammarKind(grammar.kind), grammar.text, grammar.strict)
 
 
 def _sampling_from_wire(sampling: wire.Sampling) -> SamplingParams:

@@ -11,6 +11,7 @@ from graftwork.engine.request import (
     CacheReport,
     EngineRequest,
     FinishReason,
+    GrammarSource,
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
@@ -54,6 +55,7 @@ class Harness:
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
         share: str = "",
+        grammar: GrammarSource | None = None,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -66,6 +68,7 @@ class Harness:
             isolation=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             share=share,
+            grammar=grammar,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))
