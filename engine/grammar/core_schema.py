@@ -15,6 +15,7 @@ from graftwork.engine.grammar.demands import Among, Branch, Claim, Goal
 from graftwork.engine.grammar.fitting import Fitting
 from graftwork.engine.grammar.json_values import ALL_TYPES, ARRAY, BOOLEAN, NULL, NUMBERS, OBJECT, STRING, canonical, identity, is_writable
 from graftwork.engine.grammar.limits import LintLimits
+from graftwork.engine.grammar.narrowing import listed_values
 from graftwork.engine.grammar.object_schemas import object_schemas
 from graftwork.engine.grammar.refusal import Gaps, refused
 from graftwork.engine.grammar.scalar_schemas import number_schemas, string_schemas
@@ -98,9 +99,8 @@ class CoreWriter:
         return found
 
     def _listed(self, branch: Branch) -> list[TypedSchema]:
-        first = next(demand for demand in branch.of(Among) if demand.holds)
-        distinct = {identity(value): value for value in first.values}
-        values = [one for one in distinct.values() if is_writable(one) and self._fitting.is_met(one, branch)]
+        others = Branch(branch.types, tuple(one for one in branch.demands if not isinstance(one, Among)))
+        values = [one for one in listed_values(branch) or () if is_writable(one) and self._fitting.is_met(one, others)]
         return [TypedSchema({"enum": values})] if values else []
 
     def _alive(self) -> set[Goal]:

@@ -1,6 +1,7 @@
 """Drops from a branch the types that its own demands rule out; a branch without types is no way to fit at all."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from graftwork.engine.grammar.demands import Among, Bound, Branch, Length, Presence
 from graftwork.engine.grammar.json_values import ALL_TYPES, NUMBERS, OBJECT, identity, type_of
@@ -28,14 +29,22 @@ def narrowed(branch: Branch) -> Branch | None:
 
 def _possible_types(branch: Branch) -> Iterable[str]:
     """Of the values that it allows, where it lists them."""
+    values = listed_values(branch)
+    return ALL_TYPES if values is None else {type_of(value) for value in values}
+
+
+def listed_values(branch: Branch) -> list[Any] | None:
+    """The values that all lists of a branch leave; None where it has no list of what is allowed."""
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]
     if not listed:
-        return ALL_TYPES
+        return None
     barred = {identity(value) for demand in among if not demand.holds for value in demand.values}
-    common = [{identity(value) for value in demand.values} for demand in listed]
-    values = [value for value in listed[0].values if all(identity(value) in one for one in common)]
-    return {type_of(value) for value in values if identity(value) not in barred}
+    common = [{identity(value) for value in demand.values} for demand in listed[1:]]
+    distinct = {identity(value): value for value in listed[0].values}
+    return [
+        value for key, value in distinct.items() if key not in barred and all(key in others for others in common)
+    ]
 
 
 def _bounds_cross(bounds: list[Bound]) -> bool:

@@ -11,6 +11,7 @@ from graftwork.engine.grammar.refusal import Gaps
 
 _MAX_FACTOR = 10_000
 _MAX_BARRED = 16
+_STEP = 1e-6
 
 
 def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
@@ -28,7 +29,21 @@ def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[s
     if len(points) > _MAX_BARRED:
         gaps.meet(branch.demands[0].pointer, f"at most {_MAX_BARRED} numbers can be ruled out.")
         points = []
-    return [run for run in _split(keywords, points) if not _is_empty(run)]
+    return [_inside(run) for run in _split(keywords, points) if not _is_empty(run)]
+
+
+def _inside(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Within one unit, llguidance 1.9.1 reads an open bound at a whole number as a closed one: step inside."""
+    low, high = _limits(keywords)
+    if keywords["type"] == "integer" or high - low >= 1:
+        return keywords
+    step = min(_STEP, (high - low) / 4)
+    narrowed = dict(keywords)
+    if narrowed.pop("exclusiveMinimum", None) is not None:
+        narrowed["minimum"] = low + step
+    if narrowed.pop("exclusiveMaximum", None) is not None:
+        narrowed["maximum"] = high - step
+    return narrowed
 
 
 def _bounds(bounds: list[Bound]) -> dict[str, Any]:

@@ -57,7 +57,9 @@ class XgrammarBackend:
             if grammar.kind is GrammarKind.EBNF:
                 compiled = compiler.compile_grammar(grammar.text)
             else:
-                compiled = compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
+                compiled = compiler.compile_json_schema(
+                    grammar.text, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE
+                )
         except RuntimeError as error:
             raise ValueError(str(error)) from None
         return str(compiled.serialize_json()).encode()
