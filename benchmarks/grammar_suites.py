@@ -55,7 +55,12 @@ def main() -> int:
     Console().print(table)
     if options.json is not None:
         versions = {name: version(name) for name in ("xgrammar", "llguidance", "jsonschema")}
-        record = {"date": datetime.now(UTC).isoformat(), "machine": describe_machine(), "versions": versions, "rows": rows}
+        record = {
+            "date": datetime.now(UTC).isoformat(),
+            "machine": describe_machine(),
+            "versions": versions,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 

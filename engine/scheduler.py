@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Protocol
 
-from graftwork.engine.batch import MaskRow, SampleSpec, SequenceSlice, StepPlan, StepResult
-from graftwork.engine.grammar.no_grammars import NoGrammars
+from graftwork.engine.adapter_residency import AdapterResidency
+from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.grammar.residency import GrammarResidency, NoGrammars
 from graftwork.engine.pace import Pace
 from graftwork.engine.pages import PagePool
 from graftwork.engine.policy import FairShare
@@ -22,7 +22,6 @@ from graftwork.engine.prefix_tree import PrefixMatch, PrefixTree
 from graftwork.engine.request import (
     MAX_MIXTURE,
     MAX_MIXTURE_WEIGHT,
-    AdapterUse,
     CacheReport,
     EngineEvent,
     EngineRequest,
@@ -70,50 +69,6 @@ class SchedulerLimits:
     context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-
-
-class AdapterResidency(Protocol):
-    """Whether an adapter's weights are on the device; pins keep them there."""
-
-    def want(self, groups: list[tuple[str, ...]]) -> None:
-        """What each waiting request needs, in their order: loads are begun, room is made and given out."""
-        ...
-
-    def is_ready(self, digest: str) -> bool:
-        """Whether a request may start with it now."""
-        ...
-
-    def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
-        """Why adapters cannot serve one request together, as far as they are known by now."""
-        ...
-
-    def pin(self, digest: str) -> None: ...
-
-    def unpin(self, digest: str) -> None: ...
-
-
-class GrammarResidency(Protocol):
-    """Whether a request's grammar is compiled, and where each running request stands in its own."""
-
-    def want(self, requests: list[EngineRequest]) -> None:
-        """All waiting requests, in their order: compiles are begun."""
-        ...
-
-    def is_ready(self, request: EngineRequest) -> bool: ...
-
-    def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Why a request cannot have its grammar, as far as that is known by now."""
-        ...
-
-    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: list[int]) -> None:
-        """A request starts, or starts again behind what it has generated."""
-        ...
-
-    def close(self, request_id: RequestId) -> None: ...
-
-    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None: ...
-
-    def accept(self, request_id: RequestId, token_id: int) -> None: ...
 
 
 @dataclass(slots=True)

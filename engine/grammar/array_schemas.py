@@ -5,7 +5,6 @@ from typing import Any
 
 from graftwork.engine.grammar.demands import Branch, Claim, Contains, Goal, Items, Length
 from graftwork.engine.grammar.json_values import ARRAY
-from graftwork.engine.grammar.limits import LintLimits
 from graftwork.engine.grammar.refusal import Gaps
 
 _PLACES = 4
@@ -32,7 +31,11 @@ def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written
         contains = []
     if not contains:
         return _written(first, rest, least, most)
-    return [one for variant in _containing(contains[0], first, rest) for one in _written(*variant[:2], max(least, variant[2]), most)]
+    return [
+        one
+        for variant in _containing(contains[0], first, rest)
+        for one in _written(*variant[:2], max(least, variant[2]), most)
+    ]
 
 
 def _items(demands: list[Items]) -> tuple[list[Goal], Goal]:

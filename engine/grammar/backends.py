@@ -18,6 +18,10 @@ class Backends:
             self._made[engine] = self._make(engine)
         return self._made[engine]
 
+    def has(self, engine: GrammarEngine) -> bool:
+        """Whether an engine can be used at once."""
+        return engine in self._made
+
     def warm(self) -> None:
         """Make both."""
         for engine in GrammarEngine:

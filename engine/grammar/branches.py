@@ -125,7 +125,9 @@ class Brancher:
         for part in sorted(parts, key=len):
             if part is ANYTHING:
                 continue
-            found = self._checked([one for left in found for right in part if (one := self._both(left, right))], pointer)
+            found = self._checked(
+                [one for left in found for right in part if (one := self._both(left, right))], pointer
+            )
         return found
 
     def _checked(self, found: list[Branch], pointer: str) -> list[Branch]:

@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 
 from graftwork.engine.grammar.backends import Backends
+from graftwork.engine.grammar.compile_jobs import CompileAnswer, CompileJob
 from graftwork.engine.grammar.limits import CompileLimits
 from graftwork.engine.grammar.matcher import Compiled
-from graftwork.engine.grammar.compile_jobs import CompileAnswer, CompileJob
 from graftwork.engine.grammar.nursery_client import NurseryClient
 from graftwork.engine.grammar.party_budget import PartyBudget
 from graftwork.engine.grammar.vocabulary import Vocabulary

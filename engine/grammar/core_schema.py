@@ -13,7 +13,18 @@ from graftwork.engine.grammar.array_schemas import array_schemas
 from graftwork.engine.grammar.branches import Brancher
 from graftwork.engine.grammar.demands import Among, Branch, Claim, Goal
 from graftwork.engine.grammar.fitting import Fitting
-from graftwork.engine.grammar.json_values import ALL_TYPES, ARRAY, BOOLEAN, NULL, NUMBERS, OBJECT, STRING, canonical, identity, is_writable
+from graftwork.engine.grammar.json_values import (
+    ALL_TYPES,
+    ARRAY,
+    BOOLEAN,
+    NULL,
+    NUMBERS,
+    OBJECT,
+    STRING,
+    canonical,
+    identity,
+    is_writable,
+)
 from graftwork.engine.grammar.limits import LintLimits
 from graftwork.engine.grammar.narrowing import listed_values
 from graftwork.engine.grammar.object_schemas import object_schemas
@@ -149,7 +160,7 @@ class _Printer:
             before = len(self._names)
             self._definitions[self._names[goal]] = self._whole(goal)
             waiting += list(self._names)[before:]
-        top = self._definitions.pop(self._names[root])
+        top: dict[str, Any] = self._definitions.pop(self._names[root])
         uses_itself = f'"$ref":"#/$defs/{self._names[root]}"' in canonical([self._definitions, top])
         if uses_itself:
             self._definitions[self._names[root]] = top

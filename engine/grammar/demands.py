@@ -136,7 +136,20 @@ class Names:
     pointer: str
 
 
-Demand = Among | Bound | MultipleOf | Length | Matches | HasFormat | Items | Contains | Properties | Property | Presence | Names
+Demand = (
+    Among
+    | Bound
+    | MultipleOf
+    | Length
+    | Matches
+    | HasFormat
+    | Items
+    | Contains
+    | Properties
+    | Property
+    | Presence
+    | Names
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from graftwork.engine.grammar.spelling import spelled
 from graftwork.engine.grammar.structural_tags import TagWriter, read_tag
 from graftwork.engine.request import GrammarKind, GrammarSource
 
-
 _LIMITS = LintLimits()
 
 

@@ -1,6 +1,5 @@
 """llguidance over one vocabulary. Its parsers are lazy: what travels is the grammar, proven to fit its limits."""
 
-import json
 from typing import Any
 
 import llguidance

@@ -1,6 +1,5 @@
 """Drops from a branch the types that its own demands rule out; a branch without types is no way to fit at all."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from graftwork.engine.grammar.demands import Among, Bound, Branch, Length, Presence
@@ -13,7 +12,7 @@ def required_names(branch: Branch) -> list[str]:
 
 def narrowed(branch: Branch) -> Branch | None:
     """Without the types that its demands rule out; None if none is left."""
-    types = set(branch.types) & _possible_types(branch)
+    types = set(branch.types & _possible_types(branch))
     lengths: dict[str, list[Length]] = {}
     for length in branch.of(Length):
         lengths.setdefault(length.of, []).append(length)
@@ -27,10 +26,10 @@ def narrowed(branch: Branch) -> Branch | None:
     return Branch(frozenset(types), branch.demands) if types else None
 
 
-def _possible_types(branch: Branch) -> Iterable[str]:
+def _possible_types(branch: Branch) -> frozenset[str]:
     """Of the values that it allows, where it lists them."""
     values = listed_values(branch)
-    return ALL_TYPES if values is None else {type_of(value) for value in values}
+    return ALL_TYPES if values is None else frozenset(type_of(value) for value in values)
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
@@ -42,9 +41,7 @@ def listed_values(branch: Branch) -> list[Any] | None:
     barred = {identity(value) for demand in among if not demand.holds for value in demand.values}
     common = [{identity(value) for value in demand.values} for demand in listed[1:]]
     distinct = {identity(value): value for value in listed[0].values}
-    return [
-        value for key, value in distinct.items() if key not in barred and all(key in others for others in common)
-    ]
+    return [value for key, value in distinct.items() if key not in barred and all(key in others for others in common)]
 
 
 def _bounds_cross(bounds: list[Bound]) -> bool:

@@ -3,7 +3,7 @@
     python -m graftwork.engine.grammar.nursery MODEL_FOLDER VOCAB_SIZE EOS_ID[,EOS_ID…]
 
 It reads jobs on stdin and writes answers on stdout (compile_jobs.py). It has
-one thread, so that forking is safe, and has imported the engines, so that a child begins at once. A child reads, lints
+one thread, so that forking is safe, and imports the engines itself, so that a child begins at once. A child reads, lints
 and compiles one grammar under a memory limit; whatever it meets, it answers or it is killed. Two run at a time.
 """
 
@@ -19,11 +19,14 @@ from pathlib import Path
 
 from graftwork.engine.grammar.backends import Backends
 from graftwork.engine.grammar.compile_jobs import CHILDREN, CompileAnswer, CompileJob, forward, receive, send
-from graftwork.engine.grammar.lint import lint
+from graftwork.engine.grammar.lint import GrammarEngine, lint
 from graftwork.engine.grammar.vocabulary import Vocabulary, read_vocabulary
 from graftwork.platform.errors import GraftworkError, InvalidRequest
 
 _NICENESS = 10
+_COLD = 3
+"""How a child ends that finds its engine missing: xgrammar takes seconds to import, and not everybody needs it."""
+
 
 @dataclass(slots=True)
 class _Child:
@@ -48,7 +51,7 @@ class Nursery:
 
     def serve(self) -> None:
         """Until stdin ends."""
-        self._backends.warm()
+        self._backends.of(GrammarEngine.LLGUIDANCE)
         self._selector.register(0, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select(self._patience()):
@@ -83,19 +86,27 @@ class Nursery:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(job.seconds) + 1,) * 2)  # if nobody is left to kill it
-            send(pipe, self._compile(job))
+            answer = self._compile(job)
+            if answer is None:
+                os._exit(_COLD)
+            send(pipe, answer)
         finally:
             os._exit(0)
 
-    def _compile(self, job: CompileJob) -> CompileAnswer:
+    def _compile(self, job: CompileJob) -> CompileAnswer | None:
+        """None where the parent must import the engine first, so that it is done once."""
         started = time.monotonic()
         try:
             linted = lint(job.source, specials=self._vocabulary.specials)
+            if not self._backends.has(linted.engine):
+                return None
             payload = self._backends.of(linted.engine).compile(linted)
         except InvalidRequest as error:
             seconds = time.monotonic() - started
             return CompileAnswer(job.number, seconds, None, b"", error.message, error.param or "#", error.code)
         except (ValueError, RuntimeError) as error:
+            if "bad_alloc" in str(error):
+                raise MemoryError from None
             reason = f"The grammar cannot be compiled (#): {str(error)[:500]}"
             return CompileAnswer(job.number, time.monotonic() - started, refusal=reason)
         return CompileAnswer(job.number, time.monotonic() - started, linted.engine, payload)
@@ -116,14 +127,20 @@ class Nursery:
     def _end(self, child: _Child, killed: str | None) -> None:
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        os.waitpid(child.pid, 0)
+        _, status = os.waitpid(child.pid, 0)
         del self._children[child.pipe]
+        if killed is None and os.waitstatus_to_exitcode(status) == _COLD:
+            self._backends.warm()
+            self._waiting.insert(0, child.job)
+            return
         if killed is None and child.content:
             forward(self._answers, child.content)
             return
         reason = killed or "The grammar needs more memory to compile than it may have (#). Simplify it."
         code = "grammar_too_costly"
-        send(self._answers, CompileAnswer(child.job.number, time.monotonic() - child.started, refusal=reason, code=code))
+        send(
+            self._answers, CompileAnswer(child.job.number, time.monotonic() - child.started, refusal=reason, code=code)
+        )
 
     def _kill_all(self) -> None:
         for child in self._children.values():

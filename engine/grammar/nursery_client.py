@@ -19,7 +19,7 @@ from graftwork.engine.grammar.vocabulary import Vocabulary
 _log = logging.getLogger(__name__)
 
 _START_S = 60.0
-"""For importing the engines on a busy machine."""
+"""For importing both engines on a busy machine."""
 _POLL_S = 0.5
 
 

@@ -1,6 +1,6 @@
 """Objects of one branch, in core keywords."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graftwork.engine.grammar.branches import Brancher
@@ -27,7 +27,9 @@ from graftwork.engine.grammar.scalar_schemas import anchored
 Written = tuple[dict[str, Any], tuple[Goal, ...]]
 
 
-def object_schemas(branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps) -> list[Written]:
+def object_schemas(
+    branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
+) -> list[Written]:
     """One schema, or none where a required property cannot be there."""
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()
@@ -55,7 +57,9 @@ class _ObjectWriter:
         allowed = [name for name in names if self._is_allowed(name)]
         if not set(self._required) <= set(allowed):
             return []
-        properties: dict[str, Any] = {name: self._goal(name) if name in allowed else False for name in names if is_writable(name)}
+        properties: dict[str, Any] = {
+            name: self._goal(name) if name in allowed else False for name in names if is_writable(name)
+        }
         keywords: dict[str, Any] = {"type": OBJECT}
         keywords |= {"properties": properties} if properties else {}
         keywords |= {"required": self._required} if self._required else {}
@@ -89,7 +93,7 @@ class _ObjectWriter:
 
     # ---- properties without -----------------------------------------------------------------------------------
 
-    def _unnamed(self) -> tuple[dict[str, Goal | bool], Goal | bool, list[str]]:
+    def _unnamed(self) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
         """(goals by pattern, goal of all others, names that are the only ones left)."""
         patterns = list(dict.fromkeys(pattern for shape in self._shapes for pattern, _ in shape.patterns))
         everywhere: Goal = frozenset(
@@ -111,7 +115,9 @@ class _ObjectWriter:
         is_closed = not self._brancher.branches_of(rest, self._branch.demands[0].pointer) if rest else False
         return self._with_names(goals, False if is_closed else rest)
 
-    def _with_names(self, goals: dict[str, Goal | bool], rest: Goal | bool) -> tuple[dict[str, Goal | bool], Goal | bool, list[str]]:
+    def _with_names(
+        self, goals: Mapping[str, Goal], rest: Goal | bool
+    ) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
         if not self._names:
             return goals, rest, []
         claims = frozenset(one.claim for one in self._names)
@@ -159,8 +165,10 @@ class _ObjectWriter:
             if value == {}:
                 least = max(least, 1)
             elif isinstance(value, dict):
-                self._gaps.meet(self._branch.demands[0].pointer, "that an object is not a given one cannot be enforced.")
-        if most is not None and most < max(least, len(self._required)) or (is_closed and least > num_allowed):
+                self._gaps.meet(
+                    self._branch.demands[0].pointer, "that an object is not a given one cannot be enforced."
+                )
+        if (most is not None and most < max(least, len(self._required))) or (is_closed and least > num_allowed):
             return None
         if least > max(1, len(self._required)) and not is_closed:
             self._gaps.meet(lengths[0].pointer, "a count of properties with free names cannot be enforced.")

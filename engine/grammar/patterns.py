@@ -292,9 +292,7 @@ def read_whole(pattern: str) -> Node:
 
 
 def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
-    runs = [
-        Run((*(() if one.starts else around), *one.parts, *(() if one.ends else around))) for one in alternatives
-    ]
+    runs = [Run((*(() if one.starts else around), *one.parts, *(() if one.ends else around))) for one in alternatives]
     return runs[0] if len(runs) == 1 else Either(tuple(runs))
 
 

@@ -1,6 +1,6 @@
 """Which core schemas xgrammar enforces exactly, in milliseconds and with small states.
 
-Found by running both test suites against it; see docs/architecture.md. What it reads loosely (open objects beside
+Held to by both test suites. What it reads loosely (open objects beside
 declared names, patterns, lengths, counts of properties) or compiles slowly (many optional properties) is not plain.
 """
 

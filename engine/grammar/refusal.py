@@ -18,7 +18,7 @@ class Gaps:
 
     strict: bool
     pointers: dict[str, str] = field(default_factory=dict)
-    """What was let go, and why, in the order in which it was met."""
+    """What was let go, and why."""
 
     def meet(self, pointer: str, reason: str) -> None:
         """Returns only where the caller may go on without. Raises InvalidRequest under `strict`."""
@@ -27,4 +27,5 @@ class Gaps:
         self.pointers.setdefault(pointer, reason)
 
     def listed(self) -> tuple[tuple[str, str], ...]:
-        return tuple(self.pointers.items())
+        """By pointer."""
+        return tuple(sorted(self.pointers.items()))

@@ -1,6 +1,7 @@
 """Numbers and strings of one branch, in core keywords."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 from graftwork.engine.grammar.demands import Bound, Branch, HasFormat, Length, Matches, MultipleOf
@@ -68,7 +69,7 @@ def _split(keywords: dict[str, Any], points: list[float]) -> list[dict[str, Any]
     inside = [point for point in points if low <= point <= high]
     edges: list[float | None] = [None, *inside, None]
     runs = []
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in pairwise(edges):
         run = dict(keywords)
         if left is not None:
             run.pop("minimum", None)

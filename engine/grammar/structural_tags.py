@@ -125,7 +125,10 @@ class TagWriter:
 
     def write(self) -> str:
         tag = self.tag
-        rules = [f"call_{index}_arguments: {self._json(call.schema, f'#/calls/{index}/schema')}" for index, call in enumerate(tag.calls)]
+        rules = [
+            f"call_{index}_arguments: {self._json(call.schema, f'#/calls/{index}/schema')}"
+            for index, call in enumerate(tag.calls)
+        ]
         if tag.answer is not None:
             rules.append(f"answer: {self._json(tag.answer, '#/answer')}")
         rules += [f"call: {' | '.join(self._call(index, call.begin) for index, call in enumerate(tag.calls))}"]

@@ -1,11 +1,36 @@
-"""The desk of an engine that serves no grammars."""
+"""What the scheduler asks of grammars, and the desk of an engine that serves none."""
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from graftwork.engine.batch import MaskRow
 from graftwork.engine.request import EngineRequest
 from graftwork.platform.errors import GraftworkError, InvalidRequest
 from graftwork.platform.ids import RequestId
+
+
+class GrammarResidency(Protocol):
+    """Whether a request's grammar is compiled, and where each running request stands in its own."""
+
+    def want(self, requests: Sequence[EngineRequest]) -> None:
+        """All waiting requests, in their order: compiles are begun."""
+        ...
+
+    def is_ready(self, request: EngineRequest) -> bool: ...
+
+    def refusal(self, request: EngineRequest) -> GraftworkError | None:
+        """Why a request cannot have its grammar, as far as that is known by now."""
+        ...
+
+    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
+        """A request starts, or starts again behind what it has generated."""
+        ...
+
+    def close(self, request_id: RequestId) -> None: ...
+
+    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None: ...
+
+    def accept(self, request_id: RequestId, token_id: int) -> None: ...
 
 
 class NoGrammars:
