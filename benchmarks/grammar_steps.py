@@ -65,11 +65,19 @@ class NoAdapters:
         raise NotFound(f"There is no adapter {digest}.")
 
 
+def is_text(path: Path) -> bool:
+    """Some sources are written in another encoding, to test just that."""
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def make_model(folder: Path) -> Path:
     """The model and its tokenizer."""
-    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")) + sorted(
-        Path(sysconfig.get_paths()["stdlib"]).glob("*/*.py")
-    )
+    library = Path(sysconfig.get_paths()["stdlib"])
+    sources = [path for pattern in ("*.py", "*/*.py") for path in sorted(library.glob(pattern)) if is_text(path)]
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train(
         [str(path) for path in sources], vocab_size=VOCAB_SIZE, special_tokens=["<|end|>"], show_progress=False

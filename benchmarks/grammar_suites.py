@@ -3,7 +3,7 @@
     python benchmarks/grammar_suites.py [--json OUT]
 
 Over bytes, one token each, so that the model and its tokenizer play no part. An engine alone is asked as it comes
-(xgrammar with its own strict mode off, which is what JSON Schema means). Under ours, an instance that does not fit is
+(xgrammar with its own strict mode off, which is what JSON Schema means, and with bounded whitespace). Under ours, an instance that does not fit is
 never accepted; the price is that some schemas are refused, and some ways of writing a value are not offered: another
 order of keys, whole numbers with a point.
 """

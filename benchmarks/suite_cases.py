@@ -80,7 +80,7 @@ class Judge:
         return self.compiled(linted)
 
     def alone(self, engine: GrammarEngine, schema: Any) -> Compiled:
-        """An engine as it comes, without our reading before it."""
+        """An engine as it comes, without our reading before it. Raises InvalidRequest for what it refuses."""
         return self.compiled(LintedGrammar(engine, GrammarKind.JSON_SCHEMA, json.dumps(schema)))
 
     def compiled(self, linted: LintedGrammar) -> Compiled:

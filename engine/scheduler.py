@@ -296,8 +296,10 @@ class Scheduler:
         return [Output(sequence.request_id, finished)]
 
     def _append(self, sequence: Sequence, token_id: int) -> list[Output]:
+        error = self._grammars.accept(sequence.request_id, token_id)
+        if error is not None:
+            return self._fail([sequence], error)
         sequence.token_ids.append(token_id)
-        self._grammars.accept(sequence.request_id, token_id)
         self.counters.generated_tokens += 1
         self._waiting.charge_output(sequence, 1)
         outputs = [Output(sequence.request_id, TokensGenerated((token_id,)))]

@@ -110,11 +110,12 @@ class GrammarDesk:
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(banned=banned)
 
-    def accept(self, request_id: RequestId, token_id: int) -> None:
-        """Follow a token that was chosen under the mask."""
+    def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
+        """Follow a token that was chosen under the mask; an error ends that request, and is our fault."""
         cursor = self._cursors.get(request_id)
-        if cursor is not None and not cursor.accept(token_id):
-            raise InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
+        if cursor is None or cursor.accept(token_id):
+            return None
+        return InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
 
     def close_all(self) -> None:
         """End the compiler's processes and threads."""

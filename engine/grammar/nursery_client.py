@@ -44,7 +44,11 @@ class NurseryClient:
     def start(self, job: CompileJob) -> None:
         """Hand a job in; its answer is delivered, whatever happens."""
         with self._lock:
-            process = self._process or self._spawn()
+            try:
+                process = self._process or self._spawn()
+            except OSError as error:
+                self._deliver(_died(job.number, error))
+                return
             self._due[job.number] = time.monotonic() + _START_S + job.seconds
             assert process.stdin is not None
             try:
@@ -72,6 +76,13 @@ class NurseryClient:
         return process
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            self._read_answers(process)
+        finally:
+            self._bury(process)
+
+    def _read_answers(self, process: subprocess.Popen[bytes]) -> None:
+        """Until the process ends, or is ended because it owes an answer for too long."""
         assert process.stdout is not None
         stream = process.stdout.fileno()
         while True:
@@ -82,7 +93,7 @@ class NurseryClient:
                 continue
             answer = receive(stream)
             if answer is None:
-                return self._bury(process)
+                return
             with self._lock:
                 self._due.pop(answer.number, None)
             self._deliver(answer)
@@ -100,4 +111,8 @@ class NurseryClient:
         if lost:
             _log.error("grammar_nursery_died", extra={"returncode": process.returncode, "jobs": len(lost)})
         for number in lost:
-            self._deliver(CompileAnswer(number, 0.0, refusal="The compiling process died.", code="nursery_died"))
+            self._deliver(_died(number, process.returncode))
+
+
+def _died(number: int, reason: object) -> CompileAnswer:
+    return CompileAnswer(number, 0.0, refusal=f"The compiling process died: {reason}.", code="nursery_died")

@@ -30,7 +30,9 @@ class GrammarResidency(Protocol):
 
     def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None: ...
 
-    def accept(self, request_id: RequestId, token_id: int) -> None: ...
+    def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
+        """A running request's next token; an error ends it."""
+        ...
 
 
 class NoGrammars:
@@ -56,5 +58,5 @@ class NoGrammars:
     def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None:
         return None
 
-    def accept(self, request_id: RequestId, token_id: int) -> None:
-        """Nothing to follow."""
+    def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
+        return None

@@ -1,5 +1,6 @@
 """xgrammar over one vocabulary. Importing this module takes seconds, the first time."""
 
+import numpy as np
 import xgrammar
 
 from graftwork.engine.grammar.lint import LintedGrammar
@@ -12,8 +13,9 @@ MAX_WHITESPACE = 8
 
 
 class XgrammarMatcher:
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._last_word = (1 << (vocab_size - 1) % 32 + 1) - 1
 
     def accept(self, token_id: int) -> bool:
         return bool(self._matcher.accept_token(token_id))
@@ -24,6 +26,7 @@ class XgrammarMatcher:
     def fill(self, words: Words) -> bool:
         words.fill(-1)
         self._matcher.fill_next_token_bitmask(words[None, :], 0)
+        words.view(np.uint32)[-1] &= np.uint32(self._last_word)  # bits of no token, which may have stayed set
         return True
 
     def is_complete(self) -> bool:
@@ -34,16 +37,18 @@ class XgrammarMatcher:
 
 
 class XgrammarCompiled:
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
         self._compiled = compiled
+        self._vocab_size = vocab_size
         self.num_bytes = int(compiled.memory_size_bytes)
 
     def matcher(self) -> XgrammarMatcher:
-        return XgrammarMatcher(self._compiled)
+        return XgrammarMatcher(self._compiled, self._vocab_size)
 
 
 class XgrammarBackend:
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocab_size = vocabulary.size
         self._info = xgrammar.TokenizerInfo(
             list(vocabulary.tokens),
             xgrammar.VocabType.RAW,
@@ -65,4 +70,5 @@ class XgrammarBackend:
         return str(compiled.serialize_json()).encode()
 
     def load(self, payload: bytes) -> XgrammarCompiled:
-        return XgrammarCompiled(xgrammar.CompiledGrammar.deserialize_json(payload.decode(), self._info))
+        compiled = xgrammar.CompiledGrammar.deserialize_json(payload.decode(), self._info)
+        return XgrammarCompiled(compiled, self._vocab_size)

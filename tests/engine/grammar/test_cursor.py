@@ -105,6 +105,18 @@ def test_where_no_stop_is_left_the_mask_of_a_complete_answer_is_empty(judge: Jud
     assert allowed(banned, banned=(EOS,)) == set()
 
 
+@pytest.mark.parametrize("engine", GrammarEngine)
+def test_special_tokens_and_padding_are_never_allowed(judge: Judge, engine: GrammarEngine) -> None:
+    """Where any text may come, every byte may, and no other id, not even one behind the last."""
+    kind = GrammarKind.EBNF if engine is GrammarEngine.XGRAMMAR else GrammarKind.REGEX
+    text = "root ::= [^z]*" if engine is GrammarEngine.XGRAMMAR else "[^z]*"
+    matcher = judge.compiled(LintedGrammar(engine, kind, text)).matcher()
+
+    found = allowed(GrammarCursor(matcher, (), BYTES.eos_token_ids, max_fill_s=1.0, clock=ManualClock()))
+
+    assert set(b"abc\n") <= found <= set(range(256)) - {ord("z")}
+
+
 def test_a_dead_end_is_a_typed_error(judge: Judge) -> None:
     """A rule without an end of its own has an empty mask where nothing is complete."""
     linted = LintedGrammar(GrammarEngine.XGRAMMAR, GrammarKind.EBNF, 'root ::= root "a"')
