@@ -23,7 +23,7 @@ class FilledMasks:
     """What the thread leaves behind; rows are those of the logits."""
 
     rows: list[int]
-    allowed: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None
+    barred: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None
     """[len(rows), vocab]"""
     ends: dict[int, GraftworkError | None] = field(default_factory=dict)
     """Rows that have no next token: None where the answer is complete, else why it cannot go on."""
@@ -47,13 +47,13 @@ class MaskFiller:
         if masks is None:
             return {}
         filled = masks.result()
-        if filled.allowed is not None:
-            allowed = torch.from_numpy(filled.allowed).to(logits.device)
+        if filled.barred is not None:
+            barred = torch.from_numpy(filled.barred).to(logits.device)
             if len(filled.rows) == len(logits):
-                logits.masked_fill_(~allowed, _NEVER)
+                logits.masked_fill_(barred, _NEVER)
             else:
                 rows = torch.tensor(filled.rows, device=logits.device)
-                logits[rows] = logits[rows].masked_fill_(~allowed, _NEVER)
+                logits[rows] = logits[rows].masked_fill_(barred, _NEVER)
         return filled.ends
 
     def close(self) -> None:
@@ -71,8 +71,10 @@ class MaskFiller:
             else:
                 filled.rows.append(row)
         if filled.rows:
-            bits = np.unpackbits(words[filled.rows].view(np.uint8), axis=1, bitorder="little")
-            filled.allowed = np.ascontiguousarray(bits[:, : self._vocab_size]).view(np.bool_)
+            masked = words if len(filled.rows) == len(words) else words[filled.rows]
+            np.invert(masked, out=masked)
+            bits = np.unpackbits(masked.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
+            filled.barred = bits.view(np.bool_)
         return filled
 
     def _fill_row(self, spec: SampleSpec, words: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> GraftworkError | None:

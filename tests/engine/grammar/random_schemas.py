@@ -78,3 +78,31 @@ SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.builds(
     _INNER,
     _INNER,
 )
+
+
+def _closed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def build(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+        names = [name for name in required if name in properties]
+        return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+
+    objects = st.builds(build, st.dictionaries(NAMES, inner, max_size=4), st.lists(NAMES, max_size=3, unique=True))
+    arrays = st.builds(
+        lambda items, least, most: {"type": "array", "items": items, "minItems": least, "maxItems": least + most},
+        inner,
+        st.integers(0, 1),
+        st.integers(0, 2),
+    )
+    return objects | arrays | st.builds(lambda parts: {"anyOf": parts}, st.lists(inner, min_size=1, max_size=3))
+
+
+_PLAIN_LEAVES: st.SearchStrategy[Any] = st.builds(
+    lambda name: {"type": name}, _TYPES.filter(lambda name: name != "array" and name != "object")
+) | st.builds(
+    lambda values: {"enum": values}, st.lists(SCALARS.filter(lambda value: value != 3.5), min_size=1, max_size=3)
+)
+PLAIN_SCHEMAS: st.SearchStrategy[Any] = (
+    st.recursive(_PLAIN_LEAVES | st.just({"$ref": "#/$defs/self"}), _closed, max_leaves=6)
+    .map(lambda schema: {"$ref": "#/$defs/self", "$defs": {"self": {"anyOf": [{"type": "null"}, schema]}}})
+    .filter(lambda schema: schema["$defs"]["self"]["anyOf"][1] != {"$ref": "#/$defs/self"})
+)
+"""Recursive, of closed objects: what xgrammar is given."""

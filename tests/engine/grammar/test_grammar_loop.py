@@ -155,6 +155,25 @@ def test_a_cancelled_request_leaves_its_grammar(scene: Scene) -> None:
     scene.loop._grammars.check_integrity([])
 
 
+def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(scene: Scene) -> None:
+    """Opened behind half an answer, the mask is that of a request that has run so far."""
+    source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
+    answer = scene.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
+    request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
+    desk = scene.loop._grammars
+
+    desk.want([request])
+    desk.open(request, [1017], answer[:2])
+    resumed = desk.cursor(request.request_id)
+    assert resumed is not None
+    rest = resumed.num_allowed(answer)
+    followed = resumed.num_allowed(answer[2:])
+    desk.close(request.request_id)
+
+    assert rest < len(answer)
+    assert followed == len(answer) - 2
+
+
 def test_a_model_without_a_tokenizer_refuses_grammars(lab: Lab) -> None:
     """It says what is missing, and serves everything else."""
     harness = lab.engine()

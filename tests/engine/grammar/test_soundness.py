@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from graftwork.platform.errors import InvalidRequest
-from tests.engine.grammar.random_schemas import SCHEMAS, VALUES
+from tests.engine.grammar.random_schemas import PLAIN_SCHEMAS, SCHEMAS, VALUES
 
 
 def check(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
@@ -45,6 +45,13 @@ def test_what_is_accepted_fits(judge: Judge, schema: dict[str, Any], values: lis
 @given(schema=SCHEMAS, values=_TRIED)
 def test_what_is_accepted_fits_at_length(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
     """The same, over eighty times as many."""
+    check(judge, schema, values)
+
+
+@settings(max_examples=150, **_SETTINGS)
+@given(schema=PLAIN_SCHEMAS, values=_TRIED)
+def test_what_is_accepted_of_closed_objects_fits(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
+    """Over random schemas of the kind that xgrammar is given."""
     check(judge, schema, values)
 
 
