@@ -40,7 +40,7 @@ class CompileLimits:
     """What one compile, one party and the cache may cost."""
 
     seconds: float = 4.0
-    """Of wall clock, after which the compiling process is killed."""
+    """Of processor time, after which the compiling process is killed; at the latest after three times that."""
     memory_bytes: int = 1024 * 2**20
     """On top of what the nursery itself maps."""
     cache_bytes: int = 64 * 2**20

@@ -23,7 +23,10 @@ from graftwork.engine.grammar.lint import GrammarEngine, lint
 from graftwork.engine.grammar.vocabulary import Vocabulary, read_vocabulary
 from graftwork.platform.errors import GraftworkError, InvalidRequest
 
-_NICENESS = 10
+_NICENESS = 19
+_WALL_PER_CPU = 3
+"""A child that is nice may wait for a core; what it may use of one is the limit, and this many times it on the wall."""
+_OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 _COLD = 3
 """How a child ends that finds its engine missing: xgrammar takes seconds to import, and not everybody needs it."""
 
@@ -66,7 +69,7 @@ class Nursery:
                 self._start(self._waiting.pop(0))
 
     def _patience(self) -> float | None:
-        deadlines = [child.started + child.job.seconds for child in self._children.values()]
+        deadlines = [child.started + child.job.seconds * _WALL_PER_CPU for child in self._children.values()]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _start(self, job: CompileJob) -> None:
@@ -85,7 +88,7 @@ class Nursery:
             limit = _mapped_bytes() + job.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(job.seconds) + 1,) * 2)  # if nobody is left to kill it
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(job.seconds),) * 2)
             answer = self._compile(job)
             if answer is None:
                 os._exit(_COLD)
@@ -115,31 +118,35 @@ class Nursery:
         part = os.read(child.pipe, 1 << 20)
         child.content += part
         if not part:
-            self._end(child, None)
+            self._end(child)
 
     def _kill_late(self) -> None:
         now = time.monotonic()
         for child in list(self._children.values()):
-            if now >= child.started + child.job.seconds:
+            if now >= child.started + child.job.seconds * _WALL_PER_CPU:
                 os.kill(child.pid, signal.SIGKILL)
-                self._end(child, f"The grammar took more than {child.job.seconds} s to compile (#). Simplify it.")
+                self._end(child)
 
-    def _end(self, child: _Child, killed: str | None) -> None:
+    def _end(self, child: _Child) -> None:
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
         _, status = os.waitpid(child.pid, 0)
         del self._children[child.pipe]
-        if killed is None and os.waitstatus_to_exitcode(status) == _COLD:
+        code = os.waitstatus_to_exitcode(status)
+        if code == _COLD:
             self._backends.warm()
             self._waiting.insert(0, child.job)
             return
-        if killed is None and child.content:
+        if code == 0 and child.content:
             forward(self._answers, child.content)
             return
-        reason = killed or "The grammar needs more memory to compile than it may have (#). Simplify it."
-        code = "grammar_too_costly"
+        what = f"time than {child.job.seconds} s" if code in _OUT_OF_TIME else "memory than it may have"
+        reason = f"The grammar needs more {what} to compile (#). Simplify it."
         send(
-            self._answers, CompileAnswer(child.job.number, time.monotonic() - child.started, refusal=reason, code=code)
+            self._answers,
+            CompileAnswer(
+                child.job.number, time.monotonic() - child.started, refusal=reason, code="grammar_too_costly"
+            ),
         )
 
     def _kill_all(self) -> None:
