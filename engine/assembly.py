@@ -13,6 +13,11 @@ from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.calibration import measure
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.fingerprint import fingerprint
+from graftwork.engine.grammar.compiler import GrammarCompiler
+from graftwork.engine.grammar.desk import GrammarDesk
+from graftwork.engine.grammar.limits import CompileLimits
+from graftwork.engine.grammar.masks import MaskFiller
+from graftwork.engine.grammar.vocabulary import read_vocabulary
 from graftwork.engine.kv_assembly import build_memory, lay_out_kv
 from graftwork.engine.lease_advisor import LeaseAdvisor
 from graftwork.engine.load_cost import LoadCost
@@ -67,8 +72,9 @@ def build_engine(
         packs,
         clock,
     )
+    grammars = _grammars(config, model, inbox, clock)
     builder = BatchBuilder(config.page_tokens, store.cache.null_page, device, rules)
-    runner = ModelRunner(decoder, store.cache, builder, adapters, packs, rules)
+    runner = ModelRunner(decoder, store.cache, builder, adapters, packs, rules, MaskFiller(model.vocab_size))
     costs = costs or measure(store, runner.run, _limits(config, model))
     memory, copier = build_memory(store, costs, inbox.put, clock)
     scopes = ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}")
@@ -80,8 +86,16 @@ def build_engine(
         scopes,
         clock=clock,
         seeds=Random(),
+        grammars=grammars,
     )
-    return Engine(EngineLoop(inbox, scheduler, adapters, memory, copier, runner), description)
+    return Engine(EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, runner), description)
+
+
+def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarDesk:
+    vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
+    limits = CompileLimits()
+    compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
+    return GrammarDesk(compiler, model.eos_token_ids, limits, clock)
 
 
 def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:

@@ -2,11 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from graftwork.engine.pages import PageId
 from graftwork.engine.request import AdapterUse, SamplingParams, TokenLogprobs
 from graftwork.engine.token_history import TokenHistory
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
+
+
+class MaskRow(Protocol):
+    """The tokens that a grammar allows at one place; filled while the forward pass runs."""
+
+    def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
+        """Set the bits of the tokens that may come, the lowest first; all are clear where the answer is complete.
+
+        Returns why the request cannot go on, if it cannot.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +40,8 @@ class SampleSpec:
     """What the penalties count, up to the last known token; None where nothing is penalised. Read within the step only."""
     draft_token_ids: tuple[int, ...] = ()
     """Tokens before this one that are only guessed; penalties count them too."""
+    mask: MaskRow | None = None
+    """What the request's grammar allows here; None allows everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +87,5 @@ class StepResult:
     token_ids: dict[RequestId, int]
     logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """By request, one for each chosen token; only of requests that asked for them."""
+    ends: Mapping[RequestId, GraftworkError | None] = field(default_factory=dict)
+    """Requests whose grammar left no token to choose: None where the answer was complete, else why it cannot go on."""

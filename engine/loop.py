@@ -11,6 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from graftwork.engine.batch import StepPlan, StepResult
+from graftwork.engine.grammar.compiler import GrammarCompiled
+from graftwork.engine.grammar.desk import GrammarDesk
 from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
 from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, SessionTending
@@ -83,6 +85,7 @@ Message = (
     | TendSession
     | ReadStats
     | AdapterLoaded
+    | GrammarCompiled
     | TransferDone
     | Stop
 )
@@ -102,6 +105,7 @@ class EngineLoop:
         inbox: SimpleQueue[Message],
         scheduler: Scheduler,
         adapters: LoraPool,
+        grammars: GrammarDesk,
         memory: KvMemory,
         copies: CopyEngine,
         runner: Runner,
@@ -109,6 +113,7 @@ class EngineLoop:
         self.inbox = inbox
         self._scheduler = scheduler
         self._adapters = adapters
+        self._grammars = grammars
         self._memory = memory
         self._copies = copies
         self._runner = runner
@@ -124,12 +129,13 @@ class EngineLoop:
                 break
             worked = self.step()
         self._adapters.close()
+        self._grammars.close_all()
         self._copies.close()
 
     def step(self) -> bool:
         """One step of everything that can be admitted; False if there was nothing to do.
 
-        After a False, only a message can bring work: what still waits, waits for a load.
+        After a False, only a message can bring work: what still waits, waits for a load or a compile.
         """
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
@@ -172,6 +178,8 @@ class EngineLoop:
                 error = self._adapters.absorb(message)
                 if error is not None:
                     self._deliver(self._scheduler.fail_waiting_for(message.digest, error))
+            case GrammarCompiled():
+                self._grammars.absorb(message)
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
             case ProbeAdapter(digest, answer_probe):

@@ -85,6 +85,30 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
+class GrammarKind(StrEnum):
+    """What a grammar's text is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    """Any JSON object; the text is not read."""
+    REGEX = "regex"
+    """ECMA-262; the whole answer matches."""
+    EBNF = "ebnf"
+    """GBNF as xgrammar reads it; the rule is `root`."""
+    STRUCTURAL_TAG = "structural_tag"
+    """Calls of tools in text; see engine/grammar/structural_tags.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """What an answer must match."""
+
+    kind: GrammarKind
+    text: str
+    strict: bool = True
+    """Every keyword of a schema is enforced or refused; else what cannot be enforced is let go."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterUse:
     """One adapter version's part in a request."""
@@ -146,6 +170,8 @@ class EngineRequest:
     session: SessionUse | None = None
     """None for a request that stands alone; its pages are then kept as long as there is room."""
     kv_limits: KvLimits = NO_KV_LIMITS
+    grammar: GrammarSource | None = None
+    """What the answer must match; None leaves it free."""
     public_tokens: int = 0
     """Tokens at the start of the prompt that the operator has declared public: every domain may share their pages."""
 

@@ -9,6 +9,7 @@ from graftwork.engine.checkpoint import Checkpoint
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.decoder import Decoder
 from graftwork.engine.decoder_weights import load_decoder_weights
+from graftwork.engine.grammar.masks import MaskFiller
 from graftwork.engine.lora import LoraBatch, Segment
 from graftwork.engine.lora_packs import Graft, PackCache
 from graftwork.engine.lora_pool import LoraPool
@@ -33,6 +34,7 @@ class ModelRunner:
         pool: LoraPool,
         packs: PackCache,
         rules: RowRules,
+        masks: MaskFiller,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
@@ -40,6 +42,7 @@ class ModelRunner:
         self._pool = pool
         self._packs = packs
         self._rules = rules
+        self._masks = masks
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -47,13 +50,16 @@ class ModelRunner:
         batch = self._builder.build(plan)
         sampled = [piece.request_id for piece in batch.slices if piece.sample is not None]
         specs = [piece.sample for piece in batch.slices if piece.sample is not None]
+        filling = self._masks.begin(specs)
         logits = self.logits(batch)
         scores = RawScores(logits, specs)
+        ends = self._masks.apply(filling, logits)
         tokens = choose_tokens(logits, specs)
         scored = zip(sampled, scores.of(tokens), strict=True)
         return StepResult(
             dict(zip(sampled, tokens, strict=True)),
             {request_id: (score,) for request_id, score in scored if score is not None},
+            {sampled[row]: error for row, error in ends.items()},
         )
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:

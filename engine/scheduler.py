@@ -13,9 +13,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Protocol
 
+from graftwork.engine.adapter_residency import AdapterResidency
 from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.grammar.residency import GrammarResidency, NoGrammars
 from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.pace import Pace
 from graftwork.engine.page_path import pages_for
@@ -23,9 +24,9 @@ from graftwork.engine.policy import FairShare
 from graftwork.engine.request import (
     MAX_MIXTURE,
     MAX_MIXTURE_WEIGHT,
-    AdapterUse,
     EngineEvent,
     EngineRequest,
+    FinishReason,
     PromptAdmitted,
     RequestFinished,
     SessionMemory,
@@ -48,6 +49,8 @@ from graftwork.platform.errors import (
     InvalidRequest,
 )
 from graftwork.platform.ids import RequestId
+
+_NO_GRAMMARS = NoGrammars()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +76,6 @@ class SchedulerLimits:
     context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-
-
-class AdapterResidency(Protocol):
-    """Whether an adapter's weights are on the device; pins keep them there."""
-
-    def want(self, groups: list[tuple[str, ...]]) -> None:
-        """What each waiting request needs, in their order: loads are begun, room is made and given out."""
-        ...
-
-    def is_ready(self, digest: str) -> bool:
-        """Whether a request may start with it now."""
-        ...
-
-    def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
-        """Why adapters cannot serve one request together, as far as they are known by now."""
-        ...
-
-    def pin(self, digest: str) -> None: ...
-
-    def unpin(self, digest: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -123,11 +106,13 @@ class Scheduler:
         *,
         clock: Clock,
         seeds: Random,
+        grammars: GrammarResidency = _NO_GRAMMARS,
     ) -> None:
         self._limits = limits
         self._memory = memory
         self._tender = tender
         self._adapters = adapters
+        self._grammars = grammars
         self._scopes = scopes
         self._clock = clock
         self._seeds = seeds
@@ -200,18 +185,21 @@ class Scheduler:
     def admit(self) -> list[Output]:
         """Let waiting sequences in, in the order of the policy, while everything that each needs is there.
 
-        A sequence whose adapter is still being loaded is passed over; one that lacks pages holds back the rest,
-        so that a large request is not starved by small ones.
+        A sequence whose adapter is still being loaded, or whose grammar compiled, is passed over; one that lacks
+        pages holds back the rest, so that a large request is not starved by small ones.
         """
         outputs: list[Output] = []
         candidates = list(self._waiting.candidates()) if len(self._waiting) else []
         self._adapters.want([digests for one in candidates if (digests := one.request.adapter_digests)])
+        self._grammars.want([one.request for one in candidates if one.request.grammar is not None])
         for sequence in candidates:
-            refusal = self._adapters.refusal(sequence.request.adapters)
+            refusal = self._adapters.refusal(sequence.request.adapters) or self._grammars.refusal(sequence.request)
             if refusal is not None:
                 outputs += self._fail([sequence], refusal)
                 continue
             if not all(self._adapters.is_ready(digest) for digest in sequence.request.adapter_digests):
+                continue
+            if not self._grammars.is_ready(sequence.request):
                 continue
             while not (self._has_place() and self._settle(sequence)):
                 if not self._make_way(sequence):
@@ -254,6 +242,8 @@ class Scheduler:
         self._waiting.remove(sequence)
         for digest in sequence.request.adapter_digests:
             self._adapters.pin(digest)
+        generated = sequence.token_ids[sequence.num_prompt :]
+        self._grammars.open(sequence.request, sequence.stop_token_ids, generated)
         self._running[sequence.request_id] = sequence
         return [] if sequence.arrivals else self._arrived(sequence)
 
@@ -355,12 +345,14 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _sample_spec(self, sequence: Sequence) -> SampleSpec:
+        banned = sequence.banned_token_ids()
         return SampleSpec(
             params=sequence.request.sampling,
             seed=sequence.seed,
             position=len(sequence.token_ids),
-            banned_token_ids=sequence.banned_token_ids(),
+            banned_token_ids=banned,
             history=sequence.counted_history(),
+            mask=self._grammars.row(sequence.request_id, banned),
         )
 
     # ---- absorb -----------------------------------------------------------------------------------------------
@@ -373,14 +365,27 @@ class Scheduler:
             sequence.num_computed = piece.end
             if piece.start < sequence.num_prompt <= piece.end:
                 self._enter(sequence)
-            if piece.sample is not None:
+            if piece.request_id in result.ends:
+                outputs.extend(self._end(sequence, result.ends[piece.request_id]))
+            elif piece.sample is not None:
                 logprobs = result.logprobs.get(piece.request_id, ())
                 outputs.extend(self._append(sequence, result.token_ids[piece.request_id], logprobs))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
         return outputs
 
+    def _end(self, sequence: Sequence, error: GraftworkError | None) -> list[Output]:
+        """A grammar left no token to choose: the answer was complete, or the request has failed."""
+        if error is not None:
+            return self._fail([sequence], error)
+        finished = RequestFinished(FinishReason.STOP, sequence.num_generated)
+        self._finish(sequence)
+        return [Output(sequence.request_id, finished)]
+
     def _append(self, sequence: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> list[Output]:
+        error = self._grammars.accept(sequence.request_id, token_id)
+        if error is not None:
+            return self._fail([sequence], error)
         sequence.token_ids.append(token_id)
         self.counters.generated_tokens += 1
         self._waiting.charge_output(sequence, 1)
@@ -415,6 +420,7 @@ class Scheduler:
         del self._running[sequence.request_id]
         self._starved.discard(sequence.request_id)
         sequence.pages = []
+        self._grammars.close(sequence.request_id)
         for digest in sequence.request.adapter_digests:
             self._adapters.unpin(digest)
 

@@ -13,6 +13,8 @@ from graftwork.engine.request import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    GrammarKind,
+    GrammarSource,
     KvLimits,
     MissReason,
     PromptAdmitted,
@@ -46,7 +48,12 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         session=None if request.session is None else wire.SessionUse(**asdict(request.session)),
         kv_limits=wire.KvLimits(**asdict(request.kv_limits)),
         public_tokens=request.public_tokens,
+        grammar=_grammar_to_wire(request.grammar),
     )
+
+
+def _grammar_to_wire(grammar: GrammarSource | None) -> wire.Grammar | None:
+    return wire.Grammar(kind=grammar.kind, text=grammar.text, strict=grammar.strict) if grammar is not None else None
 
 
 def request_from_wire(submit: wire.Submit) -> EngineRequest:
@@ -62,7 +69,12 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         session=_session_from_wire(submit.session) if submit.HasField("session") else None,
         kv_limits=_limits_from_wire(submit.kv_limits),
         public_tokens=submit.public_tokens,
+        grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
     )
+
+
+def _grammar_from_wire(grammar: wire.Grammar) -> GrammarSource:
+    return GrammarSource(GrammarKind(grammar.kind), grammar.text, grammar.strict)
 
 
 def _session_from_wire(use: wire.SessionUse) -> SessionUse:

@@ -11,6 +11,7 @@ from graftwork.engine.request import (
     CacheReport,
     EngineRequest,
     FinishReason,
+    GrammarSource,
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
@@ -63,6 +64,7 @@ class Harness:
         domain: bytes = b"tenant",
         share: str = "",
         session: SessionUse | None = None,
+        grammar: GrammarSource | None = None,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -76,6 +78,7 @@ class Harness:
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             share=share,
             session=session,
+            grammar=grammar,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))

@@ -1,0 +1,66 @@
+"""JSON values as JSON Schema sees them: six types with whole numbers apart, and equality that minds types."""
+
+import json
+from collections.abc import Hashable
+from typing import Any
+
+NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (
+    "null", "boolean", "integer", "fraction", "string", "array", "object",
+)  # fmt: skip
+ALL_TYPES = frozenset({NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT})
+"""`fraction` is a number that is not whole, so that the types are disjoint."""
+NUMBERS = frozenset({INTEGER, FRACTION})
+
+TYPES_BY_NAME: dict[str, frozenset[str]] = {name: frozenset({name}) for name in ALL_TYPES - {FRACTION}} | {
+    "number": NUMBERS
+}
+
+
+def type_of(value: Any) -> str:
+    """The type of a parsed value; 1.0 is an integer."""
+    match value:
+        case None:
+            return NULL
+        case bool():
+            return BOOLEAN
+        case int():
+            return INTEGER
+        case float():
+            return INTEGER if value.is_integer() else FRACTION
+        case str():
+            return STRING
+        case list():
+            return ARRAY
+        case _:
+            return OBJECT
+
+
+def identity(value: Any) -> Hashable:
+    """Equal for values that are equal in JSON: 1 is 1.0 and not true, and keys have no order."""
+    match value:
+        case bool() | None | str():
+            return (type_of(value), value)
+        case int() | float():
+            return ("number", value)
+        case list():
+            return ("array", tuple(identity(item) for item in value))
+        case _:
+            return ("object", frozenset((key, identity(item)) for key, item in value.items()))
+
+
+def canonical(value: Any) -> str:
+    """One text for one value as it was written, keys in their order."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def is_writable(value: Any) -> bool:
+    """Whether its texts need no escape by number. Engines write none: a name could be written in two ways."""
+    match value:
+        case str():
+            return all(character >= " " or character in "\b\f\n\r\t" for character in value)
+        case list():
+            return all(is_writable(item) for item in value)
+        case dict():
+            return all(is_writable(key) and is_writable(item) for key, item in value.items())
+        case _:
+            return True

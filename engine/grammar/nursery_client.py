@@ -1,0 +1,118 @@
+"""The engine's side of the nursery: starts it when it is first needed, and starts another where it has died.
+
+Answers arrive on a thread of its own and are handed on as they are. Every job is answered: a nursery that dies or
+falls silent is killed, and what it had in hand is answered as a failure.
+"""
+
+import logging
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from graftwork.engine.grammar.compile_jobs import CHILDREN, CompileAnswer, CompileJob, receive, send
+from graftwork.engine.grammar.vocabulary import Vocabulary
+
+_log = logging.getLogger(__name__)
+
+_START_S = 60.0
+"""For importing both engines on a busy machine."""
+_POLL_S = 0.5
+
+
+class NurseryClient:
+    """Owns one process and the thread that reads from it."""
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary, deliver: Callable[[CompileAnswer], None]) -> None:
+        """`deliver` is called on the reading thread."""
+        self._folder = folder
+        self._vocabulary = vocabulary
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._due: dict[int, float] = {}
+        """When each job that is in hand must have been answered."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another job would begin at once."""
+        return len(self._due) < CHILDREN
+
+    def start(self, job: CompileJob) -> None:
+        """Hand a job in; its answer is delivered, whatever happens."""
+        with self._lock:
+            try:
+                process = self._process or self._spawn()
+            except OSError as error:
+                self._deliver(_died(job.number, error))
+                return
+            self._due[job.number] = time.monotonic() + _START_S + job.seconds
+            assert process.stdin is not None
+            try:
+                send(process.stdin.fileno(), job)
+            except BrokenPipeError:
+                process.kill()  # the reading thread answers for it
+
+    def close(self) -> None:
+        """End the process; the thread follows it."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        eos = ",".join(map(str, self._vocabulary.eos_token_ids))
+        command = [sys.executable, "-m", "graftwork.engine.grammar.nursery", str(self._folder.absolute())]
+        self._process = process = subprocess.Popen(
+            [*command, str(self._vocabulary.size), eos],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # a Ctrl-C at the terminal is for the engine
+        )
+        threading.Thread(target=self._read, args=(process,), name="grammar-nursery", daemon=True).start()
+        return process
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            self._read_answers(process)
+        finally:
+            self._bury(process)
+
+    def _read_answers(self, process: subprocess.Popen[bytes]) -> None:
+        """Until the process ends, or is ended because it owes an answer for too long."""
+        assert process.stdout is not None
+        stream = process.stdout.fileno()
+        while True:
+            ready, _, _ = select.select([stream], [], [], _POLL_S)
+            if not ready:
+                if any(time.monotonic() > due for due in self._due.copy().values()):
+                    process.kill()
+                continue
+            answer = receive(stream)
+            if answer is None:
+                return
+            with self._lock:
+                self._due.pop(answer.number, None)
+            self._deliver(answer)
+
+    def _bury(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+        with self._lock:
+            lost = list(self._due)
+            self._due.clear()
+            self._process = None
+        if lost:
+            _log.error("grammar_nursery_died", extra={"returncode": process.returncode, "jobs": len(lost)})
+        for number in lost:
+            self._deliver(_died(number, process.returncode))
+
+
+def _died(number: int, reason: object) -> CompileAnswer:
+    return CompileAnswer(number, 0.0, refusal=f"The compiling process died: {reason}.", code="nursery_died")

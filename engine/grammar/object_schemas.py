@@ -1,0 +1,194 @@
+"""Objects of one branch, in core keywords."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from graftwork.engine.grammar.branches import Brancher
+from graftwork.engine.grammar.demands import (
+    Among,
+    Branch,
+    Claim,
+    Goal,
+    HasFormat,
+    Length,
+    Matches,
+    Names,
+    Presence,
+    Properties,
+    Property,
+)
+from graftwork.engine.grammar.fitting import Fitting, claims_on
+from graftwork.engine.grammar.json_values import OBJECT, STRING, is_writable
+from graftwork.engine.grammar.narrowing import required_names
+from graftwork.engine.grammar.patterns import Node, PatternError, is_universal, length_between, written
+from graftwork.engine.grammar.refusal import Gaps, refused
+from graftwork.engine.grammar.scalar_schemas import anchored
+
+Written = tuple[dict[str, Any], tuple[Goal, ...]]
+
+
+def object_schemas(
+    branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
+) -> list[Written]:
+    """One schema, or none where a required property cannot be there."""
+    try:
+        return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()
+    except PatternError as error:
+        raise refused(branch.demands[0].pointer, f"a property's name {error}.") from None
+
+
+class _ObjectWriter:
+    """Owns nothing beyond one branch."""
+
+    def __init__(self, branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps) -> None:
+        self._branch = branch
+        self._barred = barred
+        self._brancher = brancher
+        self._fitting = fitting
+        self._gaps = gaps
+        self._shapes: list[Properties] = branch.of(Properties)
+        self._names: list[Names] = branch.of(Names)
+        self._forbidden = {one.name for one in branch.of(Presence) if not one.required}
+        self._required = list(dict.fromkeys(required_names(branch)))
+
+    def written(self) -> list[Written]:
+        patterns, rest, named_only = self._unnamed()
+        names = self._all_names(named_only)
+        allowed = [name for name in names if self._is_allowed(name)]
+        if not set(self._required) <= set(allowed):
+            return []
+        properties: dict[str, Any] = {
+            name: self._goal(name) if name in allowed else False for name in names if is_writable(name)
+        }
+        keywords: dict[str, Any] = {"type": OBJECT}
+        keywords |= {"properties": properties} if properties else {}
+        keywords |= {"required": self._required} if self._required else {}
+        keywords |= {"patternProperties": patterns} if patterns else {}
+        keywords |= {"additionalProperties": rest} if rest != frozenset() else {}
+        is_closed = rest is False and not patterns
+        counts = self._counts(is_closed, len(allowed))
+        if counts is None:
+            return []
+        return [(keywords | counts, tuple(dict.fromkeys(self._goal(name) for name in self._required)))]
+
+    # ---- properties with a name -------------------------------------------------------------------------------
+
+    def _all_names(self, named_only: list[str]) -> list[str]:
+        """Those that are declared, in the order of declaration; then those that are only spoken of."""
+        names = [name for shape in self._shapes for name, _ in shape.named]
+        names += [one.name for one in self._branch.of(Property)]
+        names += self._required + sorted(self._forbidden) + named_only
+        return list(dict.fromkeys(names))
+
+    def _is_allowed(self, name: str) -> bool:
+        if name in self._forbidden or not is_writable(name):
+            return False
+        return all(self._fitting.fits(name, frozenset({one.claim})) for one in self._names)
+
+    def _goal(self, name: str) -> Goal:
+        goal: Goal = frozenset(one.claim for one in self._branch.of(Property) if one.name == name)
+        for shape in self._shapes:
+            goal |= claims_on(shape, name)
+        return goal
+
+    # ---- properties without -----------------------------------------------------------------------------------
+
+    def _unnamed(self) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
+        """(goals by pattern, goal of all others, names that are the only ones left)."""
+        patterns = list(dict.fromkeys(pattern for shape in self._shapes for pattern, _ in shape.patterns))
+        everywhere: Goal = frozenset(
+            claim
+            for shape in self._shapes
+            for pattern, claim in shape.patterns
+            if claim is not None and is_universal(pattern)
+        )
+        goals: dict[str, Goal] = {}
+        for pattern in patterns:
+            if not is_universal(pattern):
+                claims = _union(_claim_by_pattern(shape, pattern) for shape in self._shapes)
+                text = anchored(written(pattern))
+                goals[text] = goals.get(text, everywhere) | claims
+        covered = [any(is_universal(pattern) for pattern, _ in shape.patterns) for shape in self._shapes]
+        rest = everywhere | _union(
+            shape.rest for shape, is_covered in zip(self._shapes, covered, strict=True) if not is_covered
+        )
+        is_closed = not self._brancher.branches_of(rest, self._branch.demands[0].pointer) if rest else False
+        return self._with_names(goals, False if is_closed else rest)
+
+    def _with_names(
+        self, goals: Mapping[str, Goal], rest: Goal | bool
+    ) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
+        if not self._names:
+            return goals, rest, []
+        claims = frozenset(one.claim for one in self._names)
+        branches = [one for one in self._brancher.branches_of(claims, self._names[0].pointer) if STRING in one.types]
+        listed = [value for one in branches for value in _listed(one)]
+        free = [one for one in branches if not any(demand.holds for demand in one.of(Among))]
+        if not free:
+            return {}, False, [value for value in listed if isinstance(value, str)]
+        pattern = self._pattern_of_names(free)
+        if pattern is None:
+            return goals, rest, []
+        if goals or listed:
+            self._gaps.meet(self._names[0].pointer, "names by pattern beside other patterns cannot be enforced.")
+            return goals, rest, []
+        return ({pattern: rest} if rest is not False else {}), False, []
+
+    def _pattern_of_names(self, branches: list[Branch]) -> str | None:
+        """None where any name will do."""
+        asked: list[Node] = []
+        for one in branches[0].demands:
+            if isinstance(one, Matches):
+                asked.append(one.pattern)
+            elif isinstance(one, Length) and one.of == STRING:
+                asked.append(length_between(one.least, one.most))
+            elif isinstance(one, HasFormat) or (isinstance(one, Among) and any(isinstance(v, str) for v in one.values)):
+                asked += [length_between(0, None)] * 2  # neither can be said in one pattern
+        if len(branches) == 1 and len(asked) <= 1:
+            return anchored(written(asked[0])) if asked else None
+        lengths = [one for one in branches[0].of(Length) if one.of == STRING]
+        if len(branches) == 1 and len(asked) == len(lengths):
+            least = max(one.least for one in lengths)
+            most = min((one.most for one in lengths if one.most is not None), default=None)
+            return anchored(written(length_between(least, most)))
+        self._gaps.meet(self._names[0].pointer, "names are enforced by one pattern, by lengths, or by a list.")
+        return None
+
+    # ---- counts -----------------------------------------------------------------------------------------------
+
+    def _counts(self, is_closed: bool, num_allowed: int) -> dict[str, Any] | None:
+        """A property may be written twice, and counts once: only what that cannot break is enforced."""
+        lengths = [one for one in self._branch.of(Length) if one.of == OBJECT]
+        least = max((one.least for one in lengths), default=0)
+        most = min((one.most for one in lengths if one.most is not None), default=None)
+        for value in self._barred:
+            if value == {}:
+                least = max(least, 1)
+            elif isinstance(value, dict):
+                self._gaps.meet(
+                    self._branch.demands[0].pointer, "that an object is not a given one cannot be enforced."
+                )
+        if (most is not None and most < max(least, len(self._required))) or (is_closed and least > num_allowed):
+            return None
+        if least > max(1, len(self._required)) and not is_closed:
+            self._gaps.meet(lengths[0].pointer, "a count of properties with free names cannot be enforced.")
+            least = 0
+        counts: dict[str, Any] = {"minProperties": least} if least > len(self._required) else {}
+        return counts | ({"maxProperties": most} if most is not None else {})
+
+
+def _union(claims: Iterable[Claim | None]) -> Goal:
+    return frozenset(claim for claim in claims if claim is not None)
+
+
+def _claim_by_pattern(shape: Properties, pattern: Node) -> Claim | None:
+    """What a shape asks where a pattern matches; a pattern of another shape is one of its others."""
+    found = [claim for other, claim in shape.patterns if other == pattern]
+    if found:
+        return found[0]
+    return None if any(is_universal(other) for other, _ in shape.patterns) else shape.rest
+
+
+def _listed(branch: Branch) -> list[Any]:
+    first = next((demand for demand in branch.of(Among) if demand.holds), None)
+    return list(first.values) if first is not None else []

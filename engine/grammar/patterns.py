@@ -1,0 +1,391 @@
+"""Regular expressions of JSON Schema (ECMA-262, unicode), as far as they are regular.
+
+Reads a pattern into characters, sequences, alternatives and repeats, and writes it for an engine as a whole match with
+every class spelled out, so that no engine's own idea of `\\d`, `.` or an unanchored search is ever used. Look-around,
+back references, word boundaries and flags are refused. `matches` runs in polynomial time, whatever the pattern.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+Ranges = tuple[tuple[int, int], ...]
+"""Code points, inclusive, ascending, apart from one another."""
+
+_LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+_FUEL = 200_000
+_MAX_GROUPS = 32
+
+
+class PatternError(ValueError):
+    """Why a pattern is not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a class."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One after another; the empty run matches the empty string."""
+
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    choices: tuple["Node", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    part: "Node"
+    least: int
+    most: int | None
+
+
+Node = Chars | Run | Either | Repeat
+
+
+def normalise(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Every other code point; surrogates are no characters and are in neither."""
+    left, start = [], 0
+    for low, high in normalise([*ranges, _SURROGATES]):
+        if start < low:
+            left.append((start, low - 1))
+        start = high + 1
+    return tuple([*left, (start, _LAST)] if start <= _LAST else left)
+
+
+def _points(text: str) -> Ranges:
+    return normalise((ord(character), ord(character)) for character in text)
+
+
+ANY = Chars(complement(()))
+ANYTHING = Repeat(ANY, 0, None)
+_DIGIT: Ranges = ((0x30, 0x39),)
+_WORD = normalise([*_DIGIT, (0x41, 0x5A), (0x61, 0x7A), (0x5F, 0x5F)])
+_SPACE = normalise([*_points("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), (0x2000, 0x200A)])
+_NOT_NEWLINE = complement(_points("\n\r\u2028\u2029"))
+_CLASSES = {
+    "d": _DIGIT,
+    "w": _WORD,
+    "s": _SPACE,
+    "D": complement(_DIGIT),
+    "W": complement(_WORD),
+    "S": complement(_SPACE),
+}
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+_SYNTAX = frozenset("^$\\.*+?()[]{}|/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """A sequence and whether it is tied to the string's start and end."""
+
+    parts: tuple[Node, ...]
+    starts: bool
+    ends: bool
+
+
+class _Reader:
+    """Recursive descent over one pattern."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def read(self) -> list[_Alternative]:
+        found = self._alternatives()
+        if self._at < len(self._text):
+            raise PatternError("it has a ')' too many")
+        return found
+
+    def _peek(self) -> str:
+        return self._text[self._at] if self._at < len(self._text) else ""
+
+    def _take(self) -> str:
+        character = self._peek()
+        if not character:
+            raise PatternError("it ends too early")
+        self._at += 1
+        return character
+
+    def _skip(self, text: str) -> bool:
+        found = self._text.startswith(text, self._at)
+        self._at += len(text) if found else 0
+        return found
+
+    def _alternatives(self) -> list[_Alternative]:
+        found = self._alternative()
+        while self._skip("|"):
+            found += self._alternative()
+        return found
+
+    def _alternative(self) -> list[_Alternative]:
+        parts: list[Node] = []
+        starts = ends = False
+        while self._peek() not in ("", "|", ")"):
+            if ends:
+                raise PatternError("'$' stands before more text")
+            if self._skip("^"):
+                if parts:
+                    raise PatternError("'^' stands behind other text")
+                starts = True
+            elif self._skip("$"):
+                ends = True
+            else:
+                term = self._term()
+                if isinstance(term, list):  # a group with anchors of its own
+                    if parts or starts or self._peek() not in ("", "|", ")"):
+                        raise PatternError("an anchor stands inside a group among other text")
+                    return term
+                parts.append(self._quantified(term))
+        return [_Alternative(tuple(parts), starts, ends)]
+
+    def _term(self) -> "Node | list[_Alternative]":
+        character = self._take()
+        if character == "(":
+            return self._group()
+        if character == "[":
+            return Chars(self._class())
+        if character == ".":
+            return Chars(_NOT_NEWLINE)
+        if character == "\\":
+            return Chars(self._escape(in_class=False))
+        if character in "*+?{}]":
+            raise PatternError(f"{character!r} stands where nothing can be repeated or closed")
+        return Chars(_points(character))
+
+    def _group(self) -> "Node | list[_Alternative]":
+        if self._skip("?") and not self._skip(":"):
+            self._name_or_refuse()
+        self._depth += 1
+        if self._depth > _MAX_GROUPS:
+            raise PatternError(f"its groups are more than {_MAX_GROUPS} deep")
+        inner = self._alternatives()
+        self._depth -= 1
+        if not self._skip(")"):
+            raise PatternError("a group is not closed")
+        if any(one.starts or one.ends for one in inner):
+            return inner
+        return Either(tuple(Run(one.parts) for one in inner))
+
+    def _name_or_refuse(self) -> None:
+        if not self._skip("<") or self._peek() in ("=", "!"):
+            raise PatternError("look-around and flags are not regular or not served")
+        while self._take() != ">":
+            pass
+
+    def _quantified(self, part: Node) -> Node:
+        bounds = self._bounds()
+        if bounds is None:
+            return part
+        self._skip("?")  # lazy or not, the same strings match
+        if self._peek() in ("*", "+", "?"):
+            raise PatternError("a repeat is repeated without a group")
+        return Repeat(part, *bounds)
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        if self._peek() in simple and self._peek():
+            return simple[self._take()]
+        if not self._skip("{"):
+            return None
+        least = self._number()
+        most: int | None = least
+        if self._skip(","):
+            most = None if self._peek() == "}" else self._number()
+        if not self._skip("}") or (most is not None and most < least):
+            raise PatternError("a counted repeat is malformed")
+        return least, most
+
+    def _number(self) -> int:
+        start = self._at
+        while self._peek() in tuple("0123456789"):
+            self._at += 1
+        if not 0 < self._at - start <= 9:
+            raise PatternError("a counted repeat is malformed")
+        return int(self._text[start : self._at])
+
+    def _class(self) -> Ranges:
+        negated = self._skip("^")
+        if self._peek() == "]":
+            raise PatternError("an empty class reads differently in different dialects")
+        ranges: list[tuple[int, int]] = []
+        while not self._skip("]"):
+            low = self._class_atom()
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                high = self._class_atom()
+                if not (_is_one(low) and _is_one(high)) or high[0][0] < low[0][0]:
+                    raise PatternError("a range in a class is malformed")
+                low = ((low[0][0], high[0][0]),)
+            ranges += low
+        return complement(ranges) if negated else normalise(ranges)
+
+    def _class_atom(self) -> Ranges:
+        character = self._take()
+        return self._escape(in_class=True) if character == "\\" else _points(character)
+
+    def _escape(self, *, in_class: bool) -> Ranges:
+        character = self._take()
+        if character in _CLASSES:
+            return _CLASSES[character]
+        if character in _CONTROLS:
+            return ((_CONTROLS[character],) * 2,)
+        if character in "xu":
+            return self._code_point(2 if character == "x" else 4)
+        if character == "0" and self._peek() not in tuple("0123456789"):
+            return ((0, 0),)
+        if character == "b" and in_class:
+            return ((8, 8),)
+        if character.isalnum():
+            raise PatternError(f"'\\{character}' is not served")
+        if character not in _SYNTAX and not character.isascii():
+            raise PatternError(f"'\\{character}' is not an escape")
+        return _points(character)
+
+    def _code_point(self, digits: int) -> Ranges:
+        if digits == 4 and self._skip("{"):
+            end = self._text.find("}", self._at)
+            text = self._text[self._at : end]
+            self._at = end + 1
+        else:
+            text = self._text[self._at : self._at + digits]
+            self._at += digits
+        try:
+            point = int(text, 16)
+        except ValueError:
+            raise PatternError("a code point is malformed") from None
+        if point > _LAST or _SURROGATES[0] <= point <= _SURROGATES[1]:
+            raise PatternError("a code point is none, or half of one")
+        return ((point, point),)
+
+
+def _is_one(ranges: Ranges) -> bool:
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+
+
+def read_search(pattern: str) -> Node:
+    """A pattern as JSON Schema means it: found anywhere unless anchored. Raises PatternError."""
+    return _joined(_Reader(pattern).read(), around=(ANYTHING,))
+
+
+def read_whole(pattern: str) -> Node:
+    """A pattern that must match from start to end. Raises PatternError."""
+    return _joined(_Reader(pattern).read(), around=())
+
+
+def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
+    runs = [Run((*(() if one.starts else around), *one.parts, *(() if one.ends else around))) for one in alternatives]
+    return runs[0] if len(runs) == 1 else Either(tuple(runs))
+
+
+def length_between(least: int, most: int | None) -> Node:
+    """Any text of so many characters."""
+    return Repeat(ANY, least, most)
+
+
+def none_of(texts: Iterable[str]) -> Node:
+    """Every text but these."""
+    by_first: dict[str, list[str]] = {}
+    texts = list(texts)
+    for text in texts:
+        if text:
+            by_first.setdefault(text[0], []).append(text[1:])
+    choices: list[Node] = [] if "" in texts else [Run(())]
+    choices.append(Run((Chars(complement((ord(first), ord(first)) for first in by_first)), ANYTHING)))
+    choices += [Run((Chars(_points(first)), none_of(rest))) for first, rest in by_first.items()]
+    return Either(tuple(choices))
+
+
+def is_universal(node: Node) -> bool:
+    """Whether every text surely matches: free on both sides of something that may be empty."""
+    match node:
+        case Either(choices):
+            return any(is_universal(choice) for choice in choices)
+        case Run(parts):
+            return ANYTHING in parts and matches(node, "")
+        case _:
+            return node == ANYTHING
+
+
+def repeats(node: Node) -> int:
+    """Copies of the inmost part that counted repeats ask for."""
+    match node:
+        case Chars():
+            return 1
+        case Run(parts) | Either(parts):
+            return max([1, *(repeats(part) for part in parts)])
+        case Repeat(part, least, most):
+            return repeats(part) * max(1, least if most is None else most)
+
+
+def written(node: Node) -> str:
+    """In the syntax of Rust's regular expressions, without anchors."""
+    match node:
+        case Chars(ranges):
+            return f"[{''.join(_written_range(*one) for one in ranges)}]" if ranges else "[^\\x{0}-\\x{10FFFF}]"
+        case Run(parts):
+            return "".join(written(part) for part in parts)
+        case Either(choices):
+            return f"(?:{'|'.join(written(choice) for choice in choices)})"
+        case Repeat(part, least, most):
+            count = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+            return f"(?:{written(part)}){count}"
+
+
+def _written_range(low: int, high: int) -> str:
+    return f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"
+
+
+def matches(node: Node, text: str) -> bool:
+    """Whether the whole text matches. Raises PatternError where that takes too long to tell."""
+    fuel = iter(range(_FUEL))
+    return len(text) in _ends(node, text, frozenset({0}), fuel)
+
+
+def _ends(node: Node, text: str, starts: frozenset[int], fuel: Iterator[int]) -> frozenset[int]:
+    """Where a match may end that begins at one of `starts`."""
+    if next(fuel, None) is None:
+        raise PatternError("it takes too long to match")
+    match node:
+        case Chars(ranges):
+            inside = (at for at in starts if at < len(text))
+            return frozenset(at + 1 for at in inside if any(low <= ord(text[at]) <= high for low, high in ranges))
+        case Run(parts):
+            for part in parts:
+                starts = _ends(part, text, starts, fuel)
+            return starts
+        case Either(choices):
+            return frozenset().union(*(_ends(choice, text, starts, fuel) for choice in choices))
+        case Repeat(part, least, most):
+            return _repeat_ends(part, least, most, text, starts, fuel)
+
+
+def _repeat_ends(
+    part: Node, least: int, most: int | None, text: str, starts: frozenset[int], fuel: Iterator[int]
+) -> frozenset[int]:
+    for _ in range(least):
+        starts = _ends(part, text, starts, fuel)
+    found, newest, count = starts, starts, least
+    while newest and (most is None or count < most):
+        newest = _ends(part, text, newest, fuel) - found
+        found |= newest
+        count += 1
+    return found

@@ -1,0 +1,62 @@
+"""What the scheduler asks of grammars, and the desk of an engine that serves none."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from graftwork.engine.batch import MaskRow
+from graftwork.engine.request import EngineRequest
+from graftwork.platform.errors import GraftworkError, InvalidRequest
+from graftwork.platform.ids import RequestId
+
+
+class GrammarResidency(Protocol):
+    """Whether a request's grammar is compiled, and where each running request stands in its own."""
+
+    def want(self, requests: Sequence[EngineRequest]) -> None:
+        """All waiting requests, in their order: compiles are begun."""
+        ...
+
+    def is_ready(self, request: EngineRequest) -> bool: ...
+
+    def refusal(self, request: EngineRequest) -> GraftworkError | None:
+        """Why a request cannot have its grammar, as far as that is known by now."""
+        ...
+
+    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
+        """A request starts, or starts again behind what it has generated."""
+        ...
+
+    def close(self, request_id: RequestId) -> None: ...
+
+    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None: ...
+
+    def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
+        """A running request's next token; an error ends it."""
+        ...
+
+
+class NoGrammars:
+    """Every request with a grammar is refused, so that the other verbs have nothing to do."""
+
+    def want(self, requests: Sequence[EngineRequest]) -> None:
+        """Nothing is begun."""
+
+    def is_ready(self, request: EngineRequest) -> bool:
+        return True
+
+    def refusal(self, request: EngineRequest) -> GraftworkError | None:
+        if request.grammar is None:
+            return None
+        return InvalidRequest("This engine serves no grammars.", param="grammar")
+
+    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
+        """Nothing to follow."""
+
+    def close(self, request_id: RequestId) -> None:
+        """Nothing to forget."""
+
+    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None:
+        return None
+
+    def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
+        return None

@@ -1,0 +1,79 @@
+"""The bytes of every token: all that a grammar engine needs of a tokenizer.
+
+Special tokens have no bytes, so that no text ever makes one; a structural tag may name them. Ids beyond the tokenizer,
+where the model's vocabulary is padded, have none either.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Read once; the same in the engine and in the processes that compile for it."""
+
+    tokens: tuple[bytes, ...]
+    """By token id, as many as the model has rows; empty for special tokens and padding."""
+    specials: dict[str, int]
+    eos_token_ids: tuple[int, ...]
+    fingerprint: str
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+
+def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
+    """From a model folder's tokenizer.json; None where there is none."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    tokenizer = json.loads(content)
+    pieces: dict[str, int] = _pieces(tokenizer["model"]["vocab"])
+    decode = _from_byte_level if "ByteLevel" in json.dumps(tokenizer.get("decoder")) else _from_byte_fallback
+    tokens = [b""] * size
+    for piece, token_id in pieces.items():
+        if token_id < size:
+            tokens[token_id] = decode(piece)
+    specials: dict[str, int] = {}
+    for added in tokenizer.get("added_tokens", ()):
+        if added["id"] < size:
+            is_special = added["special"] or added["id"] in eos_token_ids
+            tokens[added["id"]] = b"" if is_special else added["content"].encode()
+            specials |= {added["content"]: added["id"]} if is_special else {}
+    digest = hashlib.sha256(content + f"/{size}/{eos_token_ids}".encode()).hexdigest()
+    return Vocabulary(tuple(tokens), specials, eos_token_ids, digest)
+
+
+def _pieces(vocab: Any) -> dict[str, int]:
+    if isinstance(vocab, dict):
+        return vocab
+    return {piece: token_id for token_id, (piece, _) in enumerate(vocab)}  # unigram: pairs of piece and score
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's: printable bytes stand for themselves, the others for code points from 256."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+
+
+_BYTES_BY_CHARACTER = _byte_alphabet()
+
+
+def _from_byte_level(piece: str) -> bytes:
+    if all(character in _BYTES_BY_CHARACTER for character in piece):
+        return bytes(_BYTES_BY_CHARACTER[character] for character in piece)
+    return piece.encode()
+
+
+def _from_byte_fallback(piece: str) -> bytes:
+    found = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(found[1], 16)]) if found else piece.replace("▁", " ").encode()

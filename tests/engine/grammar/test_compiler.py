@@ -1,0 +1,185 @@
+"""The compiler and its nursery: single flight, limits that are kept by killing, budgets, and a bounded cache."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from graftwork.engine.grammar.compiler import GrammarCompiled, GrammarCompiler
+from graftwork.engine.grammar.limits import CompileLimits
+from graftwork.engine.grammar.party_budget import PartyBudget
+from graftwork.engine.grammar.vocabulary import read_vocabulary
+from graftwork.engine.request import GrammarKind, GrammarSource
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.errors import CapacityContended, GraftworkError, InternalFailure, InvalidRequest
+
+MODEL = Path(__file__).parents[3] / "demo" / "model"
+WITHIN_S = 60
+LIMITS = CompileLimits(seconds=1.0)
+EXPLODING = "\n".join([*(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(2000)), 'r2000 ::= "b"', "root ::= r0"])
+
+
+class Workshop:
+    """A compiler, and the loop's part in its life."""
+
+    def __init__(self, limits: CompileLimits = LIMITS) -> None:
+        vocabulary = read_vocabulary(MODEL, 1024, (1017,))
+        assert vocabulary is not None
+        self.clock = ManualClock()
+        self.inbox: SimpleQueue[GrammarCompiled] = SimpleQueue()
+        self.compiler = GrammarCompiler(MODEL, vocabulary, limits, self.inbox.put, self.clock)
+
+    def ask(self, source: GrammarSource, party: str = "party") -> GraftworkError | None:
+        return self.compiler.want(self.compiler.key(source), source, party)
+
+    def absorb(self) -> GrammarCompiled:
+        """The next end of a compile."""
+        compiled = self.inbox.get(timeout=WITHIN_S)
+        self.compiler.absorb(compiled)
+        self.compiler.check_integrity()
+        return compiled
+
+    def outcome(self, source: GrammarSource, party: str = "party") -> object:
+        assert self.ask(source, party) is None
+        while self.compiler.get(self.compiler.key(source)) is None:
+            self.absorb()
+        return self.compiler.get(self.compiler.key(source))
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Iterator[Workshop]:
+    """One nursery for all: importing the engines takes seconds."""
+    workshop = Workshop()
+    yield workshop
+    workshop.compiler.close()
+
+
+def schema(value: Any) -> GrammarSource:
+    return GrammarSource(GrammarKind.JSON_SCHEMA, json.dumps(value))
+
+
+def number(limit: int) -> GrammarSource:
+    return schema({"type": "integer", "maximum": limit})
+
+
+def test_a_grammar_is_compiled_once_for_all_who_ask(workshop: Workshop) -> None:
+    """Asked for again while it is compiled, and after, it is the same one."""
+    before = workshop.compiler.num_compiles
+    source = number(1)
+
+    workshop.ask(source)
+    workshop.ask(source, "other")
+    first = workshop.outcome(source)
+
+    assert workshop.outcome(source) is first
+    assert workshop.compiler.num_compiles == before + 1
+
+
+def test_a_refusal_crosses_from_the_child_with_its_place(workshop: Workshop) -> None:
+    """The lint runs where it can be killed; its errors are the same ones."""
+    refusal = workshop.outcome(schema({"not": {"multipleOf": 3}}))
+
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.param == "#/not/multipleOf"
+
+
+def test_a_compile_that_passes_its_deadline_is_killed(workshop: Workshop) -> None:
+    """The next grammar is compiled as if nothing had been; the refusal is kept, and costs nothing again."""
+    hostile = GrammarSource(GrammarKind.EBNF, EXPLODING)
+
+    refusal = workshop.outcome(hostile)
+    compiles = workshop.compiler.num_compiles
+    served = workshop.outcome(number(2))
+
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.code == "grammar_too_costly"
+    assert not isinstance(served, GraftworkError)
+    assert workshop.outcome(hostile) is refusal
+    assert workshop.compiler.num_compiles == compiles + 1
+
+
+def test_another_party_does_not_wait_behind_a_flood(workshop: Workshop) -> None:
+    """Grammars of one party are compiled one at a time, so that there is room for the next party's."""
+    flood = [GrammarSource(GrammarKind.EBNF, EXPLODING + f'\ns{n} ::= "x"') for n in range(3)]
+    for source in flood:
+        workshop.ask(source, "flooder")
+
+    workshop.ask(number(3), "other")
+    first = workshop.absorb()
+
+    assert first.key == workshop.compiler.key(number(3))
+    for _ in flood:
+        workshop.absorb()
+
+
+def test_a_compile_that_needs_too_much_memory_ends_alone() -> None:
+    """The limit holds in the child; the nursery lives on."""
+    workshop = Workshop(replace(LIMITS, memory_bytes=2 * 2**20))
+    try:
+        refusal = workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= ("a"{1,1000}){1,1000}'))
+    finally:
+        workshop.compiler.close()
+
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.code == "grammar_too_costly"
+
+
+def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
+    """Those who wait are told; the next who asks gets another nursery."""
+    workshop = Workshop()
+    try:
+        workshop.ask(number(4))
+        workshop.compiler._nursery.close()
+        lost = workshop.absorb().outcome
+        workshop.compiler.forget_failures()
+        workshop.compiler.forget_failures()
+        served = workshop.outcome(number(4))
+    finally:
+        workshop.compiler.close()
+
+    assert isinstance(lost, InternalFailure)
+    assert not isinstance(served, GraftworkError)
+
+
+def test_the_cache_is_bounded() -> None:
+    """The least recently used grammar makes way."""
+    workshop = Workshop(replace(LIMITS, cache_entries=2))
+    try:
+        for limit in (1, 2, 3):
+            workshop.outcome(number(limit))
+        kept = [workshop.compiler.get(workshop.compiler.key(number(limit))) is not None for limit in (1, 2, 3)]
+    finally:
+        workshop.compiler.close()
+
+    assert kept == [False, True, True]
+
+
+def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
+    """The wait that it is told is exactly how long it takes until it may compile again."""
+    clock = ManualClock()
+    budget = PartyBudget(15, clock)
+
+    budget.charge("spender", 20)
+    wait_s = budget.seconds_until_credit("spender")
+    clock.advance(wait_s - 0.01)
+    just_before = budget.seconds_until_credit("spender")
+    clock.advance(0.02)
+
+    assert wait_s == pytest.approx(20)
+    assert just_before > 0
+    assert budget.seconds_until_credit("spender") == 0
+    assert budget.seconds_until_credit("other") == 0
+
+
+def test_a_party_over_its_budget_is_refused_with_a_wait(workshop: Workshop) -> None:
+    """Before anything is compiled."""
+    workshop.compiler._budget.charge("spent", 1000)
+
+    refusal = workshop.ask(number(99), "spent")
+
+    assert isinstance(refusal, CapacityContended)
+    assert refusal.retry_after_s is not None

@@ -1,0 +1,192 @@
+"""Grammars in a whole engine: answers that always parse, among free neighbours, under every sampling."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from graftwork.engine.assembly import build_engine
+from graftwork.engine.config import EngineConfig
+from graftwork.engine.request import EngineRequest, FinishReason, GrammarKind, GrammarSource, SamplingParams
+from graftwork.engine.wire.codec import request_from_wire, request_to_wire
+from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.ids import IsolationDomain, RequestId
+from tests.engine.conftest import Lab
+from tests.engine.harness import Harness, Outcome
+from tests.engine.random_models import FolderSource
+
+MODEL = Path(__file__).parents[3] / "demo" / "model"
+PROMPT = list(range(20, 40))
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 6},
+        "days": {"type": "integer", "minimum": 3, "maximum": 70},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+CLOSED = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
+TAG = {
+    "calls": [{"begin": '<tool_call>{"name": "f", "arguments": ', "schema": CITY, "end": "}</tool_call>"}],
+    "required": True,
+    "parallel": False,
+}
+
+
+class Scene(Harness):
+    """An engine over the demo model, and its words."""
+
+    def __init__(self) -> None:
+        config = EngineConfig(model=MODEL, device_kv_bytes=32 * 2**20, dtype="float32")
+        super().__init__(build_engine(config, lambda _: FolderSource({}, {})))
+        self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+
+    def text(self, outcome: Outcome) -> str:
+        assert outcome.error is None, outcome.error
+        return str(self._tokenizer.decode(outcome.token_ids))
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.loop._grammars.check_integrity([])
+    scene.loop._scheduler.check_integrity()
+    scene.loop._grammars.close_all()
+
+
+def grammar(kind: GrammarKind, text: Any) -> GrammarSource:
+    return GrammarSource(kind, text if isinstance(text, str) else json.dumps(text))
+
+
+@pytest.mark.parametrize("schema", [CITY, CLOSED], ids=["llguidance", "xgrammar"])
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_every_answer_fits_its_schema(scene: Scene, schema: dict[str, Any], temperature: float) -> None:
+    """However wildly it is sampled, it parses, fits, and ends by itself."""
+    outcomes = [
+        scene.submit(PROMPT, grammar=grammar(GrammarKind.JSON_SCHEMA, schema), max_tokens=150, temperature=temperature, seed=seed)
+        for seed in range(6)
+    ]  # fmt: skip
+    scene.finish()
+
+    for outcome in outcomes:
+        assert outcome.finish is FinishReason.STOP
+        jsonschema.validate(json.loads(scene.text(outcome)), schema)
+
+
+def test_a_required_call_is_a_call(scene: Scene) -> None:
+    """A tag that allows one call and nothing else is answered by one call whose arguments fit."""
+    outcome = scene.run(
+        PROMPT, grammar=grammar(GrammarKind.STRUCTURAL_TAG, TAG), max_tokens=150, temperature=1.0, seed=5
+    )
+
+    text = scene.text(outcome).removeprefix("<tool_call>").removesuffix("</tool_call>")
+
+    assert outcome.finish is FinishReason.STOP
+    jsonschema.validate(json.loads(text)["arguments"], CITY)
+
+
+def test_free_neighbours_are_not_touched(scene: Scene) -> None:
+    """A request without a grammar gets the same tokens beside constrained ones as alone."""
+    alone = scene.run(PROMPT, max_tokens=30, temperature=1.0, seed=9)
+
+    beside = scene.submit(PROMPT, max_tokens=30, temperature=1.0, seed=9)
+    for seed in range(3):
+        scene.submit(PROMPT, grammar=grammar(GrammarKind.JSON_SCHEMA, CITY), max_tokens=30, temperature=1.0, seed=seed)
+    scene.finish()
+
+    assert beside.token_ids == alone.token_ids
+
+
+def test_a_dead_end_ends_that_request_alone(scene: Scene) -> None:
+    """A typed error for it; its neighbours go on."""
+    dead = scene.submit(PROMPT, grammar=grammar(GrammarKind.EBNF, 'root ::= root "a"'))
+    fine = scene.submit(PROMPT, grammar=grammar(GrammarKind.REGEX, "[a-c]{3}"), max_tokens=8)
+    scene.finish()
+
+    assert isinstance(dead.error, InvalidRequest)
+    assert dead.error.code == "grammar_dead_end"
+    assert fine.finish is FinishReason.STOP
+
+
+def test_a_grammar_that_is_not_served_is_refused_with_its_place(scene: Scene) -> None:
+    """Where the engine is the first to read it, the error is the one that the lint gives."""
+    outcome = scene.run(PROMPT, grammar=grammar(GrammarKind.JSON_SCHEMA, {"properties": {"a": {"uniqueItems": True}}}))
+
+    assert isinstance(outcome.error, InvalidRequest)
+    assert outcome.error.param == "#/properties/a/uniqueItems"
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 6}], ids=["ignored", "banned"])
+def test_a_complete_answer_ends_though_no_stop_token_may_come(scene: Scene, options: dict[str, Any]) -> None:
+    """Nothing can follow and nothing may stop it: it has stopped."""
+    outcome = scene.run(PROMPT, grammar=grammar(GrammarKind.REGEX, "abc"), **options)
+
+    assert outcome.finish is FinishReason.STOP
+    assert scene.text(outcome) == "abc"
+
+
+def test_others_are_served_while_a_grammar_is_compiled(scene: Scene) -> None:
+    """Requests behind one whose grammar is not ready are not held back by it."""
+    hard = scene.submit(PROMPT, grammar=grammar(GrammarKind.EBNF, 'root ::= ("a"{1,900}){1,900}'), max_tokens=2)
+    free = scene.submit(PROMPT, max_tokens=4, ignore_eos=True)
+    while not free.is_over:
+        assert scene.loop.step()
+
+    assert not hard.is_over
+    scene.finish()
+    assert hard.finish is not None
+
+
+def test_a_cancelled_request_leaves_its_grammar(scene: Scene) -> None:
+    """In the queue and while it runs; the desk keeps nothing of it."""
+    source = grammar(GrammarKind.JSON_SCHEMA, {"type": "array", "items": {"type": "integer"}})
+    scene.run(PROMPT, grammar=source, max_tokens=2)
+
+    running = scene.submit(PROMPT, grammar=source, max_tokens=50)
+    scene.step()
+    scene.cancel(running)
+
+    scene.loop._grammars.check_integrity([])
+
+
+def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(scene: Scene) -> None:
+    """Opened behind half an answer, the mask is that of a request that has run so far."""
+    source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
+    answer = scene.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
+    request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
+    desk = scene.loop._grammars
+
+    desk.want([request])
+    desk.open(request, [1017], answer[:2])
+    resumed = desk.cursor(request.request_id)
+    assert resumed is not None
+    rest = resumed.num_allowed(answer)
+    followed = resumed.num_allowed(answer[2:])
+    desk.close(request.request_id)
+
+    assert rest < len(answer)
+    assert followed == len(answer) - 2
+
+
+def test_a_model_without_a_tokenizer_refuses_grammars(lab: Lab) -> None:
+    """It says what is missing, and serves everything else."""
+    harness = lab.engine()
+
+    refused = harness.run([5, 6, 7], grammar=grammar(GrammarKind.REGEX, "a"))
+
+    assert isinstance(refused.error, InvalidRequest)
+    assert harness.run([5, 6, 7]).finish is not None
+
+
+@pytest.mark.parametrize("source", [None, GrammarSource(GrammarKind.REGEX, "a+", strict=False)])
+def test_a_grammar_crosses_the_wire(source: GrammarSource | None) -> None:
+    """As it was, and absent where there is none."""
+    request = EngineRequest(RequestId("r"), (1,), SamplingParams(max_tokens=1), IsolationDomain(b"d"), grammar=source)
+
+    assert request_from_wire(request_to_wire(request)) == request

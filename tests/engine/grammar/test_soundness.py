@@ -1,0 +1,92 @@
+"""Random schemas against jsonschema: what a grammar accepts, fits."""
+
+from typing import Any
+
+import pytest
+from benchmarks.suite_cases import Judge, accepts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from graftwork.platform.errors import InvalidRequest
+from tests.engine.grammar.random_schemas import PLAIN_SCHEMAS, SCHEMAS, VALUES
+
+
+def check(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
+    """Every value that is accepted fits; a schema that is refused, or that jsonschema cannot read, says nothing."""
+    try:
+        compiled = judge.ours(schema)
+    except InvalidRequest:
+        return
+    validator = Draft202012Validator(schema)
+    for value in values:
+        try:
+            fits = validator.is_valid(value)
+        except RecursionError:
+            return
+        assert fits or not accepts(compiled, value)
+
+
+_TRIED = st.lists(VALUES, min_size=4, max_size=8)
+_SETTINGS: dict[str, Any] = {
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.large_base_example]
+}
+
+
+@settings(max_examples=250, **_SETTINGS)
+@given(schema=SCHEMAS, values=_TRIED)
+def test_what_is_accepted_fits(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
+    """Over random schemas of forty keywords, references and negations among them."""
+    check(judge, schema, values)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, **_SETTINGS)
+@given(schema=SCHEMAS, values=_TRIED)
+def test_what_is_accepted_fits_at_length(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
+    """The same, over eighty times as many."""
+    check(judge, schema, values)
+
+
+@settings(max_examples=150, **_SETTINGS)
+@given(schema=PLAIN_SCHEMAS, values=_TRIED)
+def test_what_is_accepted_of_closed_objects_fits(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
+    """Over random schemas of the kind that xgrammar is given."""
+    check(judge, schema, values)
+
+
+_NUMBERS = [-2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2.25, 10, 12.5]
+_EXTRA = [f"{number}{tail}" for number in (-2, -1, 0, 1, 2, 10, 12) for tail in ("", ".0", ".01", ".49", ".5", ".99")]
+
+
+@pytest.mark.parametrize("kind", ["number", "integer"])
+@pytest.mark.parametrize("lower", ["minimum", "exclusiveMinimum"])
+@pytest.mark.parametrize("upper", ["maximum", "exclusiveMaximum"])
+def test_bounds_of_numbers_are_exact(judge: Judge, kind: str, lower: str, upper: str) -> None:
+    """No number outside its bounds is accepted, however near, and however it is written."""
+    for low in _NUMBERS:
+        for high in (number for number in _NUMBERS if number > low):
+            schema = {"type": kind, lower: low, upper: high}
+            try:
+                compiled = judge.ours(schema)
+            except InvalidRequest:
+                continue  # no whole number lies between
+            validator = Draft202012Validator(schema)
+            for text in [*_EXTRA, *map(str, _NUMBERS)]:
+                matcher = compiled.matcher()
+                accepted = all(matcher.accept(byte) for byte in text.encode()) and matcher.is_complete()
+                assert validator.is_valid(float(text)) or not accepted, (schema, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"\\u0061":"x"}', '{"a":1,"\\u0061":"x"}', '{"a":"x"}'],
+    ids=["escaped", "twice", "plain"],
+)
+def test_a_declared_name_cannot_be_written_in_another_way(judge: Judge, text: str) -> None:
+    """An escape by number would let a declared property through as an additional one."""
+    compiled = judge.ours({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True})
+
+    matcher = compiled.matcher()
+
+    assert not all(matcher.accept(byte) for byte in text.encode())
