@@ -100,9 +100,15 @@ _PLAIN_LEAVES: st.SearchStrategy[Any] = st.builds(
 ) | st.builds(
     lambda values: {"enum": values}, st.lists(SCALARS.filter(lambda value: value != 3.5), min_size=1, max_size=3)
 )
+
+
+def _is_grounded(schema: Any) -> bool:
+    return bool(schema["$defs"]["self"]["anyOf"][1] != {"$ref": "#/$defs/self"})
+
+
 PLAIN_SCHEMAS: st.SearchStrategy[Any] = (
     st.recursive(_PLAIN_LEAVES | st.just({"$ref": "#/$defs/self"}), _closed, max_leaves=6)
     .map(lambda schema: {"$ref": "#/$defs/self", "$defs": {"self": {"anyOf": [{"type": "null"}, schema]}}})
-    .filter(lambda schema: schema["$defs"]["self"]["anyOf"][1] != {"$ref": "#/$defs/self"})
+    .filter(_is_grounded)
 )
 """Recursive, of closed objects: what xgrammar is given."""
