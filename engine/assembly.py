@@ -12,6 +12,7 @@ from graftwork.engine.allocator import keep_freed_memory
 from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.config import EngineConfig
+from graftwork.engine.drafting.speculator import DraftLimits, Speculator
 from graftwork.engine.fingerprint import fingerprint
 from graftwork.engine.loop import EngineLoop, Message
 from graftwork.engine.lora_packs import PackCache
@@ -68,6 +69,7 @@ def build_engine(config: EngineConfig, source_for: SourceFor, clock: Clock | Non
         ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}"),
         clock=clock,
         seeds=Random(),
+        speculator=Speculator(DraftLimits(config.max_draft_tokens, config.draft_cache_bytes), clock),
     )
     cache = KvCache(model, pages.num_pages, config.page_tokens, device, dtype)
     builder = BatchBuilder(config.page_tokens, cache.null_page, device, rules)

@@ -146,6 +146,7 @@ class EngineLoop:
                     self._deliver(self._scheduler.fail_waiting_for(message.digest, error))
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
+                self._scheduler.speculator.forget_adapter(digest)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case ReadStats(answer):
@@ -180,7 +181,7 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """A reading of everything that is counted."""
-        counters = self._scheduler.counters
+        counters, drafts = self._scheduler.counters, self._scheduler.speculator.counts
         return EngineStats(
             running_requests=self._scheduler.num_running,
             waiting_requests=self._scheduler.num_waiting,
@@ -195,6 +196,9 @@ class EngineLoop:
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
             generated_tokens=counters.generated_tokens,
+            drafted_tokens=drafts.drafted,
+            accepted_tokens=drafts.accepted,
+            forced_tokens=drafts.forced,
             adapter_loads=self._adapters.num_loads,
             max_adapters_in_a_step=counters.max_adapters_in_a_step,
         )

@@ -89,6 +89,8 @@ class EngineRequest:
     """Opaque name of the party whose fair share this is charged to."""
     weight: float = 1.0
     """The party's weight against the others."""
+    prediction_token_ids: tuple[int, ...] = ()
+    """What the answer is expected to be, in whole or in parts; it is drafted from and changes no answer."""
 
     @property
     def adapter_digests(self) -> tuple[str, ...]:
@@ -129,11 +131,28 @@ class TokensGenerated:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What came of the tokens that were guessed for one answer."""
+
+    drafted_tokens: int = 0
+    """Guessed and verified."""
+    accepted_tokens: int = 0
+    """Of these, part of the answer."""
+    forced_tokens: int = 0
+    """Of these, spelled out by the constraint that the answer keeps."""
+    accepted_prediction_tokens: int = 0
+    """Of the request's prediction, part of the answer, whether a step guessed or chose them."""
+    rejected_prediction_tokens: int = 0
+    """Of the request's prediction, not part of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFinished:
     """The last event of a request that ended with tokens."""
 
     reason: FinishReason
     completion_tokens: int
+    drafts: DraftReport = DraftReport()
 
 
 EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished
@@ -183,5 +202,9 @@ class EngineStats:
     cached_tokens: int
     generated_tokens: int
     adapter_loads: int
+    drafted_tokens: int
+    """Guessed and verified; `accepted_tokens` of them came true, and `forced_tokens` of these were spelled out."""
+    accepted_tokens: int
+    forced_tokens: int
     max_adapters_in_a_step: int
     """The most distinct adapters that one forward pass has served."""

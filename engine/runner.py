@@ -1,5 +1,7 @@
 """Turns a StepPlan into a StepResult: the one place where plans meet weights."""
 
+from itertools import islice
+
 import torch
 
 from graftwork.engine.attention import KvCache, bytes_per_page
@@ -43,12 +45,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """One forward pass, and a token for every slice that asked for one."""
+        """One forward pass, and a token for every row that is sampled."""
         batch = self._builder.build(plan)
-        sampled = [piece for piece in batch.slices if piece.sample is not None]
         logits = self.logits(batch)
-        tokens = choose_tokens(logits, [piece.sample for piece in sampled if piece.sample is not None])
-        return StepResult({piece.request_id: token for piece, token in zip(sampled, tokens, strict=True)})
+        tokens = iter(choose_tokens(logits, [spec for piece in batch.slices for spec in piece.samples]))
+        return StepResult(
+            {piece.request_id: tuple(islice(tokens, len(piece.samples))) for piece in batch.slices if piece.samples}
+        )
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""

@@ -14,6 +14,7 @@ from random import Random
 from typing import Protocol
 
 from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.drafting.speculator import Speculator, matching, no_drafts
 from graftwork.engine.pace import Pace
 from graftwork.engine.pages import PagePool
 from graftwork.engine.policy import FairShare
@@ -112,7 +113,9 @@ class Scheduler:
         *,
         clock: Clock,
         seeds: Random,
+        speculator: Speculator | None = None,
     ) -> None:
+        """Without a speculator, a sequence makes one token a step."""
         self._limits = limits
         self._pool = pool
         self._tree = tree
@@ -124,6 +127,7 @@ class Scheduler:
         self._running: dict[RequestId, Sequence] = {}
         self._by_id: dict[RequestId, Sequence] = {}
         self._pace = Pace(clock)
+        self.speculator = speculator or no_drafts(clock)
         self.counters = SchedulerCounters()
 
     @property
@@ -241,28 +245,52 @@ class Scheduler:
     # ---- plan -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step: every sequence that is one token behind, then chunks of those that are further behind."""
+        """The next step: every sequence that is one token behind, then chunks of those that are further behind.
+
+        Drafts take what is left of the budget, so that nobody's prompt waits for another's guesses.
+        """
         budget = self._limits.max_batch_tokens
-        slices: list[SequenceSlice] = []
+        turns: list[tuple[Sequence, int]] = []
         for sequence in sorted(self._running.values(), key=lambda sequence: sequence.num_behind > 1):
             if budget == 0:
                 break
             num_tokens = min(sequence.num_behind, budget)
-            slices.append(self._slice(sequence, num_tokens))
+            self._grow(sequence, sequence.num_computed + num_tokens)
+            turns.append((sequence, num_tokens))
             budget -= num_tokens
-        return StepPlan(tuple(slices)) if slices else None
+        making = [sequence for sequence, num_tokens in turns if num_tokens == sequence.num_behind]
+        rows = self._limits.max_batch_tokens - budget
+        drafts = self.speculator.draft(making, num_rows=rows, spare_rows=budget)
+        slices = [self._slice(*turn, drafts.get(turn[0].request_id, ())) for turn in turns]
+        if not slices:
+            return None
+        plan = StepPlan(tuple(slices))
+        self.speculator.step_begins(plan)
+        return plan
 
-    def _slice(self, sequence: Sequence, num_tokens: int) -> SequenceSlice:
-        start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        self._grow(sequence, end)
+    def _slice(self, sequence: Sequence, num_tokens: int, drafted: tuple[int, ...]) -> SequenceSlice:
+        start, known_end = sequence.num_computed, sequence.num_computed + num_tokens
+        drafted = self._within_memory(sequence, drafted)
+        is_last = known_end == len(sequence.token_ids)
         return SequenceSlice(
             request_id=sequence.request_id,
-            token_ids=tuple(sequence.token_ids[start:end]),
+            token_ids=(*sequence.token_ids[start:known_end], *drafted),
             start=start,
-            pages=tuple(sequence.pages[: pages_for(end, self._limits.page_tokens)]),
+            pages=tuple(sequence.pages[: pages_for(known_end + len(drafted), self._limits.page_tokens)]),
             adapters=sequence.request.adapters,
-            sample=self._sample_spec(sequence) if end == len(sequence.token_ids) else None,
+            samples=self._sample_specs(sequence, drafted) if is_last else (),
         )
+
+    def _within_memory(self, sequence: Sequence, drafted: tuple[int, ...]) -> tuple[int, ...]:
+        """Give a draft the pages that it needs, and cut it to what can be had without taking any from others."""
+        size, known = self._limits.page_tokens, len(sequence.token_ids)
+        missing = pages_for(known + len(drafted), size) - len(sequence.pages)
+        to_be_had = self._pool.free_pages + self._pool.idle_pages
+        if missing > to_be_had:
+            drafted = drafted[: (len(sequence.pages) + to_be_had) * size - known]
+        if drafted:
+            self._grow(sequence, known + len(drafted))
+        return drafted
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:
         missing = pages_for(num_tokens, self._limits.page_tokens) - len(sequence.pages)
@@ -271,36 +299,45 @@ class Scheduler:
         self._tree.reclaim(missing - self._pool.free_pages)
         sequence.pages += self._pool.take(missing)
 
-    def _sample_spec(self, sequence: Sequence) -> SampleSpec:
+    def _sample_specs(self, sequence: Sequence, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:
+        """For the token after the last known one, and for those after each drafted one, should it come true."""
+        return tuple(self._sample_spec(sequence, drafted[:count]) for count in range(len(drafted) + 1))
+
+    def _sample_spec(self, sequence: Sequence, drafted: tuple[int, ...]) -> SampleSpec:
         return SampleSpec(
             params=sequence.request.sampling,
             seed=sequence.seed,
-            position=len(sequence.token_ids),
-            banned_token_ids=sequence.banned_token_ids(),
+            position=len(sequence.token_ids) + len(drafted),
+            banned_token_ids=sequence.banned_token_ids(len(drafted)),
         )
 
     # ---- absorb -----------------------------------------------------------------------------------------------
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Take a step's tokens in, and end the sequences that are complete."""
+        self.speculator.step_ended()
         outputs: list[Output] = []
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
-            sequence.num_computed = piece.end
-            if piece.sample is not None:
-                outputs.extend(self._append(sequence, result.token_ids[piece.request_id]))
+            sequence.num_computed = piece.known_end
+            if piece.samples:
+                outputs.extend(self._append(sequence, piece, result.token_ids[piece.request_id]))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
         return outputs
 
-    def _append(self, sequence: Sequence, token_id: int) -> list[Output]:
-        sequence.token_ids.append(token_id)
-        self.counters.generated_tokens += 1
-        self._waiting.charge_output(sequence, 1)
-        outputs = [Output(sequence.request_id, TokensGenerated((token_id,)))]
+    def _append(self, sequence: Sequence, piece: SequenceSlice, choices: tuple[int, ...]) -> list[Output]:
+        """Add the choices that stand. All but the last were drafted and have their KV; of it nothing is computed."""
+        token_ids = sequence.take(matching(piece.draft_token_ids, choices))
+        sequence.num_computed = len(sequence.token_ids) - 1
+        self.counters.generated_tokens += len(token_ids)
+        self._waiting.charge_output(sequence, len(token_ids))
+        self.speculator.learn(sequence, piece.num_drafts, len(token_ids))
+        outputs = [Output(sequence.request_id, TokensGenerated(token_ids))]
         reason = sequence.finish_reason()
         if reason is not None:
-            outputs.append(Output(sequence.request_id, RequestFinished(reason, sequence.num_generated)))
+            report = self.speculator.ended(sequence)
+            outputs.append(Output(sequence.request_id, RequestFinished(reason, sequence.num_generated, report)))
             self._finish(sequence)
         return outputs
 
@@ -363,6 +400,7 @@ class Scheduler:
         holders = self._pool.num_holders
         assert held + len(self._tree) == holders, f"{held} + {len(self._tree)} holds expected, {holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
+        self.speculator.check_integrity()
 
 
 def _check_mixture(request: EngineRequest) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from graftwork.engine.request import (
     AdapterUse,
     CacheReport,
+    DraftReport,
     EngineDescription,
     EngineEvent,
     EngineRequest,
@@ -35,6 +36,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         tier=request.tier,
         share=request.share,
         weight=request.weight,
+        prediction_token_ids=request.prediction_token_ids,
     )
 
 
@@ -48,6 +50,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         tier=ServiceTier(submit.tier),
         share=submit.share,
         weight=submit.weight,
+        prediction_token_ids=tuple(submit.prediction_token_ids),
     )
 
 
@@ -71,8 +74,10 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
             return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
         case TokensGenerated(token_ids):
             return wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=token_ids))
-        case RequestFinished(reason, completion_tokens):
-            finished = wire.Finished(reason=reason, completion_tokens=completion_tokens)
+        case RequestFinished(reason, completion_tokens, drafts):
+            finished = wire.Finished(
+                reason=reason, completion_tokens=completion_tokens, drafts=wire.Drafts(**asdict(drafts))
+            )
             return wire.RequestOutput(request_id=request_id, finished=finished)
         case GraftworkError():
             return wire.RequestOutput(request_id=request_id, failed=error_to_wire(event))
@@ -85,7 +90,7 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
         case "tokens":
             return TokensGenerated(tuple(output.tokens.token_ids))
         case "finished":
-            return RequestFinished(FinishReason(output.finished.reason), output.finished.completion_tokens)
+            return _finished_from_wire(output.finished)
         case "failed":
             return error_from_wire(output.failed)
         case unknown:
@@ -100,6 +105,18 @@ def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
         recomputed_tokens=admitted.recomputed_tokens,
         miss_reason=MissReason(admitted.miss_reason) if admitted.HasField("miss_reason") else None,
     )
+
+
+def _finished_from_wire(finished: wire.Finished) -> RequestFinished:
+    drafts = finished.drafts
+    report = DraftReport(
+        drafted_tokens=drafts.drafted_tokens,
+        accepted_tokens=drafts.accepted_tokens,
+        forced_tokens=drafts.forced_tokens,
+        accepted_prediction_tokens=drafts.accepted_prediction_tokens,
+        rejected_prediction_tokens=drafts.rejected_prediction_tokens,
+    )
+    return RequestFinished(FinishReason(finished.reason), finished.completion_tokens, report)
 
 
 def error_to_wire(error: GraftworkError) -> wire.Failed:
@@ -169,6 +186,9 @@ def stats_from_wire(message: wire.Stats) -> EngineStats:
         prompt_tokens=message.prompt_tokens,
         cached_tokens=message.cached_tokens,
         generated_tokens=message.generated_tokens,
+        drafted_tokens=message.drafted_tokens,
+        accepted_tokens=message.accepted_tokens,
+        forced_tokens=message.forced_tokens,
         adapter_loads=message.adapter_loads,
         max_adapters_in_a_step=message.max_adapters_in_a_step,
     )
