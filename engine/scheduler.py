@@ -259,8 +259,7 @@ class Scheduler:
             turns.append((sequence, num_tokens))
             budget -= num_tokens
         making = [sequence for sequence, num_tokens in turns if num_tokens == sequence.num_behind]
-        rows = self._limits.max_batch_tokens - budget
-        drafts = self.speculator.draft(making, num_rows=rows, spare_rows=budget)
+        drafts = self.speculator.draft(making, budget)
         slices = [self._slice(*turn, drafts.get(turn[0].request_id, ())) for turn in turns]
         if not slices:
             return None

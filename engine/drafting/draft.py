@@ -28,7 +28,7 @@ class DraftSpan:
 
     source: DraftSource
     match_length: int
-    """How many tokens before the first of them agree with where they were found; one more for each that follows."""
+    """How many tokens before the first of them agree with where they were found."""
     token_ids: tuple[int, ...]
 
 

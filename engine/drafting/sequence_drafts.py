@@ -33,6 +33,8 @@ class SequenceDrafts:
 
     token_ids: list[int]
     """The sequence's own, which grows; read only."""
+    stop_token_ids: frozenset[int]
+    """Behind one of these there is no answer, and so no guess."""
     rates: AcceptanceRates
     lookups: tuple[Drafter, ...]
     prediction: PredictionFollower | None = None
@@ -53,7 +55,7 @@ class SequenceDrafts:
         self.guess, best = start, self.rates.survival(start)
         for drafter in self.lookups:
             span = drafter.propose(start.token_ids, max_tokens - len(start)) if len(start) < max_tokens else None
-            draft = start if span is None else self._allowed(Draft((*start.spans, span)))
+            draft = start if span is None else self._possible(Draft((*start.spans, span)))
             chances = self.rates.survival(draft)
             if sum(chances) > sum(best):
                 self.guess, best = draft, chances
@@ -63,7 +65,11 @@ class SequenceDrafts:
         token_ids = () if self.constraint is None else self.constraint.forced_token_ids(max_tokens)
         return Draft((DraftSpan(DraftSource.GRAMMAR, 0, token_ids),)) if token_ids else NOTHING
 
-    def _allowed(self, draft: Draft) -> Draft:
+    def _possible(self, draft: Draft) -> Draft:
+        """Up to the end of the answer, if the draft has it, and as far as the constraint allows."""
+        if not self.stop_token_ids.isdisjoint(draft.token_ids):
+            ends_at = next(index for index, token in enumerate(draft.token_ids) if token in self.stop_token_ids)
+            draft = draft.first(ends_at + 1)
         return draft if self.constraint is None else draft.first(self.constraint.allowed_length(draft.token_ids))
 
     def learn(self, num_verified: int, num_taken: int) -> DraftCounts:
@@ -72,11 +78,11 @@ class SequenceDrafts:
         The first guess is scored even where nothing was verified: the step's own choice tells whether it was right.
         """
         came = self.token_ids[len(self.token_ids) - num_taken :]
-        guessed = [(span, ahead) for span in self.guess.spans for ahead in range(len(span.token_ids))]
+        guessed = [(span, guess) for span in self.guess.spans for guess in span.token_ids]
         right: list[DraftSpan] = []
-        for (span, ahead), token in zip(guessed[: max(num_verified, 1)], came, strict=False):
-            is_right = span.token_ids[ahead] == token
-            self.rates.record(span.source, span.match_length + ahead, came_true=is_right)
+        for (span, guess), token in zip(guessed[: max(num_verified, 1)], came, strict=False):
+            is_right = guess == token
+            self.rates.record(span.source, span.match_length, came_true=is_right)
             if not is_right:
                 break
             right.append(span)

@@ -13,8 +13,9 @@ from graftwork.engine.drafting.acceptance import AcceptanceRates
 from graftwork.engine.drafting.allotment import allot
 from graftwork.engine.drafting.answer_cache import AnswerCache, CacheLookup
 from graftwork.engine.drafting.draft import DraftConstraint, Drafter
+from graftwork.engine.drafting.effort import Effort
 from graftwork.engine.drafting.prediction import PredictionFollower
-from graftwork.engine.drafting.sequence_drafts import DraftCounts, SequenceDrafts
+from graftwork.engine.drafting.sequence_drafts import NOTHING, DraftCounts, SequenceDrafts
 from graftwork.engine.drafting.session_lookup import SessionLookup
 from graftwork.engine.drafting.step_cost import StepCost
 from graftwork.engine.drafting.suffix_index import NGRAM_LENGTHS
@@ -62,33 +63,34 @@ class Speculator:
         self._constraint_of = constraint_of
         self._rates = AcceptanceRates()
         self._cost = StepCost()
+        self._effort = Effort()
         self._cache = AnswerCache(limits.cache_bytes)
         self._step: tuple[int, float] | None = None
         self.counts = DraftCounts()
 
-    def draft(self, sequences: list[Sequence], *, num_rows: int, spare_rows: int) -> dict[RequestId, TokenIds]:
-        """What is guessed for sequences that each make a token in the next step; who is not named gets nothing.
+    def draft(self, sequences: list[Sequence], spare_rows: int) -> dict[RequestId, TokenIds]:
+        """What is guessed for sequences that each make a token in the next step, which has room for `spare_rows`.
 
-        The step has `num_rows` without guesses, and room for `spare_rows` of them.
+        Who is not named gets nothing.
         """
-        if self._limits.max_draft_tokens == 0:
+        if not sequences or not self._limits.max_draft_tokens or not self._effort.is_called_for():
             return {}
-        asked = [self._drafts_of(sequence) for sequence in sequences]
+        began_at = self._clock.monotonic()
+        asked = [(sequence, self._drafts_of(sequence)) for sequence in sequences]
         most = self._limits.max_draft_tokens
-        survivals = [
-            drafts.propose(min(most, sequence.max_draft_tokens()))
-            for drafts, sequence in zip(asked, sequences, strict=True)
-        ]
-        lengths = allot(survivals, self._cost.seconds, num_rows=num_rows, spare_rows=spare_rows)
+        survivals = [drafts.propose(min(most, sequence.max_draft_tokens())) for sequence, drafts in asked]
+        allotment = allot(survivals, self._cost.seconds, spare_rows)
+        took = self._clock.monotonic() - began_at
+        self._effort.record(allotment.gain, took / self._cost.seconds(len(sequences)))
         return {
             sequence.request_id: drafts.guess.first(length).token_ids
-            for sequence, drafts, length in zip(sequences, asked, lengths, strict=True)
+            for (sequence, drafts), length in zip(asked, allotment.lengths, strict=True)
             if length
         }
 
     def learn(self, sequence: Sequence, num_verified: int, num_taken: int) -> None:
         """A step has verified so many drafted tokens of a sequence, and added so many tokens to it."""
-        if sequence.drafts is not None:
+        if sequence.drafts is not None and sequence.drafts.guess is not NOTHING:
             self.counts.add(sequence.drafts.learn(num_verified, num_taken))
 
     def ended(self, sequence: Sequence) -> DraftReport:
@@ -116,6 +118,7 @@ class Speculator:
         lookups += [SessionLookup(token_ids), CacheLookup(token_ids, sequence.scope, self._cache)]
         return SequenceDrafts(
             token_ids,
+            sequence.stop_token_ids,
             AcceptanceRates(self._rates),
             lookups=tuple(lookups),
             prediction=prediction,

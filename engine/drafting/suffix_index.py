@@ -16,6 +16,8 @@ LONGEST_MATCH = 32
 """A match is followed back no further: by then it is as good as certain."""
 BYTES_PER_TOKEN = 2 * 160
 """What a token costs over all n-grams: a tuple, a number, and its places in two dictionaries."""
+_FEW = 8
+"""Tokens that are entered faster one by one than by columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class SuffixIndex:
         """Enter the n-grams of tokens[start:end] that are followed by a token of tokens[first:end]."""
         for length, following in self._following.items():
             begin = max(first, start + length)
-            if begin >= end:
+            if end - begin < _FEW:
+                for position in range(begin, end):
+                    following[tuple(self.tokens[position - length : position])] = position
                 continue
             columns = [self.tokens[begin - length + shift : end - length + shift] for shift in range(length)]
             following.update(zip(zip(*columns, strict=True), range(begin, end), strict=True))
