@@ -44,6 +44,7 @@ def run_engine(settings: Settings, listen: str) -> None:
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        max_draft_tokens=settings.max_draft_tokens,
         **sizes,
     )
     serve_engine(config, partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER), listen)

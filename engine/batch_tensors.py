@@ -14,6 +14,7 @@ the pages that it would decode over if the tokens before it had come one by one.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 
@@ -25,6 +26,8 @@ from graftwork.engine.sequence import pages_for
 
 _KEY_BLOCK = 32
 """Attention takes keys in vectors; page tables padded to whole ones leave no remainder that other code would sum."""
+_PAGES_WORTH_A_CALL = 96
+"""Pages that are gathered in the time that one more call of attention takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +182,10 @@ class BatchBuilder:
     def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
         """Queries whose page tables are padded to one length, together."""
         if self._rules.is_free:
-            if queries:
-                whole = pages_for(_KEY_BLOCK, self._page_tokens)
-                most = max(query.num_pages for query in queries)
-                yield self._decode(queries, -(-most // whole) * whole)
+            whole = pages_for(_KEY_BLOCK, self._page_tokens)
+            for group in _groups(queries):
+                most = max(query.num_pages for query in group)
+                yield self._decode(group, -(-most // whole) * whole)
             return
         by_pages: dict[int, list[_Query]] = {}
         for query in queries:
@@ -220,6 +223,19 @@ def padded_pages(num_pages: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half as many again."""
     power = 1 << (num_pages - 1).bit_length()  # the next power of two
     return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
+
+
+def _groups(queries: list[_Query]) -> list[list[_Query]]:
+    """One group for all, but that a sequence whose table would be gathered many times over has one for itself."""
+    alone: list[list[_Query]] = []
+    together: list[_Query] = []
+    for _, run in groupby(queries, lambda query: query.start_row):
+        own = list(run)
+        if (len(own) - 1) * own[-1].num_pages >= _PAGES_WORTH_A_CALL:
+            alone.append(own)
+        else:
+            together += own
+    return [*alone, together] if together else alone
 
 
 def _num_known(piece: SequenceSlice) -> int:

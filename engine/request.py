@@ -1,6 +1,7 @@
 """What the engine is asked and what it answers: tokens and digests, never text or tenants."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -144,6 +145,11 @@ class DraftReport:
     """Of the request's prediction, part of the answer, whether a step guessed or chose them."""
     rejected_prediction_tokens: int = 0
     """Of the request's prediction, not part of the answer."""
+
+    @classmethod
+    def sum_of(cls, reports: "Iterable[DraftReport]") -> "DraftReport":
+        """Of several answers."""
+        return cls(*map(sum, zip(*map(astuple, [cls(), *reports]), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

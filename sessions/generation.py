@@ -69,6 +69,8 @@ class GenerationRequest:
     """False: everything is text."""
     parallel_tool_calls: bool = True
     """False: the generation ends with its first call."""
+    prediction_token_ids: tuple[int, ...] = ()
+    """What the answer is expected to be; it changes nothing but the pace."""
 
 
 class Generator:
@@ -151,4 +153,5 @@ def _engine_request(request: GenerationRequest) -> EngineRequest:
         tier=request.tier,
         share=request.share,
         weight=request.weight,
+        prediction_token_ids=request.prediction_token_ids,
     )

@@ -10,11 +10,13 @@ from contextlib import aclosing
 from graftwork.engine.client import EngineClient
 from graftwork.engine.request import (
     CacheReport,
+    DraftReport,
     EngineDescription,
     EngineEvent,
     EngineRequest,
     EngineStats,
     PromptAdmitted,
+    RequestFinished,
     TokensGenerated,
 )
 
@@ -27,6 +29,8 @@ class TallyingEngine:
         self.cache: CacheReport | None = None
         """None until the prompt has left the queue."""
         self.completion_tokens = 0
+        self.drafts = DraftReport()
+        """What was guessed; the engine tells at a request's own end, so of one that was broken off nothing is known."""
 
     @property
     def total_tokens(self) -> int:
@@ -40,6 +44,8 @@ class TallyingEngine:
                     self.cache = event.cache
                 elif isinstance(event, TokensGenerated):
                     self.completion_tokens += len(event.token_ids)
+                elif isinstance(event, RequestFinished):
+                    self.drafts = event.drafts
                 yield event
 
     async def describe(self) -> EngineDescription:

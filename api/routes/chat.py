@@ -17,6 +17,7 @@ from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.api.sse import EventStream
 from graftwork.api.tiers import served_tier
 from graftwork.api.token_budget import expected_tokens, token_budget
+from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.principals import Principal
 from graftwork.sessions.messages import messages_from_chat
@@ -48,7 +49,7 @@ async def _order(
     body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
 ) -> InferenceOrder:
     resolved = await resources.resolve(principal, body.model, body.adapters)
-    prompt = await asyncio.to_thread(_encode, body, resources)
+    prompt, prediction = await asyncio.to_thread(_encode, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
     return InferenceOrder(
         request_id=request_id,
@@ -60,10 +61,27 @@ async def _order(
         tier=served_tier(principal, body.service_tier),
         parse_tool_calls=body.calls_tools,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        prediction_token_ids=prediction,
         expected_tokens=expected_tokens(body.token_limit, budget),
     )
 
 
-def _encode(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+def _encode(body: ChatCompletionRequest, resources: Resources) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The prompt, and what the client expects behind it. Raises InvalidRequest."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.calls_tools else None
-    return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
+    prompt = resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
+    return prompt, _encode_prediction(body, resources)
+
+
+def _encode_prediction(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+    """Control literals and markup become the tokens that the model would write: guesses are verified, not trusted."""
+    if body.prediction is None:
+        return ()
+    token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)
+    if len(token_ids) > resources.description.context_tokens:
+        raise InvalidRequest(
+            f"The prediction has {len(token_ids)} tokens; this model's context is "
+            f"{resources.description.context_tokens}. Shorten the prediction.",
+            param="prediction",
+        )
+    return token_ids

@@ -28,6 +28,9 @@ class PredictionFollower:
         self._run = 0
         """Tokens in a row that came as predicted."""
         self._matched_to = 0
+        """Of the prediction, counted or given up."""
+        self._counted_to = self._num_prompt
+        """Of the answer's tokens, counted or given up."""
         self._places = {length: _places(prediction, length) for length in _RESYNC_LENGTHS}
 
     @property
@@ -51,7 +54,7 @@ class PredictionFollower:
         if self._cursor < len(self._prediction) and self._prediction[self._cursor] == self._token_ids[end - 1]:
             self._cursor += 1
             self._run += 1
-            self._count(1)
+            self._count(1, end)
             return
         was_following, self._run = self._run > 0 or self._cursor == 0, 0
         if not self._resynchronise(end) and was_following:
@@ -64,14 +67,15 @@ class PredictionFollower:
             if places:
                 self._cursor = places[min(bisect_left(places, self._cursor), len(places) - 1)]
                 self._run = length
-                self._count(length)
+                self._count(length, end)
                 return True
         return False
 
-    def _count(self, num_tokens: int) -> None:
-        """Up to `num_tokens` before the cursor came; those before `_matched_to` are counted or given up."""
-        self.num_matched += max(0, min(num_tokens, self._cursor - self._matched_to))
+    def _count(self, num_tokens: int, end: int) -> None:
+        """The last `num_tokens` of the answer up to `end` are those before the cursor; count what is not counted."""
+        self.num_matched += max(0, min(num_tokens, self._cursor - self._matched_to, end - self._counted_to))
         self._matched_to = max(self._matched_to, self._cursor)
+        self._counted_to = end
 
 
 def _places(tokens: tuple[int, ...], length: int) -> dict[tuple[int, ...], list[int]]:

@@ -114,6 +114,9 @@ class FakeEngine:
             prompt_tokens=0,
             cached_tokens=0,
             generated_tokens=0,
+            drafted_tokens=9,
+            accepted_tokens=6,
+            forced_tokens=2,
             adapter_loads=0,
             max_adapters_in_a_step=1,
         )

@@ -9,6 +9,7 @@ from graftwork.engine.loop import CancelRequest, SubmitRequest
 from graftwork.engine.request import (
     AdapterUse,
     CacheReport,
+    DraftReport,
     EngineRequest,
     FinishReason,
     PromptAdmitted,
@@ -30,6 +31,7 @@ class Outcome:
     token_ids: list[int] = field(default_factory=list)
     cache: CacheReport | None = None
     finish: FinishReason | None = None
+    drafts: DraftReport = field(default_factory=DraftReport)
     error: GraftworkError | None = None
 
     @property
@@ -54,6 +56,7 @@ class Harness:
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
         share: str = "",
+        prediction: tuple[int, ...] = (),
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -66,6 +69,7 @@ class Harness:
             isolation=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             share=share,
+            prediction_token_ids=prediction,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))
@@ -108,8 +112,8 @@ class Harness:
                     outcome.cache = cache
                 case TokensGenerated(token_ids):
                     outcome.token_ids.extend(token_ids)
-                case RequestFinished(reason, completion_tokens):
+                case RequestFinished(reason, completion_tokens, drafts):
                     assert completion_tokens == len(outcome.token_ids)
-                    outcome.finish = reason
+                    outcome.finish, outcome.drafts = reason, drafts
                 case GraftworkError() as error:
                     outcome.error = error
