@@ -25,7 +25,7 @@ DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 SETS = ("agent", "chat", "json")
 MAX_TOKENS = 112
 _LONGEST_PROMPT = 1900
-_TURNS = {"agent": (10, 16), "chat": (4, 8), "json": (4, 8)}
+_TURNS = {"agent": (6, 10), "chat": (4, 8), "json": (4, 8)}
 _KINDS: dict[str, tuple[Kind, ...]] = {"agent": ("call", "answer", "chat"), "chat": ("chat",), "json": ("call",)}
 
 

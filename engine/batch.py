@@ -1,5 +1,6 @@
 """One step's work and its result. No torch: the scheduler plans it, the runner carries it out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graftwork.engine.pages import PageId
@@ -77,4 +78,4 @@ class StepPlan:
 class StepResult:
     """What was chosen after each sampled row of every slice that has some."""
 
-    token_ids: dict[RequestId, tuple[int, ...]]
+    token_ids: Mapping[RequestId, tuple[int, ...]]

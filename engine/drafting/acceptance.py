@@ -30,8 +30,10 @@ class AcceptanceRates:
 
     def __init__(self, inherited: "AcceptanceRates | None" = None) -> None:
         self._inherited = inherited
-        source = _PRIORS if inherited is None else inherited._rates
-        self._rates = {name: list(rates) for name, rates in source.items()}
+        self._rates: dict[DraftSource, list[float]] = {
+            source: list(priors if inherited is None else inherited._rates[source])
+            for source, priors in _PRIORS.items()
+        }
         self._counts = {name: [_PRIOR_WEIGHT] * (_LAST_BUCKET + 1) for name in _PRIORS}
         self._memory = _ENGINE_MEMORY if inherited is None else _SEQUENCE_MEMORY
 

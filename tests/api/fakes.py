@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from graftwork.engine.request import (
     CacheReport,
+    DraftReport,
     EngineDescription,
     EngineEvent,
     EngineRequest,
@@ -57,6 +58,8 @@ class FakeEngine:
     probe_refusal: GraftworkError | None = None
     """Raised for every adapter that is tried."""
     cached_tokens: int = 0
+    drafts: DraftReport = field(default_factory=DraftReport)
+    """What every answer's end tells of its guesses."""
 
     async def describe(self) -> EngineDescription:
         return describe()
@@ -93,7 +96,7 @@ class FakeEngine:
                 await self._hold()
             yield TokensGenerated((token,))
         reason = FinishReason.STOP if tokens == answer else FinishReason.LENGTH
-        yield RequestFinished(reason, len(tokens))
+        yield RequestFinished(reason, len(tokens), self.drafts)
 
     async def _hold(self) -> None:
         self.held.set()
