@@ -12,7 +12,7 @@ class Effort:
     """Averages of what drafts gain and what they cost, both as shares of a step."""
 
     def __init__(self) -> None:
-        self._gain = 1.0
+        self._gain = 0.2
         self._cost = 0.0
         self._rest = 0
 
