@@ -49,6 +49,7 @@ def run_engine(settings: Settings, listen: str) -> None:
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        max_draft_tokens=settings.max_draft_tokens,
         disk_kv_bytes=_DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
         kv_folder=settings.data_dir / KV_FOLDER,
         **sizes,

@@ -65,6 +65,7 @@ def _generation(
         parse_tool_calls=order.parse_tool_calls,
         parallel_tool_calls=order.parallel_tool_calls,
         kv_limits=kv_limits,
+        prediction_token_ids=order.prediction_token_ids,
     )
     tally = TallyingEngine(resources.engine)
     return Generation(request, Generator(tally, resources.tokenizer, resources.description), tally)

@@ -22,6 +22,8 @@ class InferenceOrder:
     tier: str
     parse_tool_calls: bool = False
     parallel_tool_calls: bool = True
+    prediction_token_ids: tuple[int, ...] = ()
+    """What every answer is expected to be; it changes none."""
     expected_tokens: int = 0
     """How many tokens one choice is likely to make, for the estimate that is reserved."""
 

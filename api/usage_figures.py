@@ -1,10 +1,11 @@
 """The usage object of every answer, as plain figures that add up."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from graftwork.engine.request import CacheReport
+from graftwork.engine.request import CacheReport, DraftReport
+from graftwork.sessions.bodies import draft_body
 from graftwork.sessions.token_tally import TallyingEngine
 
 _NOTHING = CacheReport()
@@ -19,6 +20,7 @@ class UsageFigures:
     disk_tokens: int
     recomputed_tokens: int
     completion_tokens: int
+    drafts: DraftReport = field(default_factory=DraftReport)
 
     @classmethod
     def of(cls, tallies: Iterable[TallyingEngine], choices_per_prompt: int) -> "UsageFigures":
@@ -31,6 +33,7 @@ class UsageFigures:
             disk_tokens=sum(cache.disk_tokens for cache in caches),
             recomputed_tokens=sum(cache.recomputed_tokens for cache in caches),
             completion_tokens=sum(tally.completion_tokens for tally in ordered),
+            drafts=DraftReport.sum_of(tally.drafts for tally in ordered),
         )
 
     @property
@@ -57,5 +60,5 @@ class UsageFigures:
                 "disk_tokens": self.disk_tokens,
                 "recomputed_tokens": self.recomputed_tokens,
             },
-            "completion_tokens_details": {"drafted_tokens": 0, "accepted_tokens": 0, "forced_tokens": 0},
+            "completion_tokens_details": draft_body(self.drafts),
         }

@@ -18,6 +18,7 @@ from graftwork.engine.row_rules import RowRules
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 32, 33, 64, 100, 256, 512)
 COLUMNS = (8, 16, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1000)
+QUERIES = 17
 FEATURES = (56, 128, 512, 1408)
 
 
@@ -62,6 +63,32 @@ def zeros_that_matter(dtype: torch.dtype, rows: int) -> Iterator[int]:
                 yield length
 
 
+def decoding_that_matters(dtype: torch.dtype, *, as_chunk: bool) -> Iterator[int]:
+    """Lengths at which a query beside others over one sequence's keys differs from the query alone.
+
+    The others are as many sequences that share one table, as drafts are verified, or the further queries of a chunk.
+    """
+    generator = torch.Generator().manual_seed(3)
+    for keys in (32, 64, 128, 256, 608, 1024):
+        query = random_matrix(generator, dtype, QUERIES, 2, 2, 32)  # [queries, kv_heads, group, head_dim]
+        key, value = (random_matrix(generator, dtype, 1, 2, keys, 32) for _ in range(2))
+        visible = torch.arange(keys) <= torch.arange(keys - QUERIES - 3, keys - 3)[:, None]  # [queries, keys]
+        alone = [
+            functional.scaled_dot_product_attention(query[row : row + 1], key, value, attn_mask=visible[row : row + 1])
+            for row in range(QUERIES)
+        ]
+        if as_chunk:
+            rows = query.transpose(0, 1).reshape(1, 2, QUERIES * 2, 32)
+            mask = visible.repeat_interleave(2, dim=0)
+            mixed = functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
+            mixed = mixed.view(2, QUERIES, 2, 32).transpose(0, 1)
+        else:
+            shared = (key.expand(QUERIES, -1, -1, -1), value.expand(QUERIES, -1, -1, -1))
+            mixed = functional.scaled_dot_product_attention(query, *shared, attn_mask=visible[:, None, None])
+        if not torch.equal(mixed, torch.cat(alone)):
+            yield keys
+
+
 def main() -> int:
     torch.set_num_threads(1)
     is_sound = True
@@ -73,8 +100,16 @@ def main() -> int:
         print(f"{dtype!s:<16}rows {show(rows)}; columns {show(columns)}; zeros in a sum {show(zeros)}")
         is_sound &= max(rows, default=0) < rules.min_rows and max(columns, default=0) < rules.min_columns
         is_sound &= not zeros
+        shared = list(decoding_that_matters(dtype, as_chunk=False))
+        print(f"{'':<16}queries that share a table {show(shared)}; as a chunk {show_chunk(dtype)}")
+        is_sound &= not shared
     print("The engine's rules hold on this machine." if is_sound else "The engine's rules do NOT hold on this machine.")
     return 0 if is_sound else 1
+
+
+def show_chunk(dtype: torch.dtype) -> str:
+    """Why drafts decode: nothing relies on this one."""
+    return show(list(decoding_that_matters(dtype, as_chunk=True)))
 
 
 def show(sizes: list[int]) -> str:

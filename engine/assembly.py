@@ -12,6 +12,7 @@ from graftwork.engine.allocator import keep_freed_memory
 from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.calibration import measure
 from graftwork.engine.config import EngineConfig
+from graftwork.engine.drafting.speculator import DraftLimits, Speculator
 from graftwork.engine.fingerprint import fingerprint
 from graftwork.engine.grammar.compiler import GrammarCompiler
 from graftwork.engine.grammar.desk import GrammarDesk
@@ -87,6 +88,11 @@ def build_engine(
         clock=clock,
         seeds=Random(),
         grammars=grammars,
+        speculator=Speculator(
+            DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
+            clock,
+            lambda sequence: grammars.constraint(sequence.request_id),
+        ),
     )
     return Engine(EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, runner), description)
 

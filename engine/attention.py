@@ -83,16 +83,16 @@ class KvCache:
     def _decode(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """One query a sequence: the heads that share a KV head stand as its query positions."""
+        """One query a row: the heads that share a KV head stand as its query positions."""
         count, kv_heads = len(decode), self._config.num_kv_heads
-        grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [sequences, kv_heads, group, head_dim]
+        grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
         mixed = functional.scaled_dot_product_attention(
             grouped,
-            self._gather(keys, decode.pages, count),
-            self._gather(values, decode.pages, count),
+            self._gather(keys, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
+            self._gather(values, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
             attn_mask=mask,
         )
-        return mixed.flatten(1, 2)  # [sequences, heads, head_dim]
+        return mixed.flatten(1, 2)  # [queries, heads, head_dim]
 
     def _chunk(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor

@@ -46,7 +46,10 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSlice:
-    """A run of one sequence's tokens [start, start + len(token_ids)) that this step computes."""
+    """A run of one sequence's tokens [start, start + len(token_ids)) that this step computes.
+
+    The last `num_drafts` of them are guesses that the step verifies; those before are known.
+    """
 
     request_id: RequestId
     token_ids: tuple[int, ...]
@@ -56,12 +59,26 @@ class SequenceSlice:
     """In order; the first ceil((start + len) / page_tokens) of the sequence."""
     adapters: tuple[AdapterUse, ...]
     """By ascending digest; empty for the base model."""
-    sample: SampleSpec | None
-    """None while the prompt is not yet computed to its end."""
+    samples: tuple[SampleSpec, ...]
+    """For the last len(samples) rows, which are the last known one and the drafts; empty while the prompt is not
+    yet computed to its end."""
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def num_drafts(self) -> int:
+        return max(len(self.samples) - 1, 0)
+
+    @property
+    def known_end(self) -> int:
+        """Where the drafts begin."""
+        return self.end - self.num_drafts
+
+    @property
+    def draft_token_ids(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +99,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The token chosen for every slice that asked for one."""
+    """What was chosen after each sampled row of every slice that has some."""
 
-    token_ids: dict[RequestId, int]
+    token_ids: Mapping[RequestId, tuple[int, ...]]
     logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """By request, one for each chosen token; only of requests that asked for them."""
-    ends: Mapping[RequestId, GraftworkError | None] = field(default_factory=dict)
-    """Requests whose grammar left no token to choose: None where the answer was complete, else why it cannot go on."""
+    ends: Mapping[RequestId, Mapping[int, GraftworkError | None]] = field(default_factory=dict)
+    """By request and sampled row: where a grammar left no token to choose. None where the answer was complete, else
+    why it cannot go on."""

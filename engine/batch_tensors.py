@@ -1,15 +1,20 @@
 """A StepPlan as tensors: made once a step, read by every layer.
 
-Rows are ordered by adapter, so that each adapter's rows are one run. Attention sees two kinds of sequences:
-those with one row (decoding), which are computed together over a padded page table, and those with a chunk.
+Rows are ordered by adapter, so that each adapter's rows are one run. Attention sees two kinds of rows: those that
+decode, each a query of its own, which are computed together over a padded page table, and those of a chunk.
 
 A row's bits must not depend on its neighbours. Where the arithmetic needs it (see RowRules), a small batch is padded
-with rows of nobody, and sequences decode together only with those whose page tables are padded to the same length,
-which follows from a sequence's own length alone.
+with rows of nobody, and rows decode together only with those whose page tables are padded to the same length,
+which follows from a row's own position alone.
+
+Nor may they depend on whether a token was known or guessed when it was computed. Attention over several queries sums
+in another order than over one (benchmarks/row_bits.py), so a draft's row is never part of a chunk: it decodes, over
+the pages that it would decode over if the tokens before it had come one by one.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 
@@ -21,15 +26,19 @@ from graftwork.engine.row_rules import RowRules
 
 _KEY_BLOCK = 32
 """Attention takes keys in vectors; page tables padded to whole ones leave no remainder that other code would sum."""
+_PAGES_WORTH_A_CALL = 96
+"""Pages that are gathered in the time that one more call of attention takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Sequences with one row each."""
+    """Rows that are one query each: one of every sequence that decodes, and one of every draft."""
 
-    rows: torch.Tensor  # [num_sequences] row of each in the batch
-    pages: torch.Tensor  # [num_sequences * max_pages] flat page table, padded with the null page
-    visible: torch.Tensor  # [num_sequences, 1, 1, max_pages * page_tokens] True where a key may be seen
+    rows: torch.Tensor  # [num_queries] row of each in the batch
+    pages: torch.Tensor  # [num_tables * max_pages] flat page tables, padded with the null page
+    num_tables: int
+    """One for each query, or 1 where all are of one sequence."""
+    visible: torch.Tensor  # [num_queries, 1, 1, max_pages * page_tokens] True where a key may be seen
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -37,7 +46,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """One sequence with several rows."""
+    """Several known rows of one sequence."""
 
     start_row: int
     end_row: int
@@ -98,6 +107,20 @@ class BatchTensors:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """One row that decodes, over the first pages of its sequence."""
+
+    row: int
+    start_row: int
+    piece: SequenceSlice
+    num_pages: int
+
+    @property
+    def num_keys(self) -> int:
+        return self.piece.start + self.row - self.start_row + 1
+
+
 class BatchBuilder:
     """Turns plans into tensors on one device."""
 
@@ -119,7 +142,7 @@ class BatchBuilder:
         adapted = any(piece.adapters for piece in slices)
         padding = [0] * (padded_rows(num_rows, self._rules.min_rows, with_adapters=adapted) - num_rows)
         scrap_slot = (self._null_page + 1) * self._page_tokens
-        sampled = [start + len(piece.token_ids) - 1 for start, piece in placed if piece.sample]
+        sampled = [row for start, piece in placed for row in _sampled_rows(start, piece)]
         repeated = sampled[-1:] * (
             padded_rows(len(sampled), self._rules.min_rows, with_adapters=adapted) - len(sampled)
         )
@@ -133,8 +156,8 @@ class BatchBuilder:
             begun_pages=self._tensor([page for piece in slices for page in self._begun_pages(piece)]),
             sampled_rows=self._tensor(sampled + repeated),
             num_sampled=len(sampled),
-            decodes=tuple(self._decodes([(start, piece) for start, piece in placed if len(piece.token_ids) == 1])),
-            chunks=tuple(self._chunk(start, piece) for start, piece in placed if len(piece.token_ids) > 1),
+            decodes=tuple(self._decodes([query for start, piece in placed for query in self._queries(start, piece)])),
+            chunks=tuple(self._chunk(start, piece) for start, piece in placed if _num_known(piece) > 1),
             adapter_runs=_adapter_runs(placed),
         )
 
@@ -150,38 +173,48 @@ class BatchBuilder:
         last = -(-piece.end // self._page_tokens)
         return [piece.pages[index] for index in range(first, last)]
 
-    def _decodes(self, placed: list[tuple[int, SequenceSlice]]) -> Iterator[DecodeRows]:
-        """Sequences whose page tables are padded to one length, together."""
+    def _queries(self, start_row: int, piece: SequenceSlice) -> Iterator[_Query]:
+        """The rows of a slice that decode: its drafts, and its known row where there is but one."""
+        num_known = _num_known(piece)
+        for index in range(0 if num_known == 1 else num_known, len(piece.token_ids)):
+            yield _Query(start_row + index, start_row, piece, pages_for(piece.start + index + 1, self._page_tokens))
+
+    def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
+        """Queries whose page tables are padded to one length, together."""
         if self._rules.is_free:
-            if placed:
-                whole = pages_for(_KEY_BLOCK, self._page_tokens)
-                most = max(len(piece.pages) for _, piece in placed)
-                yield self._decode(placed, -(-most // whole) * whole)
+            whole = pages_for(_KEY_BLOCK, self._page_tokens)
+            for group in _groups(queries):
+                most = max(query.num_pages for query in group)
+                yield self._decode(group, -(-most // whole) * whole)
             return
-        by_pages: dict[int, list[tuple[int, SequenceSlice]]] = {}
-        for start, piece in placed:
-            by_pages.setdefault(padded_pages(len(piece.pages)), []).append((start, piece))
+        by_pages: dict[int, list[_Query]] = {}
+        for query in queries:
+            by_pages.setdefault(padded_pages(query.num_pages), []).append(query)
         for max_pages, group in by_pages.items():
             yield self._decode(group, max_pages)
 
-    def _decode(self, placed: list[tuple[int, SequenceSlice]], max_pages: int) -> DecodeRows:
-        padded = [[*piece.pages, *[self._null_page] * (max_pages - len(piece.pages))] for _, piece in placed]
+    def _decode(self, queries: list[_Query], max_pages: int) -> DecodeRows:
+        """Of one sequence, the longest query's table serves all: what a shorter one may not see is masked."""
+        are_of_one = all(query.piece is queries[0].piece for query in queries)
+        tables = [query.piece.pages[: query.num_pages] for query in (queries[-1:] if are_of_one else queries)]
+        padded = [[*pages, *[self._null_page] * (max_pages - len(pages))] for pages in tables]
         keys = torch.arange(max_pages * self._page_tokens, device=self._device)
-        num_keys = self._tensor([piece.end for _, piece in placed])
+        num_keys = self._tensor([query.num_keys for query in queries])
         return DecodeRows(
-            rows=self._tensor([start for start, _ in placed]),
+            rows=self._tensor([query.row for query in queries]),
             pages=self._tensor([page for pages in padded for page in pages]),
+            num_tables=len(tables),
             visible=(keys < num_keys[:, None])[:, None, None, :],
         )
 
     def _chunk(self, start_row: int, piece: SequenceSlice) -> ChunkRows:
-        queries = torch.arange(piece.start, piece.end, device=self._device)
-        keys = torch.arange(piece.end, device=self._device)
+        queries = torch.arange(piece.start, piece.known_end, device=self._device)
+        keys = torch.arange(piece.known_end, device=self._device)
         return ChunkRows(
             start_row=start_row,
-            end_row=start_row + len(piece.token_ids),
-            pages=self._tensor(list(piece.pages)),
-            num_keys=piece.end,
+            end_row=start_row + _num_known(piece),
+            pages=self._tensor(list(piece.pages[: pages_for(piece.known_end, self._page_tokens)])),
+            num_keys=piece.known_end,
             visible=keys <= queries[:, None],
         )
 
@@ -190,6 +223,28 @@ def padded_pages(num_pages: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half as many again."""
     power = 1 << (num_pages - 1).bit_length()  # the next power of two
     return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
+
+
+def _groups(queries: list[_Query]) -> list[list[_Query]]:
+    """One group for all, but that a sequence whose table would be gathered many times over has one for itself."""
+    alone: list[list[_Query]] = []
+    together: list[_Query] = []
+    for _, run in groupby(queries, lambda query: query.start_row):
+        own = list(run)
+        if (len(own) - 1) * own[-1].num_pages >= _PAGES_WORTH_A_CALL:
+            alone.append(own)
+        else:
+            together += own
+    return [*alone, together] if together else alone
+
+
+def _num_known(piece: SequenceSlice) -> int:
+    return len(piece.token_ids) - piece.num_drafts
+
+
+def _sampled_rows(start_row: int, piece: SequenceSlice) -> range:
+    end_row = start_row + len(piece.token_ids)
+    return range(end_row - len(piece.samples), end_row)
 
 
 def _last_keys(visible: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
@@ -203,7 +258,7 @@ def _adapter_runs(placed: list[tuple[int, SequenceSlice]]) -> tuple[AdapterRun, 
     num_sampled = 0
     for start, piece in placed:
         first_sample, end = num_sampled, start + len(piece.token_ids)
-        num_sampled += piece.sample is not None
+        num_sampled += len(piece.samples)
         if not piece.adapters:
             continue
         if runs and runs[-1].adapters == piece.adapters:

@@ -110,7 +110,7 @@ def measure_prefill(
     def compute(cell: tuple[int, int]) -> None:
         num_tokens, start = cell
         pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
-        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), None)
+        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), ())
         run(StepPlan((piece,)))
 
     return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])

@@ -41,3 +41,7 @@ class EngineConfig:
     """Requests in one batch; at most `max_batch_tokens`."""
     max_waiting: int = 256
     """Requests in the queue; one more is refused with the seconds to wait."""
+    max_draft_tokens: int = 16
+    """Tokens guessed for one request in one step, at most; 0 makes one token a step. No answer depends on it."""
+    draft_cache_bytes: int = 32 * 2**20
+    """Bytes of earlier answers to guess from, over all tenants and adapters, none of which sees another's."""

@@ -182,6 +182,7 @@ class EngineLoop:
                 self._grammars.absorb(message)
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
+                self._scheduler.speculator.forget_adapter(digest)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case TransferDone():
@@ -220,7 +221,7 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """A reading of everything that is counted."""
-        counters = self._scheduler.counters
+        counters, drafts = self._scheduler.counters, self._scheduler.speculator.counts
         device, host = self._memory.residency.device, self._memory.residency.host
         return EngineStats(
             running_requests=self._scheduler.num_running,
@@ -245,6 +246,9 @@ class EngineLoop:
             disk_tokens=counters.disk_tokens,
             preemptions=counters.preemptions,
             generated_tokens=counters.generated_tokens,
+            drafted_tokens=drafts.drafted,
+            accepted_tokens=drafts.accepted,
+            forced_tokens=drafts.forced,
             adapter_loads=self._adapters.num_loads,
             max_adapters_in_a_step=counters.max_adapters_in_a_step,
         )

@@ -1,6 +1,7 @@
 """What the engine is asked and what it answers: tokens and digests, never text or tenants."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import NewType
 
@@ -172,6 +173,8 @@ class EngineRequest:
     kv_limits: KvLimits = NO_KV_LIMITS
     grammar: GrammarSource | None = None
     """What the answer must match; None leaves it free."""
+    prediction_token_ids: tuple[int, ...] = ()
+    """What the answer is expected to be, in whole or in parts; it is drafted from and changes no answer."""
     public_tokens: int = 0
     """Tokens at the start of the prompt that the operator has declared public: every domain may share their pages."""
 
@@ -226,11 +229,33 @@ class TokensGenerated:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What came of the tokens that were guessed for one answer."""
+
+    drafted_tokens: int = 0
+    """Guessed and verified."""
+    accepted_tokens: int = 0
+    """Of these, part of the answer."""
+    forced_tokens: int = 0
+    """Of these, spelled out by the constraint that the answer keeps."""
+    accepted_prediction_tokens: int = 0
+    """Of the request's prediction, part of the answer, whether a step guessed or chose them."""
+    rejected_prediction_tokens: int = 0
+    """Of the request's prediction, not part of the answer."""
+
+    @classmethod
+    def sum_of(cls, reports: "Iterable[DraftReport]") -> "DraftReport":
+        """Of several answers."""
+        return cls(*map(sum, zip(*map(astuple, [cls(), *reports]), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFinished:
     """The last event of a request that ended with tokens."""
 
     reason: FinishReason
     completion_tokens: int
+    drafts: DraftReport = DraftReport()
 
 
 class SessionVerb(StrEnum):
@@ -348,5 +373,9 @@ class EngineStats:
     """Running requests that were offloaded to make room."""
     generated_tokens: int
     adapter_loads: int
+    drafted_tokens: int
+    """Guessed and verified; `accepted_tokens` of them came true, and `forced_tokens` of these were spelled out."""
+    accepted_tokens: int
+    forced_tokens: int
     max_adapters_in_a_step: int
     """The most distinct adapters that one forward pass has served."""

@@ -1,5 +1,7 @@
 """Turns a StepPlan into a StepResult: the one place where plans meet weights."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from graftwork.engine.attention import KvCache
@@ -14,11 +16,13 @@ from graftwork.engine.lora import LoraBatch, Segment
 from graftwork.engine.lora_packs import Graft, PackCache
 from graftwork.engine.lora_pool import LoraPool
 from graftwork.engine.model_config import ModelConfig
+from graftwork.engine.request import TokenLogprobs
 from graftwork.engine.rotary import RotaryTable
 from graftwork.engine.row_rules import RowRules
 from graftwork.engine.sampler import choose_tokens
 from graftwork.engine.token_scores import RawScores
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import GraftworkError, InvalidRequest
+from graftwork.platform.ids import RequestId
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,21 +50,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """One forward pass, and a token for every slice that asked for one."""
+        """One forward pass, and a token for every row that is sampled."""
         batch = self._builder.build(plan)
-        sampled = [piece.request_id for piece in batch.slices if piece.sample is not None]
-        specs = [piece.sample for piece in batch.slices if piece.sample is not None]
+        specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
         logits = self.logits(batch)
         scores = RawScores(logits, specs)
         ends = self._masks.apply(filling, logits)
         tokens = choose_tokens(logits, specs)
-        scored = zip(sampled, scores.of(tokens), strict=True)
-        return StepResult(
-            dict(zip(sampled, tokens, strict=True)),
-            {request_id: (score,) for request_id, score in scored if score is not None},
-            {sampled[row]: error for row, error in ends.items()},
-        )
+        return _by_request(batch, tokens, scores.of(tokens), ends)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
@@ -71,6 +69,29 @@ class ModelRunner:
     def _segment(self, run: AdapterRun) -> Segment:
         graft = Graft(tuple((self._pool.get(use.digest), use.weight) for use in run.adapters))
         return Segment(run.start_row, run.end_row, graft, run.first_sample, run.last_sample)
+
+
+def _by_request(
+    batch: BatchTensors,
+    tokens: list[int],
+    scores: Sequence[TokenLogprobs | None],
+    ends: Mapping[int, GraftworkError | None],
+) -> StepResult:
+    """What was chosen, row by row, as each request's own."""
+    chosen: dict[RequestId, tuple[int, ...]] = {}
+    scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
+    ended: dict[RequestId, dict[int, GraftworkError | None]] = {}
+    start = 0
+    for piece in batch.slices:
+        end = start + len(piece.samples)
+        if piece.samples:
+            chosen[piece.request_id] = tuple(tokens[start:end])
+        if own := tuple(score for score in scores[start:end] if score is not None):
+            scored[piece.request_id] = own
+        if rows := {row - start: ends[row] for row in range(start, end) if row in ends}:
+            ended[piece.request_id] = rows
+        start = end
+    return StepResult(chosen, scored, ended)
 
 
 def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:

@@ -16,6 +16,7 @@ from random import Random
 
 from graftwork.engine.adapter_residency import AdapterResidency
 from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.drafting.speculator import Speculator, matching, no_drafts
 from graftwork.engine.grammar.residency import GrammarResidency, NoGrammars
 from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.pace import Pace
@@ -31,7 +32,6 @@ from graftwork.engine.request import (
     RequestFinished,
     SessionMemory,
     SessionTending,
-    TokenLogprobs,
     TokensGenerated,
 )
 from graftwork.engine.scope import ScopeMaker
@@ -107,7 +107,9 @@ class Scheduler:
         clock: Clock,
         seeds: Random,
         grammars: GrammarResidency = _NO_GRAMMARS,
+        speculator: Speculator | None = None,
     ) -> None:
+        """Without a speculator, a sequence makes one token a step."""
         self._limits = limits
         self._memory = memory
         self._tender = tender
@@ -122,6 +124,7 @@ class Scheduler:
         self._starved: set[RequestId] = set()
         """Running, and without the page that its next token needs."""
         self._pace = Pace(clock)
+        self.speculator = speculator or no_drafts(clock)
         self.counters = SchedulerCounters()
 
     @property
@@ -279,31 +282,61 @@ class Scheduler:
     # ---- plan -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step: every sequence that is one token behind, then chunks of those that are further behind."""
+        """The next step: every sequence that is one token behind, then chunks of those that are further behind.
+
+        Drafts take what is left of the budget, so that nobody's prompt waits for another's guesses.
+        """
         self._memory.tick()
+        turns = self._turns()
+        making = [sequence for sequence, num_tokens in turns if num_tokens == sequence.num_behind]
+        spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in turns)
+        drafts = self.speculator.draft(making, spare_rows)
+        slices = [self._slice(*turn, drafts.get(turn[0].request_id, ())) for turn in turns]
+        if not slices:
+            return None
+        plan = StepPlan(tuple(slices))
+        self.speculator.step_begins(plan)
+        return plan
+
+    def _turns(self) -> list[tuple[Sequence, int]]:
+        """Who computes how many known tokens in the next step; all of them have the pages for that."""
         budget = self._limits.max_batch_tokens
-        slices: list[SequenceSlice] = []
+        turns: list[tuple[Sequence, int]] = []
         planned: set[RequestId] = set()
         for sequence in sorted(self._running.values(), key=_turn):
             if budget == 0:
                 break
             num_tokens = min(sequence.num_behind, budget)
             if sequence.request_id in self._running and self._grow(sequence, num_tokens, planned):
-                slices.append(self._slice(sequence, num_tokens))
+                turns.append((sequence, num_tokens))
                 planned.add(sequence.request_id)
                 budget -= num_tokens
-        return StepPlan(tuple(slices)) if slices else None
+        return turns
 
-    def _slice(self, sequence: Sequence, num_tokens: int) -> SequenceSlice:
-        start, end = sequence.num_computed, sequence.num_computed + num_tokens
+    def _slice(self, sequence: Sequence, num_tokens: int, drafted: tuple[int, ...]) -> SequenceSlice:
+        start, known_end = sequence.num_computed, sequence.num_computed + num_tokens
+        drafted = self._within_memory(sequence, drafted)
+        is_last = known_end == len(sequence.token_ids)
         return SequenceSlice(
             request_id=sequence.request_id,
-            token_ids=tuple(sequence.token_ids[start:end]),
+            token_ids=(*sequence.token_ids[start:known_end], *drafted),
             start=start,
-            pages=tuple(sequence.pages[: pages_for(end, self._limits.page_tokens)]),
+            pages=tuple(sequence.pages[: pages_for(known_end + len(drafted), self._limits.page_tokens)]),
             adapters=sequence.request.adapters,
-            sample=self._sample_spec(sequence) if end == len(sequence.token_ids) else None,
+            samples=self._sample_specs(sequence, drafted) if is_last else (),
         )
+
+    def _within_memory(self, sequence: Sequence, drafted: tuple[int, ...]) -> tuple[int, ...]:
+        """Give a draft the pages that it needs, if they can be had without taking any from who runs; else cut it."""
+        size, known = self._limits.page_tokens, len(sequence.token_ids)
+        missing = pages_for(known + len(drafted), size) - len(sequence.pages)
+        if not drafted or missing <= 0:
+            return drafted
+        pages = self._memory.take(missing, sequence.owner)
+        if pages is None:
+            return drafted[: len(sequence.pages) * size - known]
+        sequence.pages += pages
+        return drafted
 
     def _grow(self, sequence: Sequence, num_tokens: int, planned: set[RequestId]) -> bool:
         """Give a sequence the pages of its next tokens, at the cost of whoever deserves them less; False if it must
@@ -344,57 +377,66 @@ class Scheduler:
         self._waiting.enqueue(sequence)
         self.counters.preemptions += 1
 
-    def _sample_spec(self, sequence: Sequence) -> SampleSpec:
-        banned = sequence.banned_token_ids()
+    def _sample_specs(self, sequence: Sequence, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:
+        """For the token after the last known one, and for those after each drafted one, should it come true."""
+        return tuple(self._sample_spec(sequence, drafted[:count]) for count in range(len(drafted) + 1))
+
+    def _sample_spec(self, sequence: Sequence, drafted: tuple[int, ...]) -> SampleSpec:
+        banned = sequence.banned_token_ids(len(drafted))
         return SampleSpec(
             params=sequence.request.sampling,
             seed=sequence.seed,
-            position=len(sequence.token_ids),
+            position=len(sequence.token_ids) + len(drafted),
             banned_token_ids=banned,
             history=sequence.counted_history(),
-            mask=self._grammars.row(sequence.request_id, banned),
+            draft_token_ids=drafted,
+            mask=self._grammars.row(sequence.request_id, banned, drafted),
         )
 
     # ---- absorb -----------------------------------------------------------------------------------------------
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Take a step's tokens in, and end the sequences that are complete."""
+        self.speculator.step_ended()
         outputs: list[Output] = []
+        self.speculator.step_ended()
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
-            sequence.num_computed = piece.end
-            if piece.start < sequence.num_prompt <= piece.end:
+            sequence.num_computed = piece.known_end
+            if piece.start < sequence.num_prompt <= piece.known_end:
                 self._enter(sequence)
-            if piece.request_id in result.ends:
-                outputs.extend(self._end(sequence, result.ends[piece.request_id]))
-            elif piece.sample is not None:
-                logprobs = result.logprobs.get(piece.request_id, ())
-                outputs.extend(self._append(sequence, result.token_ids[piece.request_id], logprobs))
+            if piece.samples:
+                outputs.extend(self._append(sequence, piece, result))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
         return outputs
 
+    def _append(self, sequence: Sequence, piece: SequenceSlice, result: StepResult) -> list[Output]:
+        """Add the choices that stand. All but the last were drafted and have their KV; of it nothing is computed."""
+        ends = result.ends.get(piece.request_id, {})
+        stand = matching(piece.draft_token_ids, result.token_ids[piece.request_id])
+        ended_at = next((row for row in range(len(stand)) if row in ends), None)
+        token_ids = sequence.take(stand[:ended_at])
+        for token_id in token_ids:
+            error = self._grammars.accept(sequence.request_id, token_id)
+            if error is not None:
+                return self._fail([sequence], error)
+        outputs: list[Output] = []
+        if token_ids:
+            sequence.num_computed = len(sequence.token_ids) - 1
+            self.counters.generated_tokens += len(token_ids)
+            self._waiting.charge_output(sequence, len(token_ids))
+            logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
+            outputs.append(Output(sequence.request_id, TokensGenerated(token_ids, logprobs)))
+        self.speculator.learn(sequence, piece.num_drafts, len(token_ids))
+        reason = sequence.finish_reason() if token_ids else None
+        if reason is None and ended_at is not None:
+            return outputs + self._end(sequence, ends[ended_at])
+        return outputs if reason is None else [*outputs, self._finish(sequence, reason)]
+
     def _end(self, sequence: Sequence, error: GraftworkError | None) -> list[Output]:
         """A grammar left no token to choose: the answer was complete, or the request has failed."""
-        if error is not None:
-            return self._fail([sequence], error)
-        finished = RequestFinished(FinishReason.STOP, sequence.num_generated)
-        self._finish(sequence)
-        return [Output(sequence.request_id, finished)]
-
-    def _append(self, sequence: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> list[Output]:
-        error = self._grammars.accept(sequence.request_id, token_id)
-        if error is not None:
-            return self._fail([sequence], error)
-        sequence.token_ids.append(token_id)
-        self.counters.generated_tokens += 1
-        self._waiting.charge_output(sequence, 1)
-        outputs = [Output(sequence.request_id, TokensGenerated((token_id,), logprobs))]
-        reason = sequence.finish_reason()
-        if reason is not None:
-            outputs.append(Output(sequence.request_id, RequestFinished(reason, sequence.num_generated)))
-            self._finish(sequence)
-        return outputs
+        return [self._finish(sequence, FinishReason.STOP)] if error is None else self._fail([sequence], error)
 
     def _enter(self, sequence: Sequence) -> None:
         """Let others find what is computed of a sequence, which goes on with the pages that all share."""
@@ -402,14 +444,16 @@ class Scheduler:
         nodes = self._memory.enter(path, sequence.pages, sequence.request.session)
         sequence.pages = self._memory.share(nodes, sequence.pages)
 
-    def _finish(self, sequence: Sequence) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Output:
         self._enter(sequence)
         if sequence.request.session is not None:
             self._memory.follow(sequence.path(sequence.num_computed), sequence.request.session)
+        report = self.speculator.ended(sequence)
         del self._by_id[sequence.request_id]
         self._release(sequence)
         self._memory.residency.enforce_limits(sequence.owner)
         self._pace.finished_one()
+        return Output(sequence.request_id, RequestFinished(reason, sequence.num_generated, report))
 
     def _release(self, sequence: Sequence) -> None:
         self._memory.release(sequence.pages)

@@ -1,8 +1,10 @@
 """A request while it is served: its tokens, how far its KV has caught up with them, and the pages it holds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from graftwork.engine.arrivals import Path, Residence
+from graftwork.engine.drafting.sequence_drafts import SequenceDrafts
 from graftwork.engine.page_path import SequenceScope
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import Owner
@@ -44,6 +46,8 @@ class Sequence:
     """The class that it was let in with; see FairShare.rank."""
     is_admitted: bool = False
     """Whether its client has been told; it stays so when it is offloaded and goes on."""
+    drafts: SequenceDrafts | None = None
+    """What it guesses; None until it runs."""
     history: TokenHistory | None = None
     """What penalties count; None where there are none. May be behind: see `counted_history`."""
 
@@ -98,9 +102,22 @@ class Sequence:
             miss_reason=self.miss_reason,
         )
 
-    def banned_token_ids(self) -> tuple[int, ...]:
-        """What may not be sampled next."""
-        if self.num_generated >= self.request.sampling.min_tokens:
+    def take(self, token_ids: Iterable[int]) -> tuple[int, ...]:
+        """Append tokens up to the one that ends it, and return them; what was chosen behind that one never was."""
+        before = len(self.token_ids)
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            if self.finish_reason() is not None:
+                break
+        return tuple(self.token_ids[before:])
+
+    def max_draft_tokens(self) -> int:
+        """How many may be guessed now: each may come true, and the step adds one more of its own."""
+        return max(self.max_total_tokens - len(self.token_ids) - 1, 0)
+
+    def banned_token_ids(self, num_drafted: int = 0) -> tuple[int, ...]:
+        """What may not be sampled next, once so many drafted tokens have come true."""
+        if self.num_generated + num_drafted >= self.request.sampling.min_tokens:
             return ()
         return tuple(sorted(self.stop_token_ids))
 

@@ -46,6 +46,12 @@ class EngineReading(Protocol):
     def waiting_adapters(self) -> tuple[str, ...]: ...
     @property
     def adapter_loads(self) -> int: ...
+    @property
+    def drafted_tokens(self) -> int: ...
+    @property
+    def accepted_tokens(self) -> int: ...
+    @property
+    def forced_tokens(self) -> int: ...
 
 
 class EngineCollector(Collector):
@@ -77,6 +83,7 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("graftwork_lora_pool_bytes", "Adapter weights on the device.", reading.lora_pool_bytes)
         yield CounterMetricFamily("graftwork_preemptions", "Requests offloaded to make room.", reading.preemptions)
         yield CounterMetricFamily("graftwork_adapter_loads", "Adapters loaded to the device.", reading.adapter_loads)
+        yield _drafts(reading)
         yield _adapters(reading, self._read_at)
 
 
@@ -91,6 +98,15 @@ def _pages(reading: EngineReading) -> Metric:
     pages.add_metric(["host", "in_flight"], reading.host_in_flight_pages)
     pages.add_metric(["disk", "owned"], reading.disk_pages)
     return pages
+
+
+def _drafts(reading: EngineReading) -> Metric:
+    """What came of guessed tokens; each counts under one result, so that their sum is what was verified."""
+    drafts = CounterMetricFamily("graftwork_draft_tokens", "Guessed tokens by what came of them.", labels=["result"])
+    drafts.add_metric(["forced"], reading.forced_tokens)
+    drafts.add_metric(["accepted"], reading.accepted_tokens - reading.forced_tokens)
+    drafts.add_metric(["rejected"], reading.drafted_tokens - reading.accepted_tokens)
+    return drafts
 
 
 def _adapters(reading: EngineReading, read_at: float) -> Metric:

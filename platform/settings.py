@@ -70,6 +70,8 @@ class Settings:
     """Sequences that one step may hold, at least 1."""
     max_waiting: int = 256
     """Requests that may queue before new ones are refused with 429, at least 1."""
+    max_draft_tokens: int = 16
+    """Tokens guessed for one request in one step, at most; 0 switches speculation off. No answer depends on it."""
     fleet: str = "static"
     """`static` or `ray`."""
     replicas: int = 1
@@ -209,6 +211,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),
+    "max_draft_tokens": _whole(0, 256),
     "fleet": _one_of("static", "ray"),
     "replicas": _whole(1),
     "log_level": _one_of("debug", "info", "warning", "error"),

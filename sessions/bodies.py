@@ -6,7 +6,7 @@ Owns these shapes, for every route and event that carries them; never computes a
 from collections.abc import Mapping
 from typing import Any
 
-from graftwork.engine.request import CacheReport, SessionMemory
+from graftwork.engine.request import CacheReport, DraftReport, SessionMemory
 from graftwork.platform.ids import CheckpointId
 from graftwork.sessions.agent_session import AgentSession, ToolOutput, Turn, TurnStatus
 from graftwork.sessions.items import Item, ItemType
@@ -93,8 +93,8 @@ def cache_body(cache: CacheReport) -> dict[str, Any]:
     }
 
 
-def usage_body(cache: CacheReport, completion_tokens: int) -> dict[str, Any]:
-    """What a turn used. Nothing is drafted yet."""
+def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) -> dict[str, Any]:
+    """What a turn used."""
     tiers = cache_body(cache)
     del tiers["miss_reason"]
     return {
@@ -102,8 +102,21 @@ def usage_body(cache: CacheReport, completion_tokens: int) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": cache.prompt_tokens + completion_tokens,
         "prompt_tokens_details": tiers,
-        "completion_tokens_details": {"drafted_tokens": 0, "accepted_tokens": 0, "forced_tokens": 0},
+        "completion_tokens_details": draft_body(drafts),
     }
+
+
+def draft_body(drafts: DraftReport) -> dict[str, int]:
+    """How an answer's tokens were found; OpenAI's own two figures only where the client predicted something."""
+    body = {
+        "drafted_tokens": drafts.drafted_tokens,
+        "accepted_tokens": drafts.accepted_tokens,
+        "forced_tokens": drafts.forced_tokens,
+    }
+    if drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens:
+        body["accepted_prediction_tokens"] = drafts.accepted_prediction_tokens
+        body["rejected_prediction_tokens"] = drafts.rejected_prediction_tokens
+    return body
 
 
 def lease_body(memory: SessionMemory | None, now: float) -> dict[str, Any] | None:

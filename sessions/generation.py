@@ -76,6 +76,8 @@ class GenerationRequest:
     session: SessionUse | None = None
     """The session that the prompt continues."""
     kv_limits: KvLimits = NO_KV_LIMITS
+    prediction_token_ids: tuple[int, ...] = ()
+    """What the answer is expected to be; it changes nothing but the pace."""
 
 
 class Generator:
@@ -190,4 +192,5 @@ def _engine_request(request: GenerationRequest) -> EngineRequest:
         weight=request.weight,
         session=request.session,
         kv_limits=request.kv_limits,
+        prediction_token_ids=request.prediction_token_ids,
     )

@@ -11,11 +11,13 @@ from contextlib import aclosing
 from graftwork.engine.client import EngineClient
 from graftwork.engine.request import (
     CacheReport,
+    DraftReport,
     EngineDescription,
     EngineEvent,
     EngineRequest,
     EngineStats,
     PromptAdmitted,
+    RequestFinished,
     SessionMemory,
     SessionTending,
     TokensGenerated,
@@ -30,6 +32,8 @@ class TallyingEngine:
         self.cache: CacheReport | None = None
         """None until the prompt has left the queue."""
         self.completion_tokens = 0
+        self.drafts = DraftReport()
+        """What was guessed; the engine tells at a request's own end, so of one that was broken off nothing is known."""
         self.prompt_computed = asyncio.Event()
         """Set by the first token, and when there will be none."""
 
@@ -53,6 +57,8 @@ class TallyingEngine:
         elif isinstance(event, TokensGenerated):
             self.completion_tokens += len(event.token_ids)
             self.prompt_computed.set()
+        elif isinstance(event, RequestFinished):
+            self.drafts = event.drafts
 
     async def describe(self) -> EngineDescription:
         return await self._engine.describe()

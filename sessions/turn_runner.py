@@ -197,7 +197,7 @@ class TurnRunner:
         answer_items = _answer_items(answer, self.turn.turn_id)
         checkpoint = self._checkpoint(answer, answer_items)
         cache = tally.cache or answer.cache
-        usage = usage_body(cache, tally.completion_tokens)
+        usage = usage_body(cache, tally.completion_tokens, tally.drafts)
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
             call_ids: list[str] = [call.call_id for call in answer.tool_calls]
@@ -229,7 +229,7 @@ class TurnRunner:
         return TurnOutcome(
             status=TurnStatus.CANCELLED if error is None else TurnStatus.FAILED,
             drafts=[*self._writer.rest(), terminal],
-            usage=None if cache is None else usage_body(cache, tally.completion_tokens),
+            usage=None if cache is None else usage_body(cache, tally.completion_tokens, tally.drafts),
             cache=None if cache is None else cache_body(cache),
             error=None if error is None else error.body()["error"],
         )

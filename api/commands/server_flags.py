@@ -35,6 +35,9 @@ DeviceKvBytes = Annotated[
 ]
 HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
 DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]
+MaxDraftTokens = Annotated[
+    int | None, typer.Option(help="Tokens guessed for a request in one step; 0: no speculation (default: 16).")
+]
 EngineAddress = Annotated[
     str | None, typer.Option(metavar="TARGET", help="The engine's gRPC address, unix:PATH or HOST:PORT.")
 ]

@@ -17,6 +17,7 @@ from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.api.sse import EventStream
 from graftwork.api.tiers import served_tier
 from graftwork.api.token_budget import expected_tokens, token_budget
+from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.principals import Principal
 from graftwork.sessions.messages import messages_from_chat
@@ -52,6 +53,7 @@ async def chat_order(
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     prompt = await asyncio.to_thread(encode_chat, body, resources)
+    prediction = await asyncio.to_thread(_encode_prediction, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
     return InferenceOrder(
         request_id=request_id,
@@ -63,6 +65,7 @@ async def chat_order(
         tier=served_tier(principal, body.service_tier),
         parse_tool_calls=body.calls_tools,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        prediction_token_ids=prediction,
         expected_tokens=expected_tokens(body.token_limit, budget),
     )
 
@@ -71,3 +74,17 @@ def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int,
     """The prompt that a chat's messages and tools make."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.calls_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
+
+
+def _encode_prediction(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+    """Control literals and markup become the tokens that the model would write: guesses are verified, not trusted."""
+    if body.prediction is None:
+        return ()
+    token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)
+    if len(token_ids) > resources.description.context_tokens:
+        raise InvalidRequest(
+            f"The prediction has {len(token_ids)} tokens; this model's context is "
+            f"{resources.description.context_tokens}. Shorten the prediction.",
+            param="prediction",
+        )
+    return token_ids

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.messages import MessageList
 from graftwork.api.schemas.mixture import MixtureParts
+from graftwork.api.schemas.prediction import Prediction
 from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.tools import ToolList
 from graftwork.api.schemas.unserved import CHAT_UNSERVED, refuse_unserved
@@ -38,6 +39,7 @@ class ChatCompletionRequest(SamplingFields):
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     service_tier: TierName | None = None
+    prediction: Prediction | None = None
 
     @model_validator(mode="before")
     @classmethod

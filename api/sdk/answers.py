@@ -81,6 +81,8 @@ class CompletionTokensDetails(Answer):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     forced_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ class ChatParameters(TypedDict, total=False):
     top_logprobs: int
     stream_options: dict[str, Any]
     service_tier: str
+    prediction: dict[str, Any]
     user: str
     metadata: dict[str, str]
     extra_body: dict[str, Any]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from graftwork.engine.grammar.backends import Backends
 from graftwork.engine.grammar.compile_jobs import CompileAnswer, CompileJob
+from graftwork.engine.grammar.drafts import Speller
 from graftwork.engine.grammar.limits import CompileLimits
 from graftwork.engine.grammar.matcher import Compiled
 from graftwork.engine.grammar.nursery_client import NurseryClient
@@ -71,6 +72,7 @@ class GrammarCompiler:
         self._keys_by_number: dict[int, GrammarKey] = {}
         self._shown_failures: list[GrammarKey] = []
         self._numbers = count(1)
+        self.speller = Speller(vocabulary)
         self.num_bytes = 0
         self.num_compiles = 0
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from graftwork.engine.batch import MaskRow
 from graftwork.engine.grammar.compiler import GrammarCompiled, GrammarCompiler, GrammarKey
 from graftwork.engine.grammar.cursor import GrammarCursor
+from graftwork.engine.grammar.drafts import GrammarDrafts
 from graftwork.engine.grammar.limits import CompileLimits
 from graftwork.engine.request import EngineRequest
 from graftwork.platform.clock import Clock
@@ -105,10 +106,15 @@ class GrammarDesk:
         """Where a running request stands; None where it is free."""
         return self._cursors.get(request_id)
 
-    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None:
-        """The mask of a request's next token."""
+    def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
+        """The mask of a request's next token, or of the one behind some drafts that its grammar allows."""
         cursor = self._cursors.get(request_id)
-        return None if cursor is None else cursor.row(banned=banned)
+        return None if cursor is None else cursor.row(drafted, banned)
+
+    def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
+        """What a running request's drafts must keep to; None where it is free."""
+        cursor = self._cursors.get(request_id)
+        return None if cursor is None or self._compiler is None else GrammarDrafts(cursor, self._compiler.speller)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
         """Follow a token that was chosen under the mask; an error ends that request, and is our fault."""

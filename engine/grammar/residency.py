@@ -28,7 +28,9 @@ class GrammarResidency(Protocol):
 
     def close(self, request_id: RequestId) -> None: ...
 
-    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None: ...
+    def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
+        """The mask of a request's next token, or of the one behind some drafts that its grammar allows."""
+        ...
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
         """A running request's next token; an error ends it."""
@@ -55,7 +57,7 @@ class NoGrammars:
     def close(self, request_id: RequestId) -> None:
         """Nothing to forget."""
 
-    def row(self, request_id: RequestId, banned: Iterable[int]) -> MaskRow | None:
+    def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
         return None
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from graftwork.engine.request import (
     AdapterUse,
     CacheReport,
+    DraftReport,
     EngineDescription,
     EngineEvent,
     EngineRequest,
@@ -49,6 +50,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         kv_limits=wire.KvLimits(**asdict(request.kv_limits)),
         public_tokens=request.public_tokens,
         grammar=_grammar_to_wire(request.grammar),
+        prediction_token_ids=request.prediction_token_ids,
     )
 
 
@@ -70,6 +72,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         kv_limits=_limits_from_wire(submit.kv_limits),
         public_tokens=submit.public_tokens,
         grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
+        prediction_token_ids=tuple(submit.prediction_token_ids),
     )
 
 
@@ -134,7 +137,7 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
         case "tokens":
             return _tokens_from_wire(output.tokens)
         case "finished":
-            return RequestFinished(FinishReason(output.finished.reason), output.finished.completion_tokens)
+            return _finished_from_wire(output.finished)
         case "failed":
             return error_from_wire(output.failed)
         case unknown:
@@ -169,6 +172,18 @@ def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
         recomputed_tokens=admitted.recomputed_tokens,
         miss_reason=MissReason(admitted.miss_reason) if admitted.HasField("miss_reason") else None,
     )
+
+
+def _finished_from_wire(finished: wire.Finished) -> RequestFinished:
+    drafts = finished.drafts
+    report = DraftReport(
+        drafted_tokens=drafts.drafted_tokens,
+        accepted_tokens=drafts.accepted_tokens,
+        forced_tokens=drafts.forced_tokens,
+        accepted_prediction_tokens=drafts.accepted_prediction_tokens,
+        rejected_prediction_tokens=drafts.rejected_prediction_tokens,
+    )
+    return RequestFinished(FinishReason(finished.reason), finished.completion_tokens, report)
 
 
 def error_to_wire(error: GraftworkError) -> wire.Failed:
@@ -238,6 +253,9 @@ def stats_from_wire(message: wire.Stats) -> EngineStats:
         prompt_tokens=message.prompt_tokens,
         cached_tokens=message.cached_tokens,
         generated_tokens=message.generated_tokens,
+        drafted_tokens=message.drafted_tokens,
+        accepted_tokens=message.accepted_tokens,
+        forced_tokens=message.forced_tokens,
         adapter_loads=message.adapter_loads,
         max_adapters_in_a_step=message.max_adapters_in_a_step,
         in_flight_pages=message.in_flight_pages,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from graftwork.engine.request import (
     CacheReport,
+    DraftReport,
     EngineDescription,
     EngineEvent,
     EngineRequest,
@@ -59,6 +60,8 @@ class FakeEngine:
     probe_refusal: GraftworkError | None = None
     """Raised for every adapter that is tried."""
     cached_tokens: int = 0
+    drafts: DraftReport = field(default_factory=DraftReport)
+    """What every answer's end tells of its guesses."""
     tended: list[SessionTending] = field(default_factory=list)
 
     async def describe(self) -> EngineDescription:
@@ -96,7 +99,7 @@ class FakeEngine:
                 await self._hold()
             yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs))
         reason = FinishReason.STOP if tokens == answer else FinishReason.LENGTH
-        yield RequestFinished(reason, len(tokens))
+        yield RequestFinished(reason, len(tokens), self.drafts)
 
     async def _hold(self) -> None:
         self.held.set()
@@ -126,6 +129,9 @@ class FakeEngine:
             disk_tokens=0,
             preemptions=3,
             generated_tokens=0,
+            drafted_tokens=9,
+            accepted_tokens=6,
+            forced_tokens=2,
             adapter_loads=0,
             max_adapters_in_a_step=1,
         )

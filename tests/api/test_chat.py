@@ -253,6 +253,8 @@ INVALID: list[tuple[str, Any]] = [
     ("tools[0].function.name", [{"type": "function", "function": {"name": "no spaces"}}]),
     ("tools[0].function.strict", [{"type": "function", "function": {"name": "f", "strict": True}}]),
     ("min_tokens", -1),
+    ("prediction.type", {"type": "guess", "content": "x"}),
+    ("prediction.content", {"type": "content"}),
     ("logprobs", 3),
     ("top_logprobs", 3),
     ("top_logprobs", 21),

@@ -9,6 +9,7 @@ from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSessio
 from graftwork.engine.request import (
     AdapterUse,
     CacheReport,
+    DraftReport,
     EngineRequest,
     FinishReason,
     GrammarSource,
@@ -39,6 +40,7 @@ class Outcome:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cache: CacheReport | None = None
     finish: FinishReason | None = None
+    drafts: DraftReport = field(default_factory=DraftReport)
     error: GraftworkError | None = None
 
     @property
@@ -65,6 +67,7 @@ class Harness:
         share: str = "",
         session: SessionUse | None = None,
         grammar: GrammarSource | None = None,
+        prediction: tuple[int, ...] = (),
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -79,6 +82,7 @@ class Harness:
             share=share,
             session=session,
             grammar=grammar,
+            prediction_token_ids=prediction,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))
@@ -148,8 +152,8 @@ class Harness:
                 case TokensGenerated(token_ids, logprobs):
                     outcome.token_ids.extend(token_ids)
                     outcome.logprobs.extend(logprobs)
-                case RequestFinished(reason, completion_tokens):
+                case RequestFinished(reason, completion_tokens, drafts):
                     assert completion_tokens == len(outcome.token_ids)
-                    outcome.finish = reason
+                    outcome.finish, outcome.drafts = reason, drafts
                 case GraftworkError() as error:
                     outcome.error = error

@@ -19,7 +19,7 @@ def uses(adapter: str | None) -> tuple[AdapterUse, ...]:
 
 def piece(name: str, start: int, count: int, pages: list[int], adapter: str | None = None) -> SequenceSlice:
     tokens = tuple(range(100 * len(name), 100 * len(name) + count))
-    return SequenceSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), None)
+    return SequenceSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), ())
 
 
 def builder(rules: RowRules = FREE) -> BatchBuilder:

@@ -1,5 +1,7 @@
 """The engine's logits and tokens against transformers and peft, row by row."""
 
+from dataclasses import replace
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -7,7 +9,9 @@ import pytest
 import torch
 
 from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.drafting.speculator import matching
 from graftwork.engine.request import SamplingParams
+from graftwork.platform.ids import RequestId
 from tests.engine.conftest import Lab
 from tests.engine.harness import Harness
 
@@ -29,7 +33,7 @@ def reference_tokens(model: torch.nn.Module, prompt: list[int], max_tokens: int)
 
 
 class RecordingRunner:
-    """Notes the logits of every sampled row on their way."""
+    """Notes the logits of every row that made a token, each under its slice up to that row."""
 
     def __init__(self, harness: Harness) -> None:
         self._runner = harness.loop._runner
@@ -40,9 +44,20 @@ class RecordingRunner:
         with torch.inference_mode():
             batch = runner._builder.build(plan)  # type: ignore[attr-defined]
             logits = runner.logits(batch)  # type: ignore[attr-defined]
-        sampled = [piece for piece in batch.slices if piece.sample is not None]
-        self.rows += zip(sampled, logits, strict=True)
-        return StepResult({piece.request_id: int(row.argmax()) for piece, row in zip(sampled, logits, strict=True)})
+        rows = iter(logits)
+        choices: dict[RequestId, tuple[int, ...]] = {}
+        for piece in batch.slices:
+            own = list(islice(rows, len(piece.samples)))
+            choices[piece.request_id] = tuple(int(row.argmax()) for row in own)
+            standing = len(matching(piece.draft_token_ids, choices[piece.request_id]))
+            self.rows += [(_up_to(piece, index), row) for index, row in enumerate(own[:standing])]
+        return StepResult(choices)
+
+
+def _up_to(piece: SequenceSlice, num_drafts: int) -> SequenceSlice:
+    """The slice as it would be if only the first drafts were in it."""
+    num_tokens = len(piece.token_ids) - piece.num_drafts + num_drafts
+    return replace(piece, token_ids=piece.token_ids[:num_tokens], samples=piece.samples[: num_drafts + 1])
 
 
 @pytest.mark.parametrize("max_batch_tokens", [512, 7])
@@ -151,6 +166,6 @@ def test_a_seeded_output_does_not_depend_on_the_batch(lab: Lab) -> None:
 def test_spec_of_a_slice_names_the_position_after_its_last_token() -> None:
     """The noise of a token is keyed by where the token will stand."""
     spec = SampleSpec(SamplingParams(max_tokens=1), seed=1, position=3, banned_token_ids=())
-    piece = SequenceSlice("req_1", (5, 6, 7), 0, (0,), None, spec)  # type: ignore[arg-type]
+    piece = SequenceSlice("req_1", (5, 6, 7), 0, (0,), None, (spec,))  # type: ignore[arg-type]
 
     assert piece.end == spec.position

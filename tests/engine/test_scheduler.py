@@ -99,7 +99,7 @@ class Stage:
         plan = self.scheduler.plan()
         if plan is not None:
             self.plans.append(plan)
-            chosen = {piece.request_id: token for piece in plan.slices if piece.sample is not None}
+            chosen = {piece.request_id: (token,) for piece in plan.slices if piece.samples}
             self.outputs += self.scheduler.absorb(plan, StepResult(chosen))
         self.scheduler.check_integrity()
         while self.lab.copies.under_way:
@@ -135,7 +135,7 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     assert all(any(piece.request_id == "short" for piece in plan.slices) for plan in plans if plan)
     chunks = [piece for plan in plans if plan for piece in plan.slices if piece.request_id == "long"]
     assert [(piece.start, piece.end) for piece in chunks] == [(0, 7), (7, 14), (14, 21), (21, 28), (28, 30)]
-    assert [piece.sample is not None for piece in chunks] == [False] * 4 + [True]
+    assert [bool(piece.samples) for piece in chunks] == [False] * 4 + [True]
 
 
 def test_a_request_ends_at_eos_at_its_limit_or_at_the_context() -> None:
@@ -171,8 +171,8 @@ def test_stop_tokens_are_banned_before_min_tokens() -> None:
     for _ in range(4):
         plan = stage.step()
         assert plan is not None
-        assert plan.slices[0].sample is not None
-        bans.append(plan.slices[0].sample.banned_token_ids)
+        (spec,) = plan.slices[0].samples
+        bans.append(spec.banned_token_ids)
 
     assert bans == [(EOS, 33), (EOS, 33), (), ()]
 
@@ -481,9 +481,9 @@ def test_penalised_rows_carry_their_history() -> None:
     assert plan is not None
     seen = {}
     for piece in plan.slices:
-        assert piece.sample is not None
+        (spec,) = piece.samples
         counted = CountedTokens()
-        if piece.sample.history is not None:
-            piece.sample.history.copy_to(counted)
+        if spec.history is not None:
+            spec.history.copy_to(counted)
         seen[piece.request_id] = dict(zip(counted.token_ids, counted.counts, strict=True))
     assert seen == {"all": {5: 0, 6: 0, 9: 2}, "made": {9: 2}, "plain": {}}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,22 @@ async def test_a_request_is_answered_in_order(connect: Connect) -> None:
     assert isinstance(events[-1], RequestFinished)
     tokens = [token for event in events[1:-1] if isinstance(event, TokensGenerated) for token in event.token_ids]
     assert len(tokens) == events[-1].completion_tokens == 6
+
+
+async def test_a_prediction_and_what_came_of_it_cross(connect: Connect) -> None:
+    """Predicted its own answer, the engine drafts from it, and says so at the end and in its figures."""
+    client = connect()
+    events = [event async for event in client.generate(request([5, 6, 7]))]
+    answer = tuple(token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids)
+
+    again = replace(request([5, 6, 7]), prediction_token_ids=answer)
+    *_, finished = [event async for event in client.generate(again)]
+
+    assert isinstance(finished, RequestFinished)
+    assert (finished.drafts.accepted_prediction_tokens, finished.drafts.rejected_prediction_tokens) == (len(answer), 0)
+    stats = await client.stats()
+    assert 0 < finished.drafts.accepted_tokens <= finished.drafts.drafted_tokens <= stats.drafted_tokens
+    assert stats.drafted_tokens >= stats.accepted_tokens >= finished.drafts.accepted_tokens
 
 
 async def test_the_description_crosses_whole(connect: Connect, lab: Lab) -> None:

@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from graftwork.platform.ids import TenantId
 from graftwork.platform.telemetry import MAX_TENANT_LABELS, JsonFormatter, Telemetry
 
+DRAFT_RESULTS = ("accepted", "forced", "rejected")
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -29,6 +31,9 @@ class Reading:
     running_adapters: tuple[str, ...] = ("b", "a")
     waiting_adapters: tuple[str, ...] = ()
     adapter_loads: int = 7
+    drafted_tokens: int = 10
+    accepted_tokens: int = 6
+    forced_tokens: int = 2
 
 
 def shown(telemetry: Telemetry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -101,6 +106,8 @@ def test_engine_figures_have_both_names() -> None:
         assert samples[(name, ())] == value
     assert samples[("graftwork_kv_pages", (("state", "free"), ("tier", "device")))] == 50
     assert samples[("graftwork_kv_pages", (("state", "owned"), ("tier", "device")))] == 50
+    drafts = {result: samples["graftwork_draft_tokens_total", (("result", result),)] for result in DRAFT_RESULTS}
+    assert drafts == {"accepted": 4, "forced": 2, "rejected": 4}
     labels = (("max_lora", "2"), ("running_lora_adapters", "a,b"), ("waiting_lora_adapters", ""))
     assert samples[("vllm:lora_requests_info", labels)] == 1234.0
 
