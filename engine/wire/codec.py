@@ -123,8 +123,10 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
             return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
         case TokensGenerated():
             return wire.RequestOutput(request_id=request_id, tokens=_tokens_to_wire(event))
-        case RequestFinished(reason, completion_tokens):
-            finished = wire.Finished(reason=reason, completion_tokens=completion_tokens)
+        case RequestFinished(reason, completion_tokens, drafts):
+            finished = wire.Finished(
+                reason=reason, completion_tokens=completion_tokens, drafts=wire.Drafts(**asdict(drafts))
+            )
             return wire.RequestOutput(request_id=request_id, finished=finished)
         case GraftworkError():
             return wire.RequestOutput(request_id=request_id, failed=error_to_wire(event))
