@@ -165,6 +165,8 @@ class FusedLora:
         columns, which no weighted sum is.
         """
         self._step = None
+        if self._words.is_cuda:
+            torch.cuda.set_device(self._words.device)  # kernels are launched on the thread's own current device
         distinct = {parts_of(owner) for owner in set(owners) if owner is not None}
         residents = {slot: self._part(slot, weight, len(parts)) for parts in distinct for slot, weight in parts}
         slots = frozenset(residents)

@@ -4,6 +4,8 @@ Triton compiles when a kernel is first launched, with tools that a machine may l
 that nobody has tried may be wrong. A few small adapters are applied both ways and compared with plain torch.
 """
 
+from contextlib import nullcontext
+
 import torch
 
 from graftwork.engine.kernels.lora_matmul import apply_lora
@@ -25,7 +27,8 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 8e-3}
 def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
     """What is wrong with the kernels on a device; None if they do what the oracle says."""
     try:
-        errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}
     except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
         return f"{type(error).__name__}: {error}"
     wrong = [f"{error:.3g} at {rows} rows a tile" for rows, error in errors.items() if not error <= _TOLERANCE[dtype]]
