@@ -23,7 +23,7 @@ from graftwork.engine.kv_assembly import build_memory, lay_out_kv
 from graftwork.engine.lease_advisor import LeaseAdvisor
 from graftwork.engine.load_cost import LoadCost
 from graftwork.engine.loop import EngineLoop, Message
-from graftwork.engine.lora_packs import PackCache
+from graftwork.engine.lora_assembly import build_lora
 from graftwork.engine.lora_pool import AdapterLoader, LoraPool, LoraPoolLimits
 from graftwork.engine.model_config import ModelConfig, read_model_config
 from graftwork.engine.request import EngineDescription
@@ -64,18 +64,17 @@ def build_engine(
     store = lay_out_kv(config, model, fingerprint(config.model), device, dtype)
     description = _describe(config, model, store.sizes.device_pages)
     decoder = load_decoder(config, model, device, dtype)
-    rules = RowRules.of(dtype)
-    packs = PackCache(config.lora_pool_bytes, rules.min_columns)
+    lora = build_lora(config, model, device, dtype)
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
         LoraPoolLimits(config.lora_pool_bytes, config.lora_host_bytes),
         device,
-        packs,
+        lora,
         clock,
     )
     grammars = _grammars(config, model, inbox, clock)
-    builder = BatchBuilder(config.page_tokens, store.cache.null_page, device, rules)
-    runner = ModelRunner(decoder, store.cache, builder, adapters, packs, rules, MaskFiller(model.vocab_size))
+    builder = BatchBuilder(config.page_tokens, store.cache.null_page, device, RowRules.of(dtype))
+    runner = ModelRunner(decoder, store.cache, builder, adapters, lora, MaskFiller(model.vocab_size))
     costs = costs or measure(store, runner.run, _limits(config, model))
     memory, copier = build_memory(store, costs, inbox.put, clock)
     scopes = ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}")

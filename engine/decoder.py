@@ -13,7 +13,7 @@ from torch.nn import functional
 from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchTensors, VisibleKeys
 from graftwork.engine.decoder_weights import DecoderWeights, LayerWeights
-from graftwork.engine.lora import LoraBatch
+from graftwork.engine.lora_backend import StepLora
 from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.rotary import RotaryTable
 
@@ -24,7 +24,7 @@ class _Step:
 
     batch: BatchTensors
     cache: KvCache
-    lora: LoraBatch
+    lora: StepLora
     cos: torch.Tensor  # [num_tokens, 1, head_dim]
     sin: torch.Tensor  # [num_tokens, 1, head_dim]
     visible_by_window: dict[int | None, VisibleKeys]
@@ -39,7 +39,7 @@ class Decoder:
         self._rotary = rotary
         self._windows = tuple(dict.fromkeys(config.windows))
 
-    def logits(self, batch: BatchTensors, cache: KvCache, lora: LoraBatch) -> torch.Tensor:
+    def logits(self, batch: BatchTensors, cache: KvCache, lora: StepLora) -> torch.Tensor:
         """Logits of the rows that are sampled, in fp32.  # [num_sampled, vocab]"""
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
@@ -73,7 +73,7 @@ class Decoder:
         step.lora.add_deltas(output, mixed, index, "o")
         return output
 
-    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights, index: int, lora: LoraBatch) -> torch.Tensor:
+    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights, index: int, lora: StepLora) -> torch.Tensor:
         x = self._norm(hidden, layer.mlp_norm)
         gate_up = layer.gate_up(x)  # [num_tokens, 2 * intermediate]
         lora.add_deltas(gate_up, x, index, "gate_up")

@@ -39,6 +39,11 @@ class Graft:
         return all(adapter.is_low_rank for adapter, _ in self.parts)
 
     @property
+    def changes_vocabulary(self) -> bool:
+        """Whether anything happens at the embedding or at the head."""
+        return any(adapter.changes_vocabulary for adapter, _ in self.parts)
+
+    @property
     def single(self) -> ResidentAdapter | None:
         """The adapter that the graft is, if it is no mixture."""
         (adapter, weight), *others = self.parts

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.adapter_weights import AdapterSource, AdapterWeights
+from graftwork.engine.lora_backend import LoraBackend
 from graftwork.engine.lora_build import BaseModules, build_resident
-from graftwork.engine.lora_packs import PackCache
 from graftwork.engine.lora_probe import probe_adapter
 from graftwork.engine.request import AdapterUse
 from graftwork.engine.resident_adapter import ResidentAdapter
@@ -110,12 +110,12 @@ class LoraPool:
     """Adapters by digest. All methods are called by the loop's thread."""
 
     def __init__(
-        self, loader: AdapterLoader, limits: LoraPoolLimits, device: torch.device, packs: PackCache, clock: Clock
+        self, loader: AdapterLoader, limits: LoraPoolLimits, device: torch.device, lora: LoraBackend, clock: Clock
     ) -> None:
         self._loader = loader
         self._limits = limits
         self._device = device
-        self._packs = packs
+        self._lora = lora
         self._clock = clock
         self._host: OrderedDict[str, ResidentAdapter] = OrderedDict()
         self._resident: OrderedDict[str, ResidentAdapter] = OrderedDict()
@@ -311,6 +311,7 @@ class LoraPool:
         adapter = self._host[digest].moved_to(self._device)
         self._resident[digest] = adapter
         self.num_bytes += adapter.num_bytes
+        self._lora.place(self._host[digest], adapter)
 
     def _drain(self, num_bytes: int, spared: set[str]) -> None:
         """Let adapters in use run out until what they hold, with what is free, will be enough."""
@@ -335,4 +336,4 @@ class LoraPool:
         self.num_bytes -= self._resident.pop(digest).num_bytes
         self._to_forget.discard(digest)
         self._draining.discard(digest)
-        self._packs.forget(digest)
+        self._lora.forget(digest)

@@ -118,6 +118,12 @@ class ResidentAdapter:
     def num_bytes(self) -> int:
         return self.block.nbytes
 
+    @property
+    def changes_vocabulary(self) -> bool:
+        """Whether it does anything at the embedding or at the head."""
+        parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
+        return any(part is not None for part in parts)
+
     def moved_to(self, device: torch.device) -> "ResidentAdapter":
         """A copy there: one transfer, then the same views of the new block. Where it lies already, no copy at all."""
         if device.type == self.block.device.type == "cpu":

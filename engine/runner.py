@@ -12,13 +12,13 @@ from graftwork.engine.config import EngineConfig
 from graftwork.engine.decoder import Decoder
 from graftwork.engine.decoder_weights import load_decoder_weights
 from graftwork.engine.grammar.masks import MaskFiller
-from graftwork.engine.lora import LoraBatch, Segment
-from graftwork.engine.lora_packs import Graft, PackCache
+from graftwork.engine.lora import Segment
+from graftwork.engine.lora_backend import LoraBackend
+from graftwork.engine.lora_packs import Graft
 from graftwork.engine.lora_pool import LoraPool
 from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.request import TokenLogprobs
 from graftwork.engine.rotary import RotaryTable
-from graftwork.engine.row_rules import RowRules
 from graftwork.engine.sampler import choose_tokens
 from graftwork.engine.token_scores import RawScores
 from graftwork.platform.errors import GraftworkError, InvalidRequest
@@ -36,16 +36,14 @@ class ModelRunner:
         cache: KvCache,
         builder: BatchBuilder,
         pool: LoraPool,
-        packs: PackCache,
-        rules: RowRules,
+        lora: LoraBackend,
         masks: MaskFiller,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._builder = builder
         self._pool = pool
-        self._packs = packs
-        self._rules = rules
+        self._lora = lora
         self._masks = masks
 
     @torch.inference_mode()
@@ -63,7 +61,7 @@ class ModelRunner:
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
         segments = [self._segment(run) for run in batch.adapter_runs]
-        lora = LoraBatch(segments, self._packs, self._rules, len(batch.token_ids))
+        lora = self._lora.step(segments, len(batch.token_ids))
         return self._decoder.logits(batch, self._cache, lora)
 
     def _segment(self, run: AdapterRun) -> Segment:

@@ -94,6 +94,7 @@ class FusedLora:
             self._tables[key] = table_over(words, shape.slice_widths, shape.in_features, max_rank, dtype)
             first_word += words.shape[1]
         self._residents: list[_Resident | None] = [None] * num_slots
+        self._nobody = self._resident({})
         self._captured: dict[SegmentCapacity, LoraSegments] = {}
         self._step: _Step | None = None
 
@@ -136,7 +137,7 @@ class FusedLora:
         """
         if self._residents[slot] is None:
             raise ValueError(f"slot {slot} is empty already")
-        self._write(slot, self._resident({}))
+        self._write(slot, self._nobody)
         self._residents[slot] = None
 
     def _resident(self, deltas: Mapping[LayerKey, SlotPairs]) -> _Resident:
@@ -164,6 +165,8 @@ class FusedLora:
         columns, which no weighted sum is.
         """
         self._step = None
+        if self._words.is_cuda:
+            torch.cuda.set_device(self._words.device)  # kernels are launched on the thread's own current device
         distinct = {parts_of(owner) for owner in set(owners) if owner is not None}
         residents = {slot: self._part(slot, weight, len(parts)) for parts in distinct for slot, weight in parts}
         slots = frozenset(residents)

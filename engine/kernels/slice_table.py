@@ -8,6 +8,7 @@ Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] 
 [0:width], and nowhere else.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -123,15 +124,8 @@ class SliceTable:
         if len(pairs) != self.num_slices:
             raise ValueError(f"{len(pairs)} pairs were given for a layer of {self.num_slices} slices")
         entries = [self._entry(index, slice_delta(pair)) for index, pair in enumerate(pairs)]
-        words = torch.zeros(self.words.shape[1], dtype=torch.int64)
-        addresses, ranks, scales = _views(words.unsqueeze(0), self.num_slices)
-        for index, entry in enumerate(entries):
-            for kind, tensor in enumerate((entry.A, entry.B, entry.column_scale, entry.column_shift)):
-                addresses[kind][0, index] = tensor.data_ptr() if tensor is not None else 0
-            ranks[0, index] = entry.rank
-            scales[0, index] = entry.scale
         return SlotRow(
-            words=words,
+            words=_words(entries),
             weights=tuple(tensor for entry in entries for tensor in entry.tensors),
             max_rank=max(entry.rank for entry in entries),
             has_columns=any(entry.has_columns for entry in entries),
@@ -193,6 +187,17 @@ class _Entry:
 def num_words(num_slices: int) -> int:
     """64-bit words that a slot takes in a table: its addresses, then its ranks, then its scales."""
     return _NUM_ADDRESSES * num_slices + 2 * -(-num_slices // 2)
+
+
+def _words(entries: Sequence[_Entry]) -> torch.Tensor:
+    """A slot's part of a table, as `_views` reads it; made at once, for an adapter has hundreds of entries."""
+    by_kind = zip(*((entry.A, entry.B, entry.column_scale, entry.column_shift) for entry in entries), strict=True)
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensors in by_kind for tensor in tensors]
+    padding = [0] * (len(entries) % 2)
+    ranks = [*(entry.rank for entry in entries), *padding]
+    scales = [*(entry.scale for entry in entries), *padding]
+    packed = struct.pack(f"{len(addresses)}q{len(ranks)}i{len(scales)}f", *addresses, *ranks, *scales)
+    return torch.frombuffer(bytearray(packed), dtype=torch.int64)
 
 
 def _views(words: torch.Tensor, num_slices: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:

@@ -15,14 +15,14 @@ from graftwork.platform.errors import NotFound
 ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def make_base(folder: Path, seed: int = 0) -> Path:
-    """A random Llama of two layers with grouped KV heads; its logits are spread enough to have clear maxima."""
+def make_base(folder: Path, seed: int = 0, num_layers: int = 2) -> Path:
+    """A random Llama of few layers with grouped KV heads; its logits are spread enough to have clear maxima."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=97,
         hidden_size=32,
         intermediate_size=56,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,

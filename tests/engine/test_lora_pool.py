@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
+from graftwork.engine.lora_backend import TorchLora
 from graftwork.engine.lora_packs import PackCache
 from graftwork.engine.lora_pool import AdapterLoaded, AdapterLoader, LoraPool, LoraPoolLimits
+from graftwork.engine.row_rules import RowRules
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound, ValidationFailed
 
@@ -60,7 +62,9 @@ class Bench:
         self.inbox: SimpleQueue[AdapterLoaded] = SimpleQueue()
         self.loader = AdapterLoader(self.source, TinyBase(), torch.float32, self.inbox.put)
         limits = LoraPoolLimits(units * UNIT, host_units * UNIT, PATIENCE_S)
-        self.pool = LoraPool(self.loader, limits, torch.device("cpu"), PackCache(0, 1), self.clock)
+        self.pool = LoraPool(
+            self.loader, limits, torch.device("cpu"), TorchLora(PackCache(0, 1), RowRules(1, 1)), self.clock
+        )
 
     def want(self, *digests: str) -> list[GraftworkError]:
         """Ask until every load that this begins has come back, or one has failed: its error."""

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 PACKAGE = "graftwork.engine.kernels"
-WITH_KERNELS = ("expand_blocks", "row_kernels", "tile_kernels", "lora_matmul", "fused_lora")
+WITH_KERNELS = (
+    "expand_blocks",
+    "row_kernels",
+    "tile_kernels",
+    "lora_matmul",
+    "fused_lora",
+    "kernel_trial",
+    "kernel_lora",
+)
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +56,10 @@ def fused_lora(interpreted: dict[str, ModuleType]) -> ModuleType:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20)
+
+
+@pytest.fixture
+def engine_interprets(interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are built in the test get the interpreted copies when they ask for the kernels."""
+    for name in ("kernel_trial", "kernel_lora"):
+        monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}", interpreted[name])

@@ -1,0 +1,50 @@
+"""The kernels' trial on a device, before an engine relies on them: do they build there, and do they compute?
+
+Triton compiles when a kernel is first launched, with tools that a machine may lack; and what it compiles for a device
+that nobody has tried may be wrong. A few small adapters are applied both ways and compared with plain torch.
+"""
+
+from contextlib import nullcontext
+
+import torch
+
+from graftwork.engine.kernels.lora_matmul import apply_lora
+from graftwork.engine.kernels.lora_plan import GROUPED_TILE_ROWS, ROW_WISE
+from graftwork.engine.kernels.lora_segments import RowOwner, build_segments
+from graftwork.engine.kernels.random_adapters import random_slots, with_random_columns
+from graftwork.engine.kernels.reference import add_lora
+from graftwork.engine.kernels.slice_table import SlotPairs, build_table
+
+_SEED = 20261
+_IN_FEATURES = 64
+_WIDTHS = (48, 16)
+_RANKS = ((8, 16), (24, 0), (8, 8))
+_OWNERS: tuple[RowOwner | None, ...] = (0, None, ((0, 0.5), (1, 0.25)), 1, 2, 2)
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 8e-3}
+"""For values of up to about four: two roundings of the output."""
+
+
+def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What is wrong with the kernels on a device; None if they do what the oracle says."""
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}
+    except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
+        return f"{type(error).__name__}: {error}"
+    wrong = [f"{error:.3g} at {rows} rows a tile" for rows, error in errors.items() if not error <= _TOLERANCE[dtype]]
+    return f"results differ from plain torch by {', '.join(wrong)}" if wrong else None
+
+
+def _error(device: torch.device, dtype: torch.dtype, tile_rows: int) -> float:
+    """The largest difference from the oracle of a batch with base rows, a mixture, and an adapter with columns."""
+    generator = torch.Generator().manual_seed(_SEED)
+    slots: list[SlotPairs] = [*random_slots(_RANKS, _IN_FEATURES, _WIDTHS, dtype, generator)]
+    slots[2] = with_random_columns(random_slots(_RANKS, _IN_FEATURES, _WIDTHS, dtype, generator)[2], _WIDTHS, generator)
+    x = torch.randn(len(_OWNERS), _IN_FEATURES, generator=generator).to(dtype)
+    base = torch.randn(len(_OWNERS), sum(_WIDTHS), generator=generator).to(dtype)
+    expected = add_lora(x, base, build_segments(_OWNERS), slots, _WIDTHS)
+
+    y = base.to(device, copy=True)
+    table = build_table(slots, _WIDTHS, _IN_FEATURES, dtype, device)
+    apply_lora(x.to(device), y, table, build_segments(_OWNERS, device, tile_rows=tile_rows))
+    return (y.cpu().float() - expected.float()).abs().max().item()
