@@ -7,10 +7,12 @@ from typing import Any
 from graftwork.engine.assembly import Engine
 from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSession
 from graftwork.engine.request import (
+    NO_KV_LIMITS,
     AdapterUse,
     CacheReport,
     EngineRequest,
     FinishReason,
+    KvLimits,
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
@@ -63,6 +65,7 @@ class Harness:
         domain: bytes = b"tenant",
         share: str = "",
         session: SessionUse | None = None,
+        kv_limits: KvLimits = NO_KV_LIMITS,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -76,6 +79,7 @@ class Harness:
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             share=share,
             session=session,
+            kv_limits=kv_limits,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))
@@ -110,13 +114,20 @@ class Harness:
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
         """One verb on a session's KV, and every copy that follows from it."""
+        answer = self.tend_now(verb, session, tokens, *waits, **options)
+        self.rest()
+        return answer
+
+    def tend_now(
+        self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
+    ) -> SessionMemory:
+        """One verb on a session's KV; the copies that follow from it are left under way."""
         answers: list[SessionMemory] = []
         adapter = options.get("adapter")
         adapters = (AdapterUse(adapter),) if adapter is not None else ()
         domain = IsolationDomain(options.get("domain", b"tenant"))
         tending = SessionTending(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
         self.loop.take(TendSession(tending, answers.append))
-        self.rest()
         return answers[0]
 
     def rest(self) -> None:
