@@ -33,8 +33,9 @@ def cached_on(outcome: Outcome) -> tuple[int, int, int]:
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("job", JOBS)
 def test_an_agent_says_the_same_wherever_its_kv_has_been(demo: DemoLab, tmp_path: Path, job: str, dtype: str) -> None:
-    """Cold, warm, from the host, from the disk, forked, rewound and after a restart: the same tokens, each time from
-    where it was meant to come."""
+    """Warm, forked, rewound to the host, prefetched, and from the disk after a restart: the same tokens, each time from
+    where they were meant to come; in fp32 also cold. (In bf16 attention rounds a prompt's last bit otherwise than an
+    answer's, so a history that is computed again may differ at a near tie; one that was kept may not.)"""
     options = {"dtype": dtype, "disk_kv_bytes": 2**26}
     cold = demo.engine(**options, kv_folder=tmp_path / "cold")
     harness = demo.engine(**options, kv_folder=tmp_path / "kv")
@@ -49,15 +50,14 @@ def test_an_agent_says_the_same_wherever_its_kv_has_been(demo: DemoLab, tmp_path
     def tend(verb: SessionVerb, tokens: list[int], engine: Harness, *waits: ToolWait) -> None:
         engine.tend(verb, "agent", tokens, *waits, adapter=adapter)
 
-    expected = turn(cold, prompt, 0, adapter)
+    cold_answer = turn(cold, prompt, 0, adapter)
     tend(SessionVerb.HOLD, history, harness, ToolWait("get_order"))
     warm = turn(harness, prompt, len(history), adapter)
     forked = turn(harness, prompt, len(history), adapter, session="child")
     tend(SessionVerb.SUSPEND, prompt + warm.token_ids, harness)
     rewound = turn(harness, prompt, len(history), adapter)
     tend(SessionVerb.SUSPEND, prompt + rewound.token_ids, harness)
-    prefetched_to = prompt + rewound.token_ids
-    tend(SessionVerb.PREFETCH, prefetched_to, harness)
+    tend(SessionVerb.PREFETCH, prompt + rewound.token_ids, harness)
     prefetched = turn(harness, prompt, len(history), adapter)
     harness.close()
     restarted = demo.engine(**options, kv_folder=tmp_path / "kv")
@@ -65,10 +65,11 @@ def test_an_agent_says_the_same_wherever_its_kv_has_been(demo: DemoLab, tmp_path
     restarted.close()
     cold.close()
 
-    turns = {"warm": warm, "forked": forked, "rewound": rewound, "prefetched": prefetched, "from_disk": from_disk}
-    assert {name: outcome.token_ids for name, outcome in turns.items()} == dict.fromkeys(turns, expected.token_ids)
+    turns = {"forked": forked, "rewound": rewound, "prefetched": prefetched, "from_disk": from_disk}
+    turns |= {"cold": cold_answer} if dtype == "float32" else {}
+    assert {name: outcome.token_ids for name, outcome in turns.items()} == dict.fromkeys(turns, warm.token_ids)
     usable = min(head, (len(prompt) - 1) // PAGE)
-    assert cached_on(expected) == (0, 0, 0)
+    assert cached_on(cold_answer) == (0, 0, 0)
     assert cached_on(warm) == (whole, 0, 0)
     assert cached_on(forked) == (usable, 0, 0)
     assert cached_on(rewound) == (0, usable, 0)
