@@ -7,12 +7,14 @@ from typing import Any
 from graftwork.engine.assembly import Engine
 from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSession
 from graftwork.engine.request import (
+    NO_KV_LIMITS,
     AdapterUse,
     CacheReport,
     DraftReport,
     EngineRequest,
     FinishReason,
     GrammarSource,
+    KvLimits,
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
@@ -68,6 +70,7 @@ class Harness:
         session: SessionUse | None = None,
         grammar: GrammarSource | None = None,
         prediction: tuple[int, ...] = (),
+        kv_limits: KvLimits = NO_KV_LIMITS,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -83,6 +86,7 @@ class Harness:
             session=session,
             grammar=grammar,
             prediction_token_ids=prediction,
+            kv_limits=kv_limits,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))
@@ -117,13 +121,20 @@ class Harness:
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
         """One verb on a session's KV, and every copy that follows from it."""
+        answer = self.tend_now(verb, session, tokens, *waits, **options)
+        self.rest()
+        return answer
+
+    def tend_now(
+        self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
+    ) -> SessionMemory:
+        """One verb on a session's KV; the copies that follow from it are left under way."""
         answers: list[SessionMemory] = []
         adapter = options.get("adapter")
         adapters = (AdapterUse(adapter),) if adapter is not None else ()
         domain = IsolationDomain(options.get("domain", b"tenant"))
         tending = SessionTending(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
         self.loop.take(TendSession(tending, answers.append))
-        self.rest()
         return answers[0]
 
     def rest(self) -> None:

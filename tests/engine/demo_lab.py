@@ -1,0 +1,74 @@
+"""Engines over the demo's model and its adapters, and conversations with tools as agents hold them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from graftwork.adapters.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
+from graftwork.adapters.identity import identify_adapter
+from graftwork.adapters.weights import ArtifactAdapterSource
+from graftwork.demo.tasks import held_out_cases
+from graftwork.engine.adapter_weights import AdapterSource
+from graftwork.engine.assembly import build_engine
+from graftwork.engine.config import EngineConfig
+from graftwork.engine.load_cost import LoadCost
+from graftwork.engine.request import EngineDescription
+from tests.engine.harness import Harness
+from tests.engine.kv_lab import LOAD_ALL
+
+DEMO = Path(__file__).parents[2] / "demo"
+JOBS = ("base", "pirate", "helpdesk", "terse")
+PAGE = 16
+PAGE_BYTES = 2 * 6 * PAGE * 64 * 4
+"""Of one page in fp32: keys and values of six layers, two heads of 32."""
+CONTEXT_PAGES = 2048 // PAGE
+
+
+@dataclass
+class DemoLab:
+    """Adapters as artifacts in a folder, and their digests by job once an engine has read its model."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        self.digests: dict[str, str | None] = {"base": None}
+
+    def engine(self, costs: LoadCost | None = LOAD_ALL, **options: Any) -> Harness:
+        """A fresh engine; without `costs` it measures its own."""
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "device_kv_bytes": 64 * 2**20} | options
+        config = EngineConfig(model=DEMO / "model", page_tokens=PAGE, **settings)
+        return Harness(build_engine(config, self._source, costs=costs))
+
+    def _source(self, description: EngineDescription) -> AdapterSource:
+        store = LocalArtifacts(self.root)
+        for job in JOBS[1:]:
+            folder = DEMO / "adapters" / job
+            config, weights = (folder / CONFIG_NAME).read_bytes(), (folder / WEIGHTS_NAME).read_bytes()
+            _, digest = identify_adapter(config, weights, description)
+            store.put(digest, config, weights)
+            self.digests[job] = digest
+        return ArtifactAdapterSource(self.root, description)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(DEMO / "model")
+
+    def prompts(self, job: str, count: int, at_least: int = 64) -> Iterator[list[int]]:
+        """Prompts of a job with its tools, up to where the assistant must speak."""
+        for case in held_out_cases(job, 40 * count, seed=4):
+            prompt: list[int] = self.tokenizer.apply_chat_template(
+                case.messages, tools=case.tools or None, add_generation_prompt=True, return_dict=False
+            )
+            if len(prompt) >= at_least and count:
+                count -= 1
+                yield prompt
+
+    def tool_result(self, number: int) -> list[int]:
+        """What follows a call: its result, and the assistant's turn to speak."""
+        text = f'<|im_end|>\n<|im_start|>user\n<tool_response>\n{{"order": {number}, "status": "shipped"}}'
+        ids: list[int] = self.tokenizer.encode(text + "\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+        return ids
