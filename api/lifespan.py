@@ -32,6 +32,7 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
 from graftwork.sessions.generation import Generator
 from graftwork.sessions.model_folder import ModelFolder
+from graftwork.sessions.public_prefixes import PublicPrefixEngine, PublicPrefixes
 from graftwork.sessions.responses.conversation_service import ConversationService
 from graftwork.sessions.responses.response_service import ResponseService
 from graftwork.sessions.service import SessionOptions, SessionService
@@ -89,6 +90,8 @@ async def _assemble(
     folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
     description = await engine.describe()
     prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
+    if settings.public_prompts is not None and prompts is not None:
+        engine = PublicPrefixEngine(engine, PublicPrefixes.read(settings.public_prompts, prompts))
     tenancy = Tenancy(database, pepper, clock)
     meter = CountedMeter(database, telemetry)
     quotas = _quota_keeper(settings, clock, meter)

@@ -18,6 +18,7 @@ from graftwork.api.commands.server_flags import (
     MaxDraftTokens,
     ModelDir,
     Port,
+    PublicPrompts,
     RedisUrl,
     Replicas,
 )
@@ -40,6 +41,7 @@ def serve(
     device_kv_bytes: DeviceKvBytes = None,
     host_kv_bytes: HostKvBytes = None,
     disk_kv_bytes: DiskKvBytes = None,
+    public_prompts: PublicPrompts = None,
     max_draft_tokens: MaxDraftTokens = None,
 ) -> None:
     """Serve a model: a gateway and its engine in one command.

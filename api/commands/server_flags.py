@@ -35,6 +35,9 @@ DeviceKvBytes = Annotated[
 ]
 HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
 DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]
+PublicPrompts = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="System prompts, as text files, whose cache all tenants share.")
+]
 MaxDraftTokens = Annotated[
     int | None, typer.Option(help="Tokens guessed for a request in one step; 0: no speculation (default: 16).")
 ]

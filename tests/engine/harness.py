@@ -71,6 +71,7 @@ class Harness:
         grammar: GrammarSource | None = None,
         prediction: tuple[int, ...] = (),
         kv_limits: KvLimits = NO_KV_LIMITS,
+        public_tokens: int = 0,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -87,6 +88,7 @@ class Harness:
             grammar=grammar,
             prediction_token_ids=prediction,
             kv_limits=kv_limits,
+            public_tokens=public_tokens,
         )
         self.outcomes[request_id] = Outcome()
         self.loop.take(SubmitRequest(request, self._sink))

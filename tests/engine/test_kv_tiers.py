@@ -140,6 +140,21 @@ def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_p
     harness.close()
 
 
+def test_tenants_share_what_is_public_and_nothing_behind_it(make_engine: MakeEngine) -> None:
+    """Of a prompt whose first 18 tokens are public, another tenant finds the four whole pages of them, and answers as
+    a cold engine does; of one that is not public, it finds nothing."""
+    harness = make_engine()
+    expected = make_engine().run(FIRST).token_ids
+    harness.run(FIRST, domain=b"a", public_tokens=18)
+
+    shared = harness.run(FIRST, domain=b"b", public_tokens=18)
+    private = harness.run(FIRST, domain=b"c")
+    again = harness.run(FIRST, domain=b"b", public_tokens=18)
+
+    assert [one.cache.device_tokens for one in (shared, private, again) if one.cache] == [16, 0, 40]
+    assert shared.token_ids == private.token_ids == again.token_ids == expected
+
+
 def test_a_miss_says_why(make_engine: MakeEngine) -> None:
     """Another adapter, an edited history, an engine that was restarted: each is told from the others."""
     harness = make_engine()
