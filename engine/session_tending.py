@@ -9,7 +9,7 @@ from typing import Protocol
 
 from graftwork.engine.arrivals import Path
 from graftwork.engine.kv_memory import KvMemory
-from graftwork.engine.prefix_tree import Lease, Node, Owner
+from graftwork.engine.prefix_tree import Lease, Owner
 from graftwork.engine.request import SessionMemory, SessionTending, SessionUse, SessionVerb
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_table import SessionRecord
@@ -84,7 +84,7 @@ class SessionTender:
             chance = self._advisor.return_probability(party, guesses, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
             record.lease = Lease(self._clock.monotonic() + seconds, chance)
-            _lease(nodes, record.lease)
+            self._memory.residency.lease(nodes, record.lease)
         self._memory.cleaner.save(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
 
@@ -126,10 +126,3 @@ class SessionTender:
             lease_s=left if left is not None and left > 0 else None,
             last_miss=None if record is None else record.last_miss,
         )
-
-
-def _lease(nodes: list[Node], lease: Lease) -> None:
-    """Pages that several sessions reach keep the lease that lasts longest."""
-    for node in nodes:
-        if node.lease is None or node.lease.until < lease.until:
-            node.lease = lease
