@@ -5,6 +5,7 @@ Never touches a page itself: it says what KvMemory is to hold, fetch or give up.
 """
 
 from collections.abc import Collection, Mapping
+from itertools import takewhile
 from typing import Protocol
 
 from graftwork.engine.arrivals import Path
@@ -14,6 +15,9 @@ from graftwork.engine.request import SessionMemory, SessionTending, SessionUse, 
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_table import SessionRecord
 from graftwork.platform.clock import Clock
+
+_GOING_ON_S = 30.0
+"""The lease of a session that is about to go on: for the rest of its upload, and its time in the queue."""
 
 
 class LeaseAdvice(Protocol):
@@ -42,10 +46,14 @@ class SessionTender:
         self._clock = clock
 
     def goes_on(self, owner: Owner, use: SessionUse) -> None:
-        """A request continues a session: its tools have answered, and its lease has served."""
+        """A session is about to go on: its tools have answered, and nobody's pages are wanted sooner than its own."""
         record = self._memory.sessions.find(owner, use.session)
         if record is not None:
             self._end_wait(record)
+            record.lease = Lease(self._clock.monotonic() + _GOING_ON_S, chance=1.0)
+            tree = self._memory.residency.tree
+            found = takewhile(lambda node: node is not None, map(tree.find, record.keys))
+            self._memory.residency.lease([node for node in found if node is not None], record.lease)
 
     def tend(self, tending: SessionTending) -> SessionMemory:
         """Carry out one verb, and say where the session's history is now."""
@@ -55,8 +63,8 @@ class SessionTender:
             case SessionVerb.HOLD:
                 self._hold(path, use, tending)
             case SessionVerb.PREFETCH:
-                self.goes_on(path.owner, use)
                 self._memory.prefetch(path, use)
+                self.goes_on(path.owner, use)
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
@@ -85,6 +93,8 @@ class SessionTender:
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
             record.lease = Lease(self._clock.monotonic() + seconds, chance)
             self._memory.residency.lease(nodes, record.lease)
+        elif nodes:
+            self._memory.residency.reconsider_path(nodes[-1])
         self._memory.cleaner.save(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
 
