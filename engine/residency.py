@@ -6,13 +6,14 @@ Invariant: only idle pages at the end of their path are dropped, and never anoth
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from graftwork.engine.drop_order import DropOrder, Ranking
+from graftwork.engine.lease_ends import LeaseEnds
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.pages import PageId, PagePool
-from graftwork.engine.prefix_tree import Node, Owner, PrefixTree
+from graftwork.engine.prefix_tree import Lease, Node, Owner, PrefixTree
 from graftwork.engine.request import NO_KV_LIMITS, KvLimits, MissReason
 from graftwork.engine.tier_names import Tier
 from graftwork.engine.transfers import DiskPages
@@ -51,6 +52,7 @@ class Residency:
             Tier.HOST: DropOrder(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
         self._clock = clock
+        self._lease_ends = LeaseEnds()
         self._limits: dict[Owner, KvLimits] = {}
         self._losses: OrderedDict[PageKey, MissReason] = OrderedDict()
 
@@ -71,6 +73,8 @@ class Residency:
     def make_room(self, tier: Tier, num_pages: int, owner: Owner) -> int:
         """Drop pages until `num_pages` are free, or nothing more may go; returns how many of them are free."""
         pool = self.pool(tier)
+        for last in self._lease_ends.take_ended(self._clock.monotonic()):
+            self.reconsider_path(last)
         while pool.free_pages < num_pages:
             node = self._orders[tier].next_for(owner)
             if node is None:
@@ -133,6 +137,23 @@ class Residency:
             node = self.tree.find(key)
             if node is not None:
                 self._offer(node)
+
+    def reconsider_path(self, last: Node) -> None:
+        """The pages of a path, down to its last node, are worth less than before."""
+        for tier, order in self._orders.items():
+            node: Node | None = last
+            while node is not None and node.page(tier) is None:
+                node = node.parent
+            if node is not None:
+                order.offer(node)
+
+    def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
+        """Raise the rank of a path's pages; those that several sessions reach keep the lease that lasts longest."""
+        for node in nodes:
+            if node.lease is None or node.lease.until < lease.until:
+                node.lease = lease
+        if nodes:
+            self._lease_ends.add(lease.until, nodes[-1])
 
     # ---- what was lost ----------------------------------------------------------------------------------------
 

@@ -41,6 +41,11 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._records)
 
+    @property
+    def num_reached(self) -> int:
+        """Different pages that histories run through, wherever they are."""
+        return len(self._counts)
+
     def find(self, owner: Owner, session: SessionKey) -> SessionRecord | None:
         """The record of a session, if it is remembered; marks it used."""
         record = self._records.get((owner, session))

@@ -5,15 +5,19 @@ Never touches a page itself: it says what KvMemory is to hold, fetch or give up.
 """
 
 from collections.abc import Collection, Mapping
+from itertools import takewhile
 from typing import Protocol
 
 from graftwork.engine.arrivals import Path
 from graftwork.engine.kv_memory import KvMemory
-from graftwork.engine.prefix_tree import Lease, Node, Owner
+from graftwork.engine.prefix_tree import Lease, Owner
 from graftwork.engine.request import SessionMemory, SessionTending, SessionUse, SessionVerb
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_table import SessionRecord
 from graftwork.platform.clock import Clock
+
+_GOING_ON_S = 30.0
+"""The lease of a session that is about to go on: for the rest of its upload, and its time in the queue."""
 
 
 class LeaseAdvice(Protocol):
@@ -41,17 +45,20 @@ class SessionTender:
         self._advisor = advisor
         self._clock = clock
 
-    def goes_on(self, owner: Owner, use: SessionUse) -> None:
-        """A request continues a session: its tools have answered, and its lease has served."""
-        record = self._memory.sessions.find(owner, use.session)
-        if record is not None:
-            self._end_wait(record, set(record.tools))
+    def goes_on(self, owner: Owner, use: SessionUse, answered: Collection[str] = ()) -> None:
+        """These of a session's tools have answered, or all of them if none is named.
 
-    def _return_of(self, owner: Owner, use: SessionUse, tending: SessionTending) -> None:
-        """Some of a session's tools have answered, or all of them if none is named."""
+        With the last one it is about to go on: nobody's pages are wanted sooner than its own.
+        """
         record = self._memory.sessions.find(owner, use.session)
         if record is not None:
-            self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
+            self._end_wait(record, set(answered or record.tools))
+            if record.tools:
+                return
+            record.lease = Lease(self._clock.monotonic() + _GOING_ON_S, chance=1.0)
+            tree = self._memory.residency.tree
+            found = takewhile(lambda node: node is not None, map(tree.find, record.keys))
+            self._memory.residency.lease([node for node in found if node is not None], record.lease)
 
     def tend(self, tending: SessionTending) -> SessionMemory:
         """Carry out one verb, and say where the session's history is now."""
@@ -61,8 +68,8 @@ class SessionTender:
             case SessionVerb.HOLD:
                 self._hold(path, use, tending)
             case SessionVerb.PREFETCH:
-                self._return_of(path.owner, use, tending)
                 self._memory.prefetch(path, use)
+                self.goes_on(path.owner, use, [wait.tool for wait in tending.waits])
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
@@ -90,7 +97,9 @@ class SessionTender:
             chance = self._advisor.return_probability(party, guesses, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
             record.lease = Lease(self._clock.monotonic() + seconds, chance)
-            _lease(nodes, record.lease)
+            self._memory.residency.lease(nodes, record.lease)
+        elif nodes:
+            self._memory.residency.reconsider_path(nodes[-1])
         self._memory.cleaner.save(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
 
@@ -134,10 +143,3 @@ class SessionTender:
             disk_bytes=on_disk * page_bytes,
             lease_s=left if left is not None and left > 0 else None,
         )
-
-
-def _lease(nodes: list[Node], lease: Lease) -> None:
-    """Pages that several sessions reach keep the lease that lasts longest."""
-    for node in nodes:
-        if node.lease is None or node.lease.until < lease.until:
-            node.lease = lease

@@ -1,0 +1,86 @@
+"""What a lease does to the order in which pages go, while it lasts and after."""
+
+from collections.abc import Collection, Mapping
+
+from graftwork.engine.arrivals import Path
+from graftwork.engine.page_path import SequenceScope
+from graftwork.engine.request import SessionKey, SessionTending, SessionUse, SessionVerb, ToolWait
+from graftwork.engine.scope import ScopeMaker
+from graftwork.engine.session_tending import SessionTender
+from graftwork.platform.ids import IsolationDomain
+from tests.engine.kv_lab import KvLab
+
+MAKER = ScopeMaker("sha256:model", "float32/2")
+OWNER = IsolationDomain(b"x")
+
+
+class AdviceByName:
+    """A tool's name is the seconds of its lease."""
+
+    def lease_s(self, party: str, tools: Mapping[str, float | None]) -> float:
+        return max(float(tool) for tool in tools)
+
+    def return_probability(self, party: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
+        return 0.9
+
+    def observe(self, party: str, tool: str, seconds: float) -> None:
+        """Nothing is learnt."""
+
+
+class LeaseLab:
+    """A device of six pages, and sessions of two pages each that wait for tools."""
+
+    def __init__(self) -> None:
+        self.lab = KvLab(device=6, host=20)
+        self.tender = SessionTender(self.lab.memory, MAKER, AdviceByName(), self.lab.clock)
+
+    def turn(self, name: str, tool: str | None) -> None:
+        """A session's only turn, after which it waits for a tool, or for nobody knows what."""
+        tokens = tuple(ord(letter) for letter in name.ljust(4))
+        path = self.path(name)
+        residence = self.lab.memory.settle(path, self.lab.memory.match(path), len(tokens))
+        assert residence is not None
+        self.lab.fire_all()
+        self.lab.compute(path, residence)
+        self.lab.memory.enter(path, residence.pages, SessionUse(SessionKey(name)))
+        self.lab.memory.follow(path, SessionUse(SessionKey(name)))
+        self.lab.memory.release(residence.pages)
+        waits = () if tool is None else (ToolWait(tool),)
+        self.tender.tend(SessionTending(SessionVerb.HOLD, SessionKey(name), OWNER, (), tokens, waits=waits))
+        self.lab.fire_all()
+
+    def path(self, name: str) -> Path:
+        return Path(SequenceScope(MAKER.scope(OWNER, ())), tuple(ord(letter) for letter in name.ljust(4)), OWNER)
+
+    def is_on_device(self, name: str) -> bool:
+        """Whether both pages of a session are there."""
+        path = self.path(name)
+        nodes = self.lab.memory.residency.tree.walk(path.scope, path.token_ids)
+        return [node.device is not None for node in nodes] == [True, True]
+
+
+def test_pages_under_a_lease_outlast_those_without_one() -> None:
+    """The session that waits for nothing known gives way, though it was used last."""
+    lab = LeaseLab()
+    lab.turn("old", "100")
+    lab.turn("new", None)
+
+    lab.turn("next", "100")
+    lab.turn("last", "100")
+
+    assert lab.is_on_device("old")
+    assert not lab.is_on_device("new")
+
+
+def test_a_lease_that_has_run_out_protects_nothing() -> None:
+    """Once its time is over, a session's pages go before those of a session whose lease lasts."""
+    lab = LeaseLab()
+    lab.turn("long", "1000")
+    lab.turn("soon", "10")
+    lab.turn("else", "1000")
+
+    lab.lab.clock.advance(11)
+    lab.turn("last", "1000")
+
+    assert lab.is_on_device("long")
+    assert not lab.is_on_device("soon")
