@@ -403,7 +403,7 @@ class Scheduler:
             self._memory.follow(sequence.path(sequence.num_computed), sequence.request.session)
         del self._by_id[sequence.request_id]
         self._release(sequence)
-        self._memory.residency.enforce_limits(sequence.owner)
+        self._memory.enforce_limits(sequence.owner)
         self._pace.finished_one()
 
     def _release(self, sequence: Sequence) -> None:
