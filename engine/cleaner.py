@@ -49,10 +49,7 @@ class Cleaner:
         """Copy some idle pages down where free ones run short, unless a background copy is under way."""
         if not self._saves and self._dirty and _runs_short(self._residency, Tier.DEVICE):
             self._save(self._oldest_dirty())
-        if not self._stores and self._wanted_on_disk:
-            self._store(self._wanted_on_disk)
-        elif not self._stores and self._only_on_host and _runs_short(self._residency, Tier.HOST):
-            self._store(self._only_on_host)
+        self._begin_store()
 
     def save(self, nodes: Sequence[Node]) -> None:
         """Copy the dirty pages of a path down, from the root, as many as the host takes."""
@@ -69,6 +66,19 @@ class Cleaner:
         if self._has_disk:
             self._wanted_on_disk.update((node, None) for node in nodes if node.host is not None)
             self.tick()
+
+    def relieve(self, owner: Owner) -> None:
+        """Bring a party within its limits: what stands on no lower tier is copied there first, if that takes it."""
+        residency = self._residency
+        if residency.excess_pages(Tier.DEVICE, owner):
+            dirty = [node for node in self._dirty if node.owner == owner and _can_be_saved(node)]
+            self._save(sorted(dirty, key=lambda node: node.depth))
+            residency.enforce_limit(Tier.DEVICE, owner)
+        if residency.excess_pages(Tier.HOST, owner):
+            self._wanted_on_disk.update((node, None) for node in self._only_on_host if node.owner == owner)
+            self._begin_store()
+            if not any(node.owner == owner for node in self._wanted_on_disk):
+                residency.enforce_limit(Tier.HOST, owner)
 
     def absorb(self, done: TransferDone) -> None:
         """A copy down has ended."""
@@ -131,7 +141,7 @@ class Cleaner:
             self._only_on_host.update(dict.fromkeys(saved))
             self.keep_on_disk(node for node in saved if self._is_reached(node.key))
         self._give_up()
-        residency.enforce_limits(plan.owner)
+        self.relieve(plan.owner)
 
     def _give_up(self) -> None:
         """Drop the device's copies of suspended pages that stand on the host, from the end of each path."""
@@ -146,6 +156,13 @@ class Cleaner:
                 self._residency.tree.drop_copy(node, Tier.DEVICE)
 
     # ---- host to disk -----------------------------------------------------------------------------------------
+
+    def _begin_store(self) -> None:
+        """Write what is wanted on disk, or else what the host may have to give up, unless something is being written."""
+        if not self._stores and self._wanted_on_disk:
+            self._store(self._wanted_on_disk)
+        elif not self._stores and self._only_on_host and _runs_short(self._residency, Tier.HOST):
+            self._store(self._only_on_host)
 
     def _store(self, waiting: OrderedDict[Node, None]) -> None:
         """Write the oldest of some pages."""
@@ -168,6 +185,8 @@ class Cleaner:
             self._residency.land(Tier.HOST, [move.source])
             if not node.in_tree and not self._is_reached(node.key):
                 self._residency.disk.forget(node.key)  # it was closed while it was written
+        for owner in dict.fromkeys(node.owner for node in done.plan.nodes):
+            self.relieve(owner)
 
 
 def _can_be_saved(node: Node) -> bool:

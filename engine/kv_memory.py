@@ -147,7 +147,11 @@ class KvMemory:
     def set_limits(self, owner: Owner, limits: KvLimits) -> None:
         """What a party may keep from now on."""
         self.residency.set_limits(owner, limits)
-        self.residency.enforce_limits(owner)
+        self.cleaner.relieve(owner)
+
+    def enforce_limits(self, owner: Owner) -> None:
+        """What a party has above its limits moves down, or out if there is nowhere to go."""
+        self.cleaner.relieve(owner)
 
     def offload(self, path: Path, pages: Sequence[PageId], session: SessionUse | None) -> None:
         """Take a running sequence's computed pages in and copy them down, so that it can go on from there."""

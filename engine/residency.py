@@ -111,15 +111,18 @@ class Residency:
         else:
             self._limits[owner] = limits
 
-    def enforce_limits(self, owner: Owner) -> None:
-        """Drop a party's own idle pages until it is within its limits, or has no idle ones."""
+    def excess_pages(self, tier: Tier, owner: Owner) -> int:
+        """Pages of a party above its limit on a tier."""
         limits = self._limits.get(owner, NO_KV_LIMITS)
-        for tier, most_bytes in ((Tier.DEVICE, limits.device_bytes), (Tier.HOST, limits.host_bytes)):
-            if most_bytes is None:
-                continue
-            order, most = self._orders[tier], most_bytes // self.sizes.page_bytes
-            while order.used_pages(owner) > most and (node := order.next_of(owner)) is not None:
-                self.drop(node, tier, MissReason.EVICTED_QUOTA)
+        most_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
+        if most_bytes is None:
+            return 0
+        return max(self.used_pages(tier, owner) - most_bytes // self.sizes.page_bytes, 0)
+
+    def enforce_limit(self, tier: Tier, owner: Owner) -> None:
+        """Drop a party's own idle pages until it is within its limit, or has no idle ones."""
+        while self.excess_pages(tier, owner) and (node := self._orders[tier].next_of(owner)) is not None:
+            self.drop(node, tier, MissReason.EVICTED_QUOTA)
 
     # ---- changes that make pages idle -------------------------------------------------------------------------
 

@@ -451,7 +451,7 @@ class Scheduler:
         report = self.speculator.ended(sequence)
         del self._by_id[sequence.request_id]
         self._release(sequence)
-        self._memory.residency.enforce_limits(sequence.owner)
+        self._memory.enforce_limits(sequence.owner)
         self._pace.finished_one()
         return Output(sequence.request_id, RequestFinished(reason, sequence.num_generated, report))
 

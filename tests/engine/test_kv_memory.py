@@ -128,7 +128,7 @@ class World:
             agent.past.append(agent.tokens)
             agent.tokens = tuple(one.path.token_ids)
         memory.release(one.residence.pages)
-        memory.residency.enforce_limits(one.path.owner)
+        memory.enforce_limits(one.path.owner)
         if agent is not None and second % 4:
             self.tend(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
