@@ -83,10 +83,10 @@ class Judge:
         """An engine as it comes, without our reading before it. Raises InvalidRequest for what it refuses."""
         return self.compiled(LintedGrammar(engine, GrammarKind.JSON_SCHEMA, json.dumps(schema)))
 
-    def compiled(self, linted: LintedGrammar) -> Compiled:
+    def compiled(self, linted: LintedGrammar, *, compact: bool = False) -> Compiled:
         backend = self._backends.of(linted.engine)
         try:
-            return backend.load(backend.compile(linted))
+            return backend.load(backend.compile(linted, compact=compact))
         except ValueError as error:
             raise InvalidRequest(str(error), param="#") from None
 

@@ -33,6 +33,8 @@ class CompileAnswer:
     """Of wall clock, in the child."""
     engine: GrammarEngine | None = None
     payload: bytes = b""
+    compact: bytes = b""
+    """The same in its compact spelling; empty where there is none."""
     refusal: str = ""
     """What is wrong with the grammar; empty where there is a payload."""
     param: str = "#"

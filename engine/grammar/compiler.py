@@ -18,7 +18,7 @@ from graftwork.engine.grammar.backends import Backends
 from graftwork.engine.grammar.compile_jobs import CompileAnswer, CompileJob
 from graftwork.engine.grammar.drafts import Speller
 from graftwork.engine.grammar.limits import CompileLimits
-from graftwork.engine.grammar.matcher import Compiled
+from graftwork.engine.grammar.matcher import CompiledPair
 from graftwork.engine.grammar.nursery_client import NurseryClient
 from graftwork.engine.grammar.party_budget import PartyBudget
 from graftwork.engine.grammar.vocabulary import Vocabulary
@@ -37,7 +37,7 @@ class GrammarCompiled:
 
     key: GrammarKey
     seconds: float
-    outcome: Compiled | GraftworkError
+    outcome: CompiledPair | GraftworkError
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class GrammarCompiler:
         self._nursery = NurseryClient(folder, vocabulary, self._answered)
         self._loading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-load")
         self._budget = PartyBudget(limits.party_seconds_per_minute, clock)
-        self._ready: OrderedDict[GrammarKey, Compiled | GraftworkError] = OrderedDict()
+        self._ready: OrderedDict[GrammarKey, CompiledPair | GraftworkError] = OrderedDict()
         self._queued: OrderedDict[GrammarKey, _Job] = OrderedDict()
         self._running: dict[GrammarKey, _Job] = {}
         self._keys_by_number: dict[int, GrammarKey] = {}
@@ -110,7 +110,7 @@ class GrammarCompiler:
         self._start_next()
         return None
 
-    def get(self, key: GrammarKey) -> Compiled | GraftworkError | None:
+    def get(self, key: GrammarKey) -> CompiledPair | GraftworkError | None:
         """A grammar, or why there is none; None while that is not known."""
         found = self._ready.get(key)
         if found is not None:
@@ -150,7 +150,7 @@ class GrammarCompiler:
             return
 
     def _load(self, answer: CompileAnswer) -> None:
-        outcome: Compiled | GraftworkError
+        outcome: CompiledPair | GraftworkError
         try:
             outcome = self._loaded(answer)
         except Exception as error:  # noqa: BLE001 - whatever a load meets, it is the failure of that grammar alone
@@ -158,9 +158,10 @@ class GrammarCompiler:
             outcome = InternalFailure(f"The grammar could not be loaded: {type(error).__name__}.")
         self._deliver(GrammarCompiled(self._keys_by_number.pop(answer.number), answer.seconds, outcome))
 
-    def _loaded(self, answer: CompileAnswer) -> Compiled | GraftworkError:
+    def _loaded(self, answer: CompileAnswer) -> CompiledPair | GraftworkError:
         if answer.engine is not None:
-            return self._backends.of(answer.engine).load(answer.payload)
+            backend = self._backends.of(answer.engine)
+            return CompiledPair(backend.load(answer.payload), backend.load(answer.compact) if answer.compact else None)
         if answer.code == "nursery_died":
             return InternalFailure("The process that compiles grammars died. Send the request again.")
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)
@@ -173,7 +174,7 @@ class GrammarCompiler:
         self._keep(compiled.key, compiled.outcome)
         self._start_next()
 
-    def _keep(self, key: GrammarKey, outcome: Compiled | GraftworkError) -> None:
+    def _keep(self, key: GrammarKey, outcome: CompiledPair | GraftworkError) -> None:
         """Least recently used goes first; matchers that are in use keep what they need alive."""
         self._ready[key] = outcome
         self.num_bytes += _weight(outcome)
@@ -184,7 +185,7 @@ class GrammarCompiler:
             self.num_bytes -= _weight(dropped)
 
 
-def _weight(outcome: Compiled | GraftworkError) -> int:
+def _weight(outcome: CompiledPair | GraftworkError) -> int:
     return 1024 if isinstance(outcome, GraftworkError) else outcome.num_bytes
 
 

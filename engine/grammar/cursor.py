@@ -4,7 +4,7 @@ Used by the loop between steps and by the thread that fills masks during one; ne
 waits for the masks. A mask is asked for at a length, and a cursor that has moved on since then refuses to fill it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from graftwork.engine.batch import MaskRow
 from graftwork.engine.grammar.matcher import Matcher, Words
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
-
-Tokenise = Callable[[bytes], list[int]]
 
 
 class GrammarCursor:
@@ -82,13 +80,6 @@ class GrammarCursor:
             num_tokens -= 1
         if num_tokens:
             self._matcher.rollback(num_tokens)
-
-    def forced_tokens(self, tokenise: Tokenise) -> tuple[int, ...]:
-        """Tokens of what must come next: a draft, for a model may spell the same text otherwise."""
-        if self._stopped:
-            return ()
-        tokens = tokenise(self._matcher.forced_bytes())
-        return tuple(tokens[: self.num_allowed(tokens)])
 
     def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
         """The mask behind some drafts, to be filled later; `banned` tokens are not allowed in any case."""

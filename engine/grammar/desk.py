@@ -29,6 +29,7 @@ class GrammarDesk:
         self._limits = limits
         self._clock = clock
         self._cursors: dict[RequestId, GrammarCursor] = {}
+        self._drafts: dict[RequestId, GrammarDrafts] = {}
         self._keys: dict[RequestId, GrammarKey] = {}
         self._refusals: dict[RequestId, GraftworkError] = {}
 
@@ -88,7 +89,7 @@ class GrammarDesk:
         assert compiled is not None
         assert not isinstance(compiled, GraftworkError)
         cursor = GrammarCursor(
-            compiled.matcher(),
+            compiled.held_to.matcher(),
             stop_token_ids,
             self._eos_token_ids,
             max_fill_s=self._limits.fill_seconds,
@@ -96,11 +97,16 @@ class GrammarDesk:
         )
         cursor.accept_all(generated)
         self._cursors[request.request_id] = cursor
+        guess = None if compiled.guessed_from is None else compiled.guessed_from.matcher()
+        drafts = self._drafts[request.request_id] = GrammarDrafts(cursor, guess, self._compiler.speller)
+        for token_id in generated:
+            drafts.follow(token_id)
         del self._keys[request.request_id]
 
     def close(self, request_id: RequestId) -> None:
         """Forget a request; one without a grammar is not known here."""
         self._cursors.pop(request_id, None)
+        self._drafts.pop(request_id, None)
 
     def cursor(self, request_id: RequestId) -> GrammarCursor | None:
         """Where a running request stands; None where it is free."""
@@ -113,13 +119,15 @@ class GrammarDesk:
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
         """What a running request's drafts must keep to; None where it is free."""
-        cursor = self._cursors.get(request_id)
-        return None if cursor is None or self._compiler is None else GrammarDrafts(cursor, self._compiler.speller)
+        return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
         """Follow a token that was chosen under the mask; an error ends that request, and is our fault."""
         cursor = self._cursors.get(request_id)
-        if cursor is None or cursor.accept(token_id):
+        if cursor is None:
+            return None
+        self._drafts[request_id].follow(token_id)
+        if cursor.accept(token_id):
             return None
         return InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
 

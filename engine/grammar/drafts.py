@@ -1,10 +1,13 @@
-"""What a grammar tells a drafter: the tokens that must come next, and how far a guess may go.
+"""What a grammar tells a drafter: the tokens that are likely to come next, and how far a guess may go.
 
-Spells forced text by the longest tokens that fit. A model may spell the same text otherwise; then the guess fails and
-nothing is lost but a row.
+Much of a constrained answer is settled but for its whitespace: a schema names the next key, yet any of `,"b"`, `, "b"`
+and `,  "b"` may stand there. So guesses come from a second, compact grammar, with one spelling for each answer, that
+follows along for as long as the model writes that way. Text is spelled by the longest tokens that fit. Where a model
+writes or spells otherwise the guess fails, and nothing is lost but a row.
 """
 
 from graftwork.engine.grammar.cursor import GrammarCursor
+from graftwork.engine.grammar.matcher import Matcher
 from graftwork.engine.grammar.vocabulary import Vocabulary
 
 
@@ -30,18 +33,28 @@ class Speller:
 
 
 class GrammarDrafts:
-    """One running request's constraint, as drafts see it. Asking changes nothing."""
+    """One running request's constraint, as drafts see it."""
 
-    def __init__(self, cursor: GrammarCursor, speller: Speller) -> None:
+    def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller) -> None:
+        """`compact` is where the answer stands in its compact grammar; None where there is none."""
         self._cursor = cursor
+        self._compact = compact
         self._speller = speller
 
+    def follow(self, token_id: int) -> None:
+        """The answer has gone on by a token; one that is not compact ends the guessing."""
+        if self._compact is not None and not self._compact.accept(token_id):
+            self._compact = None
+
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """What must come next, as far as it is settled.
+        """What comes next in the compact spelling, as far as it is settled.
 
         The last token is left out: what follows may be spelled together with it.
         """
-        return self._cursor.forced_tokens(self._speller.spell)[:-1][:max_tokens]
+        if self._compact is None or self._cursor.is_over:
+            return ()
+        token_ids = self._speller.spell(self._compact.forced_bytes())[:-1][:max_tokens]
+        return tuple(token_ids[: self.allowed_length(tuple(token_ids))])
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
         """How many of these tokens may stand next, in this order."""

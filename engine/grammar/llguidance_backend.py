@@ -1,5 +1,6 @@
 """llguidance over one vocabulary. Its parsers are lazy: what travels is the grammar, proven to fit its limits."""
 
+from dataclasses import replace
 from typing import Any
 
 import llguidance
@@ -7,6 +8,7 @@ import numpy as np
 
 from graftwork.engine.grammar.lint import LintedGrammar
 from graftwork.engine.grammar.matcher import Words
+from graftwork.engine.grammar.spelling import compacted
 from graftwork.engine.grammar.vocabulary import Vocabulary
 from graftwork.engine.request import GrammarKind
 
@@ -79,8 +81,8 @@ class LlguidanceBackend:
         )
         self._num_words = -(-vocabulary.size // 32)
 
-    def compile(self, grammar: LintedGrammar) -> bytes:
-        text = _as_llguidance(grammar)
+    def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
+        text = _as_llguidance(replace(grammar, text=compacted(grammar.text)) if compact else grammar)
         matcher = self._matcher(text)
         if matcher.fill(np.zeros(self._num_words, dtype=np.int32)):
             return text.encode()

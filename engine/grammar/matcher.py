@@ -1,5 +1,6 @@
 """What the two grammar engines are to the rest: something that compiles, and a state that walks over tokens."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -41,11 +42,27 @@ class Compiled(Protocol):
     def matcher(self) -> Matcher: ...
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledPair:
+    """What an answer is held to, and what it is guessed from."""
+
+    held_to: Compiled
+    guessed_from: Compiled | None
+    """The same grammar in its compact spelling; None where there is none."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.held_to.num_bytes + (0 if self.guessed_from is None else self.guessed_from.num_bytes)
+
+
 class GrammarBackend(Protocol):
     """One engine over one vocabulary."""
 
-    def compile(self, grammar: LintedGrammar) -> bytes:
-        """The work that may take long, in a form that travels. Raises ValueError with what the engine says."""
+    def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
+        """The work that may take long, in a form that travels. Raises ValueError with what the engine says.
+
+        `compact` allows one spelling of each JSON answer, for drafts.
+        """
         ...
 
     def load(self, payload: bytes) -> Compiled:

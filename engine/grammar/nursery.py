@@ -19,8 +19,10 @@ from pathlib import Path
 
 from graftwork.engine.grammar.backends import Backends
 from graftwork.engine.grammar.compile_jobs import CHILDREN, CompileAnswer, CompileJob, forward, receive, send
-from graftwork.engine.grammar.lint import GrammarEngine, lint
+from graftwork.engine.grammar.lint import GrammarEngine, LintedGrammar, lint
+from graftwork.engine.grammar.matcher import GrammarBackend
 from graftwork.engine.grammar.vocabulary import Vocabulary, read_vocabulary
+from graftwork.engine.request import GrammarKind
 from graftwork.platform.errors import GraftworkError, InvalidRequest
 
 _NICENESS = 19
@@ -103,16 +105,18 @@ class Nursery:
             linted = lint(job.source, specials=self._vocabulary.specials)
             if not self._backends.has(linted.engine):
                 return None
-            payload = self._backends.of(linted.engine).compile(linted)
+            backend = self._backends.of(linted.engine)
+            payload = backend.compile(linted)
+            compact = _compact(backend, linted)
         except InvalidRequest as error:
             seconds = time.monotonic() - started
-            return CompileAnswer(job.number, seconds, None, b"", error.message, error.param or "#", error.code)
+            return CompileAnswer(job.number, seconds, refusal=error.message, param=error.param or "#", code=error.code)
         except (ValueError, RuntimeError) as error:
             if "bad_alloc" in str(error):
                 raise MemoryError from None
             reason = f"The grammar cannot be compiled (#): {str(error)[:500]}"
             return CompileAnswer(job.number, time.monotonic() - started, refusal=reason)
-        return CompileAnswer(job.number, time.monotonic() - started, linted.engine, payload)
+        return CompileAnswer(job.number, time.monotonic() - started, linted.engine, payload, compact)
 
     def _read_child(self, child: _Child) -> None:
         part = os.read(child.pipe, 1 << 20)
@@ -169,6 +173,16 @@ def main(arguments: list[str]) -> int:
         raise GraftworkError(f"{folder} has no tokenizer.json.")
     Nursery(vocabulary, answers).serve()
     return 0
+
+
+def _compact(backend: GrammarBackend, linted: LintedGrammar) -> bytes:
+    """Of grammars that hold JSON: what drafts are made from. Doing without costs speed and nothing else."""
+    if linted.kind in (GrammarKind.REGEX, GrammarKind.EBNF):
+        return b""
+    try:
+        return backend.compile(linted, compact=True)
+    except (ValueError, RuntimeError):
+        return b""
 
 
 if __name__ == "__main__":

@@ -13,5 +13,19 @@ _OPTIONS = {
 without one, models have been seen to fill their answers with it."""
 
 
+_COMPACT_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": '"\\bfnrt',
+}
+"""As most programs write JSON: what is guessed of an answer, never what it is held to."""
+
+
+def compacted(text: str) -> str:
+    """A grammar of `spelled` schemas with one spelling for each answer."""
+    return text.replace(canonical(_OPTIONS), canonical(_COMPACT_OPTIONS))
+
+
 def spelled(core: dict[str, Any]) -> str:
     return canonical(core | {"x-guidance": _OPTIONS})

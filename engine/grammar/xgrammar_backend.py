@@ -56,11 +56,15 @@ class XgrammarBackend:
             stop_token_ids=list(vocabulary.eos_token_ids),
         )
 
-    def compile(self, grammar: LintedGrammar) -> bytes:
+    def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
         compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         try:
             if grammar.kind is GrammarKind.EBNF:
                 compiled = compiler.compile_grammar(grammar.text)
+            elif compact:
+                compiled = compiler.compile_json_schema(
+                    grammar.text, strict_mode=False, any_whitespace=False, separators=(", ", ": ")
+                )
             else:
                 compiled = compiler.compile_json_schema(
                     grammar.text, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE

@@ -137,14 +137,6 @@ def test_a_mask_for_another_length_is_not_filled(judge: Judge) -> None:
     assert isinstance(row.fill(empty()), InternalFailure)
 
 
-def test_forced_text_is_offered_as_tokens(judge: Judge) -> None:
-    """What must come next, up to the first choice."""
-    at = cursor(judge, schema(PLAIN))
-    at.accept_all(b'{"')
-
-    assert at.forced_tokens(list) == tuple(b'a"')
-
-
 def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
     """It would hold up the step of everybody else."""
 

@@ -41,8 +41,8 @@ TAG = {
 class Scene(Harness):
     """An engine over the demo model, and its words."""
 
-    def __init__(self) -> None:
-        config = EngineConfig(model=MODEL, device_kv_bytes=32 * 2**20, dtype="float32")
+    def __init__(self, **options: Any) -> None:
+        config = EngineConfig(model=MODEL, device_kv_bytes=32 * 2**20, dtype="float32", **options)
         super().__init__(build_engine(config, lambda _: FolderSource({}, {})))
         self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
@@ -190,3 +190,25 @@ def test_a_grammar_crosses_the_wire(source: GrammarSource | None) -> None:
     request = EngineRequest(RequestId("r"), (1,), SamplingParams(max_tokens=1), IsolationDomain(b"d"), grammar=source)
 
     assert request_from_wire(request_to_wire(request)) == request
+
+
+def test_drafts_change_no_constrained_answer(scene: Scene) -> None:
+    """Greedy and sampled, under schemas, a tag and nothing, in one batch: the same tokens with guesses and without;
+    some of them were spelled out by the grammar."""
+    plain = Scene(max_draft_tokens=0)
+    sources = [None, *(grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)), grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
+    jobs = [
+        {"prompt": [20 + number, *PROMPT], "grammar": source, "temperature": temperature, "seed": 5, "max_tokens": 60}
+        for number, source in enumerate(sources)
+        for temperature in (0.0, 0.8)
+    ]
+
+    guessing = [scene.submit(**job) for _ in range(3) for job in jobs]
+    scene.finish()
+    alone = [plain.submit(**job) for job in jobs]
+    plain.finish()
+    plain.loop._grammars.close_all()
+
+    assert [outcome.token_ids for outcome in guessing] == 3 * [outcome.token_ids for outcome in alone]
+    assert sum(outcome.drafts.forced_tokens for outcome in guessing) > 20
+    assert all(outcome.drafts.drafted_tokens == 0 for outcome in alone)
