@@ -30,7 +30,8 @@ def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}
     except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
-        return f"{type(error).__name__}: {error}"
+        first_line = next(iter(str(error).strip().splitlines()), "no message")
+        return f"{type(error).__name__}: {first_line}"
     wrong = [f"{error:.3g} at {rows} rows a tile" for rows, error in errors.items() if not error <= _TOLERANCE[dtype]]
     return f"results differ from plain torch by {', '.join(wrong)}" if wrong else None
 
