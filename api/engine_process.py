@@ -46,6 +46,7 @@ def run_engine(settings: Settings, listen: str) -> None:
         device=settings.device,
         dtype=model_dtype(settings),
         threads=settings.threads,
+        lora_kernels=settings.lora_kernels,
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,

@@ -6,7 +6,8 @@ The rows of a batch stand ordered by graft (an adapter, or a mixture of a few), 
 Long segments are multiplied one by one, straight from the adapter; short ones, of which a decode step has many, a pack
 at a time (see lora_packs). The two ways give a row the same bits, so a row's output does not depend on its neighbours.
 
-This is the plain torch path: the one the CPU runs, and the reference of the fused kernels in engine/kernels.
+This is the plain torch path: the one the CPU runs, the reference of the fused kernels in engine/kernels, and beside
+them on CUDA what applies the parts that they do not.
 """
 
 from collections.abc import Iterator, Sequence

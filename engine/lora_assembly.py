@@ -38,7 +38,7 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
         return build_kernel_lora(model, config.max_lora_rank, dtype, device, plain)
     if wanted == "triton":
         raise InvalidRequest(
-            f"The Triton LoRA kernels do not work on {device}: {failure}. Start the engine with lora_kernels torch.",
+            f"The Triton LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
             param="lora_kernels",
         )
     _log.warning("lora_kernels_unavailable", extra={"device": str(device), "reason": failure})

@@ -1,6 +1,7 @@
 """The proof before an adapter is served: what the engine's own path adds is what plain torch says it should.
 
-Every group of every layer is tried on a few random rows, beside a row of the base, which must stay as it is.
+Every group of every layer is tried on a few random rows, beside a row of the base, which must stay as it is. The path
+that is tried is torch's, on the host; what a device computes by kernels stands a trial of its own (kernels/kernel_trial).
 """
 
 from collections.abc import Iterator

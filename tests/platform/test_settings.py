@@ -36,6 +36,7 @@ def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.Monkey
         ("GRAFTWORK_DEVICE_KV_BYTES", "12 apples"),
         ("GRAFTWORK_DEVICE_KV_BYTES", "-5"),
         ("GRAFTWORK_FLEET", "armada"),
+        ("GRAFTWORK_LORA_KERNELS", "cuda"),
     ],
 )
 def test_a_value_that_cannot_be_read_names_its_variable(

@@ -9,9 +9,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 CPU = torch.device("cpu")
 
 
-def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType]) -> None:
-    """Both ways of applying adapters, in full precision."""
-    assert interpreted["kernel_trial"].why_kernels_fail(CPU, torch.float32) is None
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType], dtype: torch.dtype) -> None:
+    """Both ways of applying adapters, in every dtype that is served."""
+    assert interpreted["kernel_trial"].why_kernels_fail(CPU, dtype) is None
 
 
 @pytest.mark.parametrize("way", ["row_kernels", "tile_kernels"])
