@@ -1,6 +1,6 @@
 """What do leases, eager copies and prefetches do for agents' KV, beside a plain least-recently-used cache?
 
-    python -m benchmarks.memory_simulator [--turns 6000] [--seeds 3] [--seed 0] [--shape coding] [--json OUT]
+    python -m benchmarks.memory_simulator [--turns N] [--seeds 3] [--seed 0] [--shape coding] [--json OUT]
 
 The engine's own pools, tree, mover and policy run under a fake clock over a fake device (an 8 B model on 80 GB, see
 simulation/hardware.py), driven by the three shapes of agent traces. Every policy sees the same sessions; answers,
@@ -12,7 +12,7 @@ left out of all but the bytes.
 import argparse
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,14 @@ class Scene:
     """How much of that shortens the contexts; the machine is scaled by the rest."""
     num_live: int
     """Sessions at a time, besides their sub-agents: so many that they reach about four times the device."""
+    num_turns: int
+    """Where the command does not say: enough for several of each session."""
 
 
 SCENES = {
-    Shape.CODING: Scene(trace_factor=64, context_factor=4, num_live=70),
-    Shape.SUPPORT: Scene(trace_factor=32, context_factor=1, num_live=2000),
-    Shape.RESEARCH: Scene(trace_factor=64, context_factor=4, num_live=24),
+    Shape.CODING: Scene(trace_factor=128, context_factor=4, num_live=60, num_turns=2500),
+    Shape.SUPPORT: Scene(trace_factor=16, context_factor=1, num_live=1600, num_turns=6000),
+    Shape.RESEARCH: Scene(trace_factor=128, context_factor=4, num_live=16, num_turns=2500),
 }
 """Published coding contexts reach 325,000 tokens, and Llama 3.1 has 131,072: a quarter of them fits."""
 
@@ -69,10 +71,11 @@ def make_trace(scene: Scene, shape: Shape, seed: int, num_turns: int) -> Trace:
     return TraceMaker(seed, scene.trace_factor).make(shape, scene.num_live + num_turns // 4)
 
 
-def play_all(shapes: Sequence[Shape], seeds: Sequence[int], num_turns: int) -> Iterator[Run]:
+def play_all(shapes: Sequence[Shape], seeds: Sequence[int], turns: int | None) -> Iterator[Run]:
     """Every policy on the same traces."""
     for shape in shapes:
         scene = SCENES[shape]
+        num_turns = turns or scene.num_turns
         for seed in seeds:
             trace = make_trace(scene, shape, seed, num_turns)
             for policy in POLICIES:
@@ -81,7 +84,7 @@ def play_all(shapes: Sequence[Shape], seeds: Sequence[int], num_turns: int) -> I
 
 # ---- the report ---------------------------------------------------------------------------------------------------
 
-COLUMNS = {
+COLUMNS: dict[str, Callable[[Figures], float]] = {
     "device %": lambda figures: 100 * figures.shares["device"],
     "host %": lambda figures: 100 * figures.shares["host"],
     "disk %": lambda figures: 100 * figures.shares["disk"],
@@ -128,7 +131,7 @@ def margins(runs: Sequence[Run]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=6000, help="of each run")
+    parser.add_argument("--turns", type=int, help="of each run; else by shape")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="the first")
     parser.add_argument("--shape", type=Shape, choices=list(Shape), action="append")
@@ -145,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         record = {
             "machine": describe_machine(),
-            "turns": options.turns,
+            "turns": {str(shape): options.turns or SCENES[shape].num_turns for shape in shapes},
             "hardware": asdict(Hardware()),
             "scenes": {str(shape): asdict(SCENES[shape]) for shape in shapes},
             "margins_over_lru": {str(shape): margins(some) for shape, some in by_shape.items()},

@@ -98,8 +98,8 @@ class SessionTender:
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
             record.lease = Lease(self._clock.monotonic() + seconds, chance)
             self._memory.residency.lease(nodes, record.lease)
-        elif nodes:
-            self._memory.residency.reconsider_path(nodes[-1])
+        if nodes:
+            self._memory.residency.reconsider_path(nodes[-1])  # the lease of its turn is over
         self._memory.cleaner.save(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
 

@@ -30,8 +30,8 @@ class Hardware:
     prefill_fixed_s: float = 0.01
     decode_token_s: float = 0.015
     """Of one sequence in a batch."""
-    most_running: int = 64
-    most_waiting: int = 64
+    most_running: int = 128
+    most_waiting: int = 128
     context_tokens: int = 131_072
 
 

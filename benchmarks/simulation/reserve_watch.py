@@ -18,6 +18,9 @@ class ReserveWatch:
         self._residency = residency
         self._owners = owners
         self._saving_pages = saving_pages
+        self.num_checks = 0
+        self.num_at_reserve = 0
+        """Times that somebody who had lost pages by an operation was left with its reserve and not one more."""
 
     @contextmanager
     def others_than(self, owner: Owner) -> Iterator[None]:
@@ -30,6 +33,8 @@ class ReserveWatch:
             least = min(sure[tier], residency.reserve_pages(tier))  # it grows when a party is gone
             kept = self._kept(tier, other)
             own_change = kept[1] - had[1]
+            self.num_checks += 1
+            self.num_at_reserve += kept[0] < had[0] and kept[0] <= least
             assert kept[0] + own_change >= min(had[0], least), f"{other!r} was pushed below its reserve on the {tier}"
 
     def _kept(self, tier: Tier, owner: Owner) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from graftwork.engine.tier_names import Tier
 
 WARM_UP = 0.15
 """Of all turns: those in which the tiers fill are not counted."""
-STARTS_WITHIN_S = 600.0
+STARTS_WITHIN_S = 1200.0
 """The first sessions come one after the other in this time."""
 
 
@@ -50,13 +50,13 @@ class World:
         scopes = ScopeMaker("sha256:simulated", "bfloat16")
         tender = SessionTender(self.memory, scopes, policy.advice(), clock)
         owners = sorted({session.party.encode() for session in load.trace.sessions})
-        watch = ReserveWatch(self.memory.residency, owners, self.copies.saving_pages)
-        self.server = Server(self.memory, tender, hardware, self.timeline, watch)
+        self.watch = ReserveWatch(self.memory.residency, owners, self.copies.saving_pages)
+        self.server = Server(self.memory, tender, hardware, self.timeline, self.watch)
         self.server.tally.num_warm_up = int(WARM_UP * load.num_turns)
         self.copies.report = self.server.absorb
         self._load = load
         self._agents = Agents(
-            load.trace, policy, self.server, tender, scopes, self.timeline, watch, Budget(load.num_turns)
+            load.trace, policy, self.server, tender, scopes, self.timeline, self.watch, Budget(load.num_turns)
         )
         self._roots: Iterator[int] = (one.number for one in load.trace.sessions if one.parent is None)
 

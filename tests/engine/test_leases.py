@@ -35,18 +35,21 @@ class LeaseLab:
         self.tender = SessionTender(self.lab.memory, MAKER, AdviceByName(), self.lab.clock)
 
     def turn(self, name: str, tool: str | None) -> None:
-        """A session's only turn, after which it waits for a tool, or for nobody knows what."""
-        tokens = tuple(ord(letter) for letter in name.ljust(4))
+        """A session's turn, after which it waits for a tool, or for nobody knows what."""
         path = self.path(name)
-        residence = self.lab.memory.settle(path, self.lab.memory.match(path), len(tokens))
+        residence = self.lab.memory.settle(path, self.lab.memory.match(path), len(path.token_ids))
         assert residence is not None
         self.lab.fire_all()
         self.lab.compute(path, residence)
         self.lab.memory.enter(path, residence.pages, SessionUse(SessionKey(name)))
         self.lab.memory.follow(path, SessionUse(SessionKey(name)))
         self.lab.memory.release(residence.pages)
-        waits = () if tool is None else (ToolWait(tool),)
-        self.tender.tend(SessionTending(SessionVerb.HOLD, SessionKey(name), OWNER, (), tokens, waits=waits))
+        self.tend(name, SessionVerb.HOLD, () if tool is None else (ToolWait(tool),))
+
+    def tend(self, name: str, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
+        """One verb, and all copies that it begins."""
+        path = self.path(name)
+        self.tender.tend(SessionTending(verb, SessionKey(name), OWNER, (), tuple(path.token_ids), waits=waits))
         self.lab.fire_all()
 
     def path(self, name: str) -> Path:
@@ -84,3 +87,33 @@ def test_a_lease_that_has_run_out_protects_nothing() -> None:
 
     assert lab.is_on_device("long")
     assert not lab.is_on_device("soon")
+
+
+def test_a_session_that_is_about_to_go_on_outlasts_all_that_wait() -> None:
+    """Its tools have answered and its turn is on the way: its pages stay, and a session's whose tool runs go."""
+    lab = LeaseLab()
+    lab.turn("back", None)
+    lab.turn("wait", "1000")
+    lab.turn("else", "1000")
+
+    lab.tend("back", SessionVerb.PREFETCH)
+    lab.turn("last", "1000")
+
+    assert lab.is_on_device("back")
+    assert not lab.is_on_device("wait")
+
+
+def test_the_end_of_a_turn_takes_back_what_its_beginning_was_given() -> None:
+    """A session that goes on is protected until its turn ends, and no longer where nothing known is waited for."""
+    lab = LeaseLab()
+    lab.turn("wait", "1000")
+    lab.turn("else", "1000")
+    lab.turn("back", None)
+
+    lab.tend("back", SessionVerb.PREFETCH)
+    lab.turn("next", "1000")  # at the cost of one that waits
+    lab.turn("back", None)
+    lab.turn("last", "1000")
+
+    assert lab.is_on_device("else")
+    assert not lab.is_on_device("back")

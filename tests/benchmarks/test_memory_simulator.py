@@ -1,0 +1,112 @@
+"""The simulator of the KV memory: nothing leaks, nobody is flooded out, and the engine's policy is worth having."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks import memory_simulator
+from benchmarks.agent_traces import Shape, Trace
+from benchmarks.memory_simulator import SCENES, make_trace, play
+from benchmarks.simulation.hardware import Hardware, ScaledHardware, scaled
+from benchmarks.simulation.policies import LRU, OURS, POLICIES, Policy
+from benchmarks.simulation.timeline import Timeline
+from benchmarks.simulation.world import Load, World
+
+from graftwork.engine.transfers import TransferKind
+
+FACTOR = 400.0
+"""Contexts of some tens of pages, and tiers to match."""
+
+
+def small_hardware() -> ScaledHardware:
+    return scaled(Hardware(), FACTOR / 4)
+
+
+def small_load(shape: Shape, num_turns: int, num_live: int = 60) -> Load:
+    return Load(make_trace(replace(SCENES[shape], trace_factor=FACTOR), shape, 5, num_turns), num_live, num_turns)
+
+
+def flooded(trace: Trace) -> Trace:
+    """The same sessions, all of one party but every fourth with its sub-agents, which are of another."""
+    parties: list[str] = []
+    for session in trace.sessions:
+        own = "quiet" if session.number % 4 == 0 else "flood"
+        parties.append(own if session.parent is None else parties[session.parent.session])
+    named = zip(trace.sessions, parties, strict=True)
+    return Trace(trace.shape, tuple(replace(session, party=party) for session, party in named))
+
+
+def test_events_happen_in_the_order_of_their_times() -> None:
+    """The clock stands at each event's time, and what an event plans comes in its place among the others."""
+    timeline = Timeline()
+    seen: list[tuple[str, float]] = []
+
+    timeline.after(3.0, lambda: seen.append(("third", timeline.now)))
+    timeline.after(1.0, lambda: timeline.after(1.0, lambda: seen.append(("second", timeline.now))))
+    timeline.after(1.0, lambda: seen.append(("first", timeline.now)))
+    timeline.run()
+
+    assert seen == [("first", 1.0), ("second", 2.0), ("third", 3.0)]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("shape", Shape)
+def test_closing_every_session_empties_every_tier(shape: Shape, policy: Policy) -> None:
+    """Whatever the policy, no page is left on the device, the host or the disk, and every turn was served."""
+    world = World(policy, small_load(shape, 400), small_hardware())
+
+    figures = world.run()
+
+    assert figures.num_turns == 400
+    world.check_empty()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", Shape)
+def test_thirty_thousand_turns_leak_nothing(shape: Shape) -> None:
+    """Not a page of any tier, after copies of every kind."""
+    world = World(OURS, small_load(shape, 30_000, num_live=120), small_hardware())
+
+    figures = world.run()
+
+    assert figures.num_turns == 30_000
+    assert all(world.copies.moved_pages[kind] for kind in TransferKind)
+    world.check_empty()
+
+
+@pytest.mark.parametrize("policy", [LRU, OURS], ids=lambda policy: policy.name)
+def test_a_flooding_party_pushes_nobody_below_its_reserve(policy: Policy) -> None:
+    """With three sessions in four one party's, the other keeps its reserve of both tiers at every step."""
+    load = small_load(Shape.CODING, 1200, num_live=120)
+    world = World(policy, replace(load, trace=flooded(load.trace)), small_hardware())
+
+    world.run()  # its watch compares before and after every operation
+
+    assert world.watch.num_checks > 1200
+    assert world.watch.num_at_reserve > 0, "nobody was ever as low as its reserve: nothing was tested"
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_the_policy_finds_more_on_the_device_than_least_recently_used(shape: Shape) -> None:
+    """More of the prompts' tokens lie on the device, no more are recomputed, and no more bytes are copied down."""
+    scene = replace(SCENES[shape], trace_factor=FACTOR)
+    trace = make_trace(scene, shape, 1, 2000)
+
+    lru, ours = (play(scene, trace, policy, 2000) for policy in (LRU, OURS))
+
+    assert ours.shares["device"] > lru.shares["device"]
+    assert ours.shares["recomputed"] <= lru.shares["recomputed"]
+    assert sum(ours.shares.values()) == pytest.approx(1.0)
+
+
+def test_the_command_prints_every_policy_and_writes_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One table, and a file from which it can be made again."""
+    out = tmp_path / "figures.json"
+
+    memory_simulator.main(["--turns", "40", "--seeds", "1", "--shape", "research", "--json", str(out)])
+
+    assert "TTFT mean s" in capsys.readouterr().out
+    assert {run["policy"] for run in json.loads(out.read_text())["runs"]} == {policy.name for policy in POLICIES}
