@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -60,6 +61,14 @@ class DemoServer:
         assert self.process is not None
         self.process.kill()
         self.process.wait(_STOP_WITHIN_S)
+
+    def kill_engine(self) -> None:
+        """SIGKILL to the engine alone; returns when it is gone, and the gateway is not."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [child for child in children if "graftwork.api.engine_process" in child.cmdline()]
+        engine.kill()
+        engine.wait(_STOP_WITHIN_S)
 
     def key(self, tenant: str) -> str:
         keys: dict[str, str] = json.loads((self.data_dir / "demo-keys.json").read_text())

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import httpx
@@ -83,6 +85,45 @@ def test_a_second_turn_recomputes_only_what_is_new(server: DemoServer) -> None:
     assert new > 0
     assert details.cached_tokens + details.recomputed_tokens == second.usage.prompt_tokens
     assert details.recomputed_tokens <= new + PAGE
+
+
+def test_a_quota_of_kv_moves_a_session_down_and_refuses_it_nothing(server: DemoServer) -> None:
+    """A tenant with room for two pages on the device and three on the host keeps no more there, and its next turn
+    still recomputes only what is new."""
+    page_bytes = 2 * 6 * PAGE * 64 * 4
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {server.admin_key()}"}) as admin:
+        tenant = admin.post("/v1/admin/tenants", json={"name": "Small"}).json()["id"]
+        quota = {"max_device_kv_bytes": 2 * page_bytes, "max_host_kv_bytes": 3 * page_bytes}
+        assert admin.put(f"/v1/admin/tenants/{tenant}/quota", json=quota).status_code == 200
+        key = admin.post(f"/v1/admin/tenants/{tenant}/keys", json={"name": "agent"}).json()["key"]
+
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "tools": list(TOOLS.values()), "sampling": {"temperature": 0}}
+        path = f"/v1/sessions/{client.post('/v1/sessions', json=body).json()['id']}"
+        first = client.post(f"{path}/turns", json={"input": "Hello!"}).json()
+        tiers = cache_once(
+            client,
+            path,
+            lambda tiers: tiers["device"]["bytes"] <= 2 * page_bytes and tiers["host"]["bytes"] <= 3 * page_bytes,
+        )
+        second = client.post(f"{path}/turns", json={"input": "Thanks!"}).json()
+
+    whole_pages = (first["usage"]["total_tokens"] - 1) // PAGE
+    assert whole_pages > 5
+    assert tiers["disk"]["bytes"] == whole_pages * page_bytes
+    assert second["cache"]["cached_tokens"] == whole_pages * PAGE
+
+
+def cache_once(client: httpx.Client, path: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Where a session's history is, asked again until it is so."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        tiers: dict[str, Any] = client.get(f"{path}/cache").json()["tiers"]
+        if condition(tiers):
+            return tiers
+    raise AssertionError(f"the session's history is still at {tiers}")
 
 
 def test_a_client_that_disconnects_frees_its_pages(server: DemoServer) -> None:

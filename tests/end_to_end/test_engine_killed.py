@@ -1,0 +1,91 @@
+"""The engine is killed while it answers: what its gateway says, and where sessions go on."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from graftwork.demo.tasks import TOOLS
+from tests.end_to_end.conftest import DemoServer
+
+_WITHIN_S = 60
+
+
+@pytest.fixture
+def client(restartable: DemoServer) -> Iterator[httpx.Client]:
+    """A tenant of a server of its own."""
+    restartable.start()
+    headers = {"authorization": f"Bearer {restartable.key('Corner')}"}
+    with httpx.Client(base_url=restartable.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+def begin_session(client: httpx.Client) -> str:
+    """A session with tools that has answered once."""
+    body = {"model": "helpdesk", "tools": list(TOOLS.values()), "sampling": {"temperature": 0}}
+    session = client.post("/v1/sessions", json=body)
+    assert session.status_code == 201, session.text
+    path = f"/v1/sessions/{session.json()['id']}"
+    assert take_turn(client, path, "Hello!")["status"] == "completed"
+    return path
+
+
+def take_turn(client: httpx.Client, path: str, text: str) -> dict[str, Any]:
+    """A turn; while there is no engine it is tried again, as clients do."""
+    deadline = time.monotonic() + _WITHIN_S
+    while (answer := client.post(f"{path}/turns", json={"input": text})).status_code == 503:
+        assert time.monotonic() < deadline, answer.text
+    assert answer.status_code == 200, answer.text
+    turn: dict[str, Any] = answer.json()
+    return turn
+
+
+def wait_for_disk(client: httpx.Client, path: str) -> dict[str, Any]:
+    """A session's cache once the copies on disk are as many as those on the host."""
+    deadline = time.monotonic() + _WITHIN_S
+    while time.monotonic() < deadline:
+        cache: dict[str, Any] = client.get(f"{path}/cache").json()
+        if 0 < cache["tiers"]["host"]["bytes"] == cache["tiers"]["disk"]["bytes"]:
+            return cache
+    raise AssertionError("the session never came to the disk")
+
+
+def events_of(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in answer.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_turn_that_its_engine_does_not_survive_fails_and_the_session_goes_on_from_disk(
+    restartable: DemoServer, client: httpx.Client
+) -> None:
+    """After kill -9 in mid-turn the stream ends with a typed error; once there is an engine again, the session goes
+    on from its last checkpoint, from files, and says what a session says that nothing has happened to."""
+    path = begin_session(client)
+    head = client.get(path).json()["head"]
+    cache = wait_for_disk(client, path)
+    long_turn = {"input": "Tell me more.", "stream": True, "sampling": {"ignore_eos": True, "max_tokens": 1500}}
+
+    with client.stream("POST", f"{path}/turns", json=long_turn) as answer:
+        events = events_of(answer)
+        while next(events)["type"] != "output_text.delta":
+            continue
+        restartable.kill_engine()
+        *_, last = events
+    at_once = client.post(f"{path}/turns", json={"input": "Who are you?"})
+    kept = client.get(path).json()["head"]
+    resumed = take_turn(client, path, "Who are you?")
+    undisturbed = take_turn(client, begin_session(client), "Who are you?")
+
+    assert (last["type"], last["error"]["code"]) == ("turn.failed", "engine_unavailable")
+    assert (at_once.status_code, at_once.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert int(at_once.headers["retry-after"]) >= 1
+    assert kept == head
+    history = sum(cache["tiers"][tier]["tokens"] for tier in ("device", "host", "disk"))
+    assert resumed["cache"]["disk_tokens"] == history > 0
+    assert resumed["cache"]["device_tokens"] == resumed["cache"]["host_tokens"] == 0
+    assert resumed["usage"]["prompt_tokens"] == history + resumed["cache"]["recomputed_tokens"]
+    assert resumed["output"][0]["content"] == undisturbed["output"][0]["content"]
