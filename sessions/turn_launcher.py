@@ -62,7 +62,7 @@ class TurnLauncher:
         self._runners: dict[SessionId, TurnRunner] = {}
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
         self._starting: set[TurnId] = set()
-        self._launches: set[asyncio.Task[Launched]] = set()
+        self._launches: dict[asyncio.Task[Launched], SessionId] = {}
         self._is_closing = False
         self.kv = SessionKv(resources.engine, resources.pepper)
 
@@ -95,12 +95,17 @@ class TurnLauncher:
         if self._is_closing:
             raise CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0)
         launch = asyncio.create_task(self._launch(principal, session, new_items, settings, tool_hints))
-        self._launches.add(launch)
+        self._launches[launch] = session.session_id
         launch.add_done_callback(self._forget_launch)
         return await asyncio.shield(launch)
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
-        """Cancel the turn that runs here, that one if it is named, and wait for its end; False if it does not run."""
+        """Cancel the turn that runs here, that one if it is named, and wait for its end; False if it does not run.
+
+        One that is just being launched is waited for: its row may say already that it runs.
+        """
+        if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:
+            await asyncio.wait(launches)
         runner = self._runners.get(session_id)
         if runner is not None and turn_id not in (None, runner.turn.turn_id):
             return False
@@ -203,7 +208,7 @@ class TurnLauncher:
         return task
 
     def _forget_launch(self, launch: asyncio.Task[Launched]) -> None:
-        self._launches.discard(launch)
+        del self._launches[launch]
         if not launch.cancelled():
             launch.exception()  # whoever asked for it may have gone away
 

@@ -6,7 +6,7 @@ Invariant: the head moves in the very transaction that ends a turn well; every o
 Whoever writes shows a lease, and a lease that is no longer the session's writes nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,14 +154,20 @@ class TurnStore:
                 raise LeaseLost(lease.session_id)
             return await self._end(database, lease.scope, session, lease.turn_id, outcome)
 
-    async def find_interrupted(self, running_here: Collection[TurnId]) -> list[tuple[TenantScope, SessionId, TurnId]]:
-        """Turns that are marked as running, but by nobody."""
+    async def find_interrupted(
+        self, running_here: Callable[[], Collection[TurnId]]
+    ) -> list[tuple[TenantScope, SessionId, TurnId]]:
+        """Turns that are marked as running, but by nobody.
+
+        `running_here` is asked after the look, so that a turn which began meanwhile is known to be alive.
+        """
         async with self._database.read() as database:
             found = await repository.find_interrupted(database, self._owner, self._clock.now())
+        alive = running_here()
         return [
             (scope_of_tenant(AdminPrincipal(), tenant_id), session_id, turn_id)
             for tenant_id, session_id, turn_id in found
-            if turn_id not in running_here
+            if turn_id not in alive
         ]
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
