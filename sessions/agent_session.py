@@ -150,7 +150,7 @@ class AgentSession:
         self.check_open()
         if self.status is SessionStatus.RUNNING:
             raise Conflict(
-                "A turn of this session is running: wait for its end, or cancel it.",
+                f"A turn of this session is running, {self.running_turn_id}: wait for its end, or cancel it.",
                 code="turn_running",
                 details={"turn_id": self.running_turn_id},
             )
@@ -159,7 +159,8 @@ class AgentSession:
         """Raises Conflict unless the head is `if_head`; None asks for nothing."""
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
-                f"The session's head is not {if_head}: read its items, then send the turn with the head of now.",
+                f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
+                "turn with the head of now.",
                 param="if_head",
                 code="head_moved",
                 details={"head": self.head_id},

@@ -59,12 +59,18 @@ class ToolHint(NativeBody):
     expected_ms: Annotated[float, Field(ge=0, le=7 * 86_400_000)]
 
 
-class TurnBody(NativeBody):
+class AnswerManner(NativeBody):
+    """How a turn is answered, and whether it ends with the connection that asked for it: by default it goes on."""
+
+    stream: bool | None = None
+    cancel_on_disconnect: bool | None = None
+
+
+class TurnBody(AnswerManner):
     """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
 
     input: str | list[Any]
     if_head: str | None = None
-    stream: bool | None = None
     tool_hints: dict[str, ToolHint] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
@@ -83,9 +89,8 @@ class GivenOutput(NativeBody):
     output: Any
 
 
-class ToolOutputsBody(NativeBody):
+class ToolOutputsBody(AnswerManner):
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
-    stream: bool | None = None
 
 
 class ForkBody(NativeBody):

@@ -254,10 +254,13 @@ async def test_turns_that_start_at_once(world_on_either: World) -> None:
     world = world_on_either
     me = principal()
     session = await world.session(me)
+    world.will_say(Answer(waits=True))
 
     started = await asyncio.gather(
         *(world.service.start_turn(me, session.session_id, "Hi") for _ in range(4)), return_exceptions=True
     )
+    await world.engine.half_way.wait()
+    world.engine.go_on()
 
     running = [turn for turn in started if not isinstance(turn, BaseException)]
     assert len(running) == 1
