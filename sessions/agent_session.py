@@ -83,6 +83,8 @@ class LedgerCall:
     output: str | None = None
     turn_id: TurnId | None = None
     """The latest turn that took the answer."""
+    deadline_at: float | None = None
+    """When whoever started the turn expects the answer at the latest. A note for clients: a later one counts as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,8 @@ class Turn:
     cache: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     finished_at: float | None = None
+    made_with: Mapping[str, Any] | None = None
+    """See `provenance`; None for turns from before it was noted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from graftwork.sessions.agent_session import AgentSession, SessionSettings
 from graftwork.sessions.events import EventFeed
 from graftwork.sessions.generation import GenerationRequest
 from graftwork.sessions.items import Item
+from graftwork.sessions.provenance import made_with
 from graftwork.sessions.session_kv import SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import TurnEncoder
@@ -184,7 +185,8 @@ class TurnLauncher:
 
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, ticket: AdmissionTicket) -> TurnRunner:
         resources = self._resources
-        lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items)
+        noted = made_with(plan.request, self._encoder(), resources.description)
+        lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items, noted)
         surroundings = TurnSurroundings(
             self._store, resources.meter, resources.clock, self._encoder(), resources.heartbeat_s, self.kv
         )

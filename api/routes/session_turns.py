@@ -22,6 +22,7 @@ from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBo
 from graftwork.api.session_stream import session_events
 from graftwork.api.sse import EventStream
 from graftwork.platform.idempotency import StoredReply
+from graftwork.sessions.agent_session import LedgerCall
 from graftwork.sessions.bodies import tool_output_body, turn_body
 from graftwork.sessions.running_turn import RunningTurn
 from graftwork.sessions.service import ToolOutputsAnswer
@@ -102,7 +103,16 @@ def _awaiting_body(answer: ToolOutputsAnswer) -> dict[str, Any]:
         "session_id": session.session_id,
         "status": session.status.value,
         "outputs": [tool_output_body(output) for output in answer.outputs],
-        "tool_calls": [{"call_id": call.call_id, "name": call.name, "arguments": call.arguments} for call in awaited],
+        "tool_calls": [_awaited_call_body(call) for call in awaited],
+    }
+
+
+def _awaited_call_body(call: LedgerCall) -> dict[str, Any]:
+    return {
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "deadline_at": call.deadline_at,
     }
 
 
