@@ -27,10 +27,10 @@ async def with_heartbeats(
                 return
             yield found[0]
     finally:
-        if upcoming is None:
-            await events.aclose()
-        else:
-            upcoming.cancel()  # which ends the generator that it waits in
+        if upcoming is not None:
+            upcoming.cancel()
+            await asyncio.gather(upcoming, return_exceptions=True)
+        await events.aclose()  # an event that came just now has left it open
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> tuple[Event, ...]:

@@ -83,6 +83,8 @@ class LedgerCall:
     output: str | None = None
     turn_id: TurnId | None = None
     """The latest turn that took the answer."""
+    deadline_at: float | None = None
+    """When whoever started the turn expects the answer at the latest. A note for clients: a later one counts as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class AgentSession:
         self.check_open()
         if self.status is SessionStatus.RUNNING:
             raise Conflict(
-                "A turn of this session is running: wait for its end, or cancel it.",
+                f"A turn of this session is running, {self.running_turn_id}: wait for its end, or cancel it.",
                 code="turn_running",
                 details={"turn_id": self.running_turn_id},
             )
@@ -159,7 +161,8 @@ class AgentSession:
         """Raises Conflict unless the head is `if_head`; None asks for nothing."""
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
-                f"The session's head is not {if_head}: read its items, then send the turn with the head of now.",
+                f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
+                "turn with the head of now.",
                 param="if_head",
                 code="head_moved",
                 details={"head": self.head_id},
@@ -199,6 +202,8 @@ class Turn:
     cache: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     finished_at: float | None = None
+    made_with: Mapping[str, Any] | None = None
+    """See `provenance`; None for turns from before it was noted."""
 
 
 @dataclass(frozen=True, slots=True)

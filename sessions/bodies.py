@@ -61,6 +61,7 @@ def turn_body(turn: Turn) -> dict[str, Any]:
         "usage": turn.usage,
         "cache": turn.cache,
         "error": turn.error,
+        "made_with": turn.made_with,
         "created_at": turn.created_at,
         "finished_at": turn.finished_at,
     }

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from graftwork.platform.ids import CallId, SessionId, TurnId
@@ -142,7 +143,7 @@ class EventFeed:
         first = self._events[0].seq if self._events else self._last_seq + 1
         if seq + 1 < first:
             return None
-        return tuple(event for event in self._events if event.seq > seq)
+        return tuple(islice(self._events, max(0, seq + 1 - first), None))
 
     def next_change(self) -> asyncio.Event:
         """Set once something is published, or the feed closes, from now on. Take it before looking at the feed."""

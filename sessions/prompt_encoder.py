@@ -4,6 +4,7 @@ Owns the joint between the two; keeps that without control literals in the text 
 `apply_chat_template(tokenize=True)`.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ class PromptEncoder:
     def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer) -> None:
         self.template = template
         self.tokenizer = tokenizer
+        self.template_digest = "sha256:" + hashlib.sha256(template.source.encode()).hexdigest()
+        self.tokenizer_digest = tokenizer.digest
         special = [text for token_id, text in tokenizer.added_tokens.items() if token_id in tokenizer.special_ids]
         self._literals = ControlLiterals(special, template.control_texts(tokenizer.added_tokens.values()))
 

@@ -251,6 +251,7 @@ def _call_from_row(row: ToolCallRow) -> LedgerCall:
         arguments=row.arguments,
         output=row.output,
         turn_id=None if row.turn_id is None else TurnId(row.turn_id),
+        deadline_at=row.deadline_at,
     )
 
 

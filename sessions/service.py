@@ -126,7 +126,7 @@ class SessionService:
 
     async def recover(self) -> int:
         """Fail the turns that a crash left running, and return how many; call it at start-up, and whenever."""
-        interrupted = await self._turns.find_interrupted(self._launcher.turn_ids)
+        interrupted = await self._turns.find_interrupted(lambda: self._launcher.turn_ids)
         for scope, session_id, turn_id in interrupted:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
             await self._sessions.remove_unused(scope, session_id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import Conflict, LimitExceeded, NotFound
+from graftwork.platform.errors import Conflict, GraftworkError, LimitExceeded, NotFound
 from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import AdminPrincipal, TenantScope, scope_of_tenant
@@ -305,14 +305,14 @@ class SessionStore:
         calls: Mapping[CallId, LedgerCall],
         call_ids: Sequence[CallId],
     ) -> dict[CallId, str | None]:
-        """The output of each call, None if it has none yet; those from before a fork too. Raises NotFound."""
+        """The output of each call, None if it has none yet; those from before a fork too. Raises NotFound, Conflict."""
         stored = {call.call_id: call.output for call in calls.values()}
         if session.origin_id is not None and not stored.keys() >= set(call_ids):
             inherited = await history.find_outputs(database, scope, session.origin_id)
             stored = {item.call_id: item.body["output"] for item in inherited} | stored
         for call_id in call_ids:
             if call_id not in stored:
-                raise NotFound(f"The session made no call {call_id}.", param="outputs", code="call_not_found")
+                raise _unknown_call(session, call_id)
         return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
@@ -345,6 +345,18 @@ class SessionStore:
 
     def _is_gone(self, session: AgentSession) -> bool:
         return session.is_over(self._clock.now(), self._retention_s)
+
+
+def _unknown_call(session: AgentSession, call_id: CallId) -> GraftworkError:
+    """Why there is nothing that such an output could answer."""
+    if not session.ledger:
+        return Conflict(
+            f"The session awaits no tool output, and made no call {call_id}: read its items to see where it stands.",
+            param="outputs",
+            code="awaits_no_tool",
+            details={"head": session.head_id},
+        )
+    return NotFound(f"The session made no call {call_id}.", param="outputs", code="call_not_found")
 
 
 _ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}

@@ -60,6 +60,7 @@ class TurnRow(Base):
     finish_reason: Mapped[str | None] = mapped_column(_Name)
     usage: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     cache: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    made_with: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
@@ -114,6 +115,7 @@ class ToolCallRow(Base):
     arguments: Mapped[str] = mapped_column(_Json)
     output: Mapped[str | None] = mapped_column(_Json)
     answered_at: Mapped[float | None]
+    deadline_at: Mapped[float | None]
     turn_id: Mapped[str | None] = mapped_column(_Id)
     """The latest turn that took the output."""
 

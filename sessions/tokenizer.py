@@ -4,6 +4,7 @@ Owns the two ways to encode: with the added tokens recognised, and as plain text
 Never renders messages and never decodes a stream: that is `prompt_encoder` and `detokenizer`.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,10 @@ class TextTokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self._declare_special(special_tokens)
-        content = json.loads(self.backend.to_str())
+        spelled = self.backend.to_str()
+        self.digest = "sha256:" + hashlib.sha256(spelled.encode()).hexdigest()
+        """Of all that decides which ids a text has."""
+        content = json.loads(spelled)
         self._without_added = _read(json.dumps(content | {"added_tokens": [], "post_processor": None}))
         self.bytes = token_bytes(content["decoder"])
         added: dict[int, AddedToken] = self.backend.get_added_tokens_decoder()

@@ -25,6 +25,9 @@ ToolDefinition = dict[str, Any]
 class TurnEncoder(Protocol):
     """What a session needs of the prompt encoder."""
 
+    template_digest: str
+    tokenizer_digest: str
+
     def encode_messages(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[int, ...]:

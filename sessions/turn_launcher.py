@@ -22,6 +22,7 @@ from graftwork.sessions.agent_session import AgentSession, SessionSettings
 from graftwork.sessions.events import EventFeed
 from graftwork.sessions.generation import GenerationRequest
 from graftwork.sessions.items import Item
+from graftwork.sessions.provenance import made_with
 from graftwork.sessions.session_kv import SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import TurnEncoder
@@ -62,7 +63,7 @@ class TurnLauncher:
         self._runners: dict[SessionId, TurnRunner] = {}
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
         self._starting: set[TurnId] = set()
-        self._launches: set[asyncio.Task[Launched]] = set()
+        self._launches: dict[asyncio.Task[Launched], SessionId] = {}
         self._is_closing = False
         self.kv = SessionKv(resources.engine, resources.pepper)
 
@@ -95,12 +96,17 @@ class TurnLauncher:
         if self._is_closing:
             raise CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0)
         launch = asyncio.create_task(self._launch(principal, session, new_items, settings, tool_hints))
-        self._launches.add(launch)
+        self._launches[launch] = session.session_id
         launch.add_done_callback(self._forget_launch)
         return await asyncio.shield(launch)
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
-        """Cancel the turn that runs here, that one if it is named, and wait for its end; False if it does not run."""
+        """Cancel the turn that runs here, that one if it is named, and wait for its end; False if it does not run.
+
+        One that is just being launched is waited for: its row may say already that it runs.
+        """
+        if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:
+            await asyncio.wait(launches)
         runner = self._runners.get(session_id)
         if runner is not None and turn_id not in (None, runner.turn.turn_id):
             return False
@@ -179,7 +185,8 @@ class TurnLauncher:
 
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, ticket: AdmissionTicket) -> TurnRunner:
         resources = self._resources
-        lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items)
+        noted = made_with(plan.request, self._encoder(), resources.description)
+        lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items, noted)
         surroundings = TurnSurroundings(
             self._store, resources.meter, resources.clock, self._encoder(), resources.heartbeat_s, self.kv
         )
@@ -203,7 +210,7 @@ class TurnLauncher:
         return task
 
     def _forget_launch(self, launch: asyncio.Task[Launched]) -> None:
-        self._launches.discard(launch)
+        del self._launches[launch]
         if not launch.cancelled():
             launch.exception()  # whoever asked for it may have gone away
 

@@ -63,8 +63,18 @@ class AnswerSource(Protocol):
     def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
-ToolHints = Mapping[str, float]
-"""Milliseconds that a caller expects a tool to take, by its name."""
+@dataclass(frozen=True, slots=True)
+class ToolHint:
+    """What a caller knows of a tool."""
+
+    expected_ms: float
+    """How long the tool is likely to take."""
+    deadline_ms: float | None = None
+    """How long its output is waited for, from the end of the turn that calls it."""
+
+
+ToolHints = Mapping[str, ToolHint]
+"""By the tools' names."""
 
 NO_HINTS: ToolHints = {}
 
@@ -191,7 +201,7 @@ class TurnRunner:
         plan, hints = self.plan, self.plan.tool_hints
         history = History(plan.principal, plan.session, (*plan.request.prompt_token_ids, *answer.token_ids))
         names = dict.fromkeys(call.name for call in answer.tool_calls)
-        return await self._surroundings.kv.hold(history, [ToolWait(name, hints.get(name)) for name in names])
+        return await self._surroundings.kv.hold(history, [ToolWait(name, _expected_ms(hints, name)) for name in names])
 
     def _answered(self, answer: GenerationFinished, tally: TallyingEngine, memory: SessionMemory | None) -> TurnOutcome:
         answer_items = _answer_items(answer, self.turn.turn_id)
@@ -213,7 +223,12 @@ class TurnRunner:
             finish_reason=answer.reason,
             usage=usage,
             cache=cache_body(cache),
+            deadlines=self._deadlines(checkpoint.created_at),
         )
+
+    def _deadlines(self, now: float) -> dict[str, float]:
+        hints = self.plan.tool_hints.items()
+        return {name: now + hint.deadline_ms / 1000.0 for name, hint in hints if hint.deadline_ms is not None}
 
     def _broken_off(self, error: GraftworkError | None, tally: TallyingEngine) -> TurnOutcome:
         """Failed with `error`, or stopped from outside without one."""
@@ -289,6 +304,10 @@ def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
     if isinstance(event, ToolCallArgumentsDelta):
         return tool_call_arguments_delta(event.call_id, event.delta)
     return tool_call_done(event.call_id, event.name, event.arguments)
+
+
+def _expected_ms(hints: ToolHints, name: str) -> float | None:
+    return hints[name].expected_ms if name in hints else None
 
 
 def _answer_items(answer: GenerationFinished, turn_id: TurnId) -> tuple[Item, ...]:

@@ -6,8 +6,8 @@ Invariant: the head moves in the very transaction that ends a turn well; every o
 Whoever writes shows a lease, and a lease that is no longer the session's writes nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graftwork.platform.clock import Clock
@@ -30,6 +30,8 @@ from graftwork.sessions.leases import LeaseLost, SessionLease
 from graftwork.sessions.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
 from graftwork.sessions.turn_log import repository as turn_log
 
+NO_DEADLINES: Mapping[str, float] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
@@ -41,19 +43,30 @@ class TurnOutcome:
     """Where the head goes; None leaves it."""
     items: Sequence[Item] = ()
     """What the checkpoint adds: the turn's input, then the answer."""
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    """When the output of a tool is expected, by the tool's name."""
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
     cache: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
 
 
-def ledger_of(checkpoint: Checkpoint, items: Sequence[Item]) -> tuple[LedgerCall, ...]:
-    """The unanswered calls at the end of a checkpoint."""
+def ledger_of(
+    checkpoint: Checkpoint, items: Sequence[Item], deadlines: Mapping[str, float] = NO_DEADLINES
+) -> tuple[LedgerCall, ...]:
+    """The unanswered calls at the end of a checkpoint; `deadlines` by the tools' names."""
     calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
     if not checkpoint.awaits_tools:
         return ()
     return tuple(
-        LedgerCall(checkpoint.checkpoint_id, position, call.call_id, call.body["name"], call.body["arguments"])
+        LedgerCall(
+            checkpoint_id=checkpoint.checkpoint_id,
+            position=position,
+            call_id=call.call_id,
+            name=call.body["name"],
+            arguments=call.body["arguments"],
+            deadline_at=deadlines.get(call.body["name"]),
+        )
         for position, call in enumerate(calls)
     )
 
@@ -90,7 +103,12 @@ class TurnStore:
             return join_chain(await history.find_chain(database, scope, session.head_id))
 
     async def begin(
-        self, scope: TenantScope, seen: AgentSession, turn_id: TurnId, new_items: Sequence[Item]
+        self,
+        scope: TenantScope,
+        seen: AgentSession,
+        turn_id: TurnId,
+        new_items: Sequence[Item],
+        made_with: Mapping[str, Any] | None = None,
     ) -> tuple[SessionLease, Turn]:
         """Start a turn on a session that still is as it was `seen`. Raises Conflict if it is not."""
         now = self._clock.now()
@@ -110,6 +128,7 @@ class TurnStore:
                 first_seq=session.last_seq + 1,
                 input=tuple(new_items),
                 created_at=now,
+                made_with=made_with,
             )
             running = replace(
                 session,
@@ -154,14 +173,20 @@ class TurnStore:
                 raise LeaseLost(lease.session_id)
             return await self._end(database, lease.scope, session, lease.turn_id, outcome)
 
-    async def find_interrupted(self, running_here: Collection[TurnId]) -> list[tuple[TenantScope, SessionId, TurnId]]:
-        """Turns that are marked as running, but by nobody."""
+    async def find_interrupted(
+        self, running_here: Callable[[], Collection[TurnId]]
+    ) -> list[tuple[TenantScope, SessionId, TurnId]]:
+        """Turns that are marked as running, but by nobody.
+
+        `running_here` is asked after the look, so that a turn which began meanwhile is known to be alive.
+        """
         async with self._database.read() as database:
             found = await repository.find_interrupted(database, self._owner, self._clock.now())
+        alive = running_here()
         return [
             (scope_of_tenant(AdminPrincipal(), tenant_id), session_id, turn_id)
             for tenant_id, session_id, turn_id in found
-            if turn_id not in running_here
+            if turn_id not in alive
         ]
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
@@ -207,7 +232,7 @@ class TurnStore:
         assert turn is not None
         if outcome.checkpoint is not None:
             await history.insert_checkpoint(database, scope, outcome.checkpoint, outcome.items)
-            ledger = ledger_of(outcome.checkpoint, outcome.items)
+            ledger = ledger_of(outcome.checkpoint, outcome.items, outcome.deadlines)
             await repository.insert_ledger(database, scope, session.session_id, ledger)
             session = replace(session, head_id=outcome.checkpoint.checkpoint_id, ledger=ledger)
         drafts = list(outcome.drafts)

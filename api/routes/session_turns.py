@@ -1,7 +1,7 @@
 """Turns of a session: a user's, and those that tool outputs start.
 
 A turn belongs to its session, not to the connection that started it: a client that leaves finds it done, or follows it
-at `/events`.
+at `/events`. Who asks for `cancel_on_disconnect` takes the turn along instead.
 """
 
 import asyncio
@@ -18,10 +18,11 @@ from graftwork.api.disconnects import until_disconnect
 from graftwork.api.guarded_route import NativeRoute
 from graftwork.api.idempotent import keep_begun
 from graftwork.api.resources import resources_of
-from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody
+from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
 from graftwork.api.session_stream import session_events
 from graftwork.api.sse import EventStream
 from graftwork.platform.idempotency import StoredReply
+from graftwork.sessions.agent_session import LedgerCall
 from graftwork.sessions.bodies import tool_output_body, turn_body
 from graftwork.sessions.running_turn import RunningTurn
 from graftwork.sessions.service import ToolOutputsAnswer
@@ -60,7 +61,7 @@ async def create_turn(
         overrides=body.overrides(),
         tool_hints=body.hints(),
     )
-    return await _answer(turn, request, stream=bool(body.stream))
+    return await _answer(turn, request, body)
 
 
 @router.post("/tool_outputs")
@@ -72,23 +73,24 @@ async def send_tool_outputs(
     answer = await resources.sessions.tool_outputs(principal, session_id, outputs)
     if answer.turn is None:
         return JSONResponse(_awaiting_body(answer))
-    return await _answer(answer.turn, request, stream=bool(body.stream))
+    return await _answer(answer.turn, request, body)
 
 
-async def _answer(turn: RunningTurn, request: Request, *, stream: bool) -> Response:
-    """Raises what refused the turn before the engine took it. Leaving early leaves the turn alone."""
+async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> Response:
+    """Raises what refused the turn before the engine took it."""
+    stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
     begun = json.dumps(kept).encode()
     try:
-        await until_disconnect(request, turn.admitted(), _leave_alone)
+        await until_disconnect(request, turn.admitted(), leave)
     except (ClientDisconnect, asyncio.CancelledError):
         await keep_begun(request, HTTPStatus.OK, begun)
         raise
     await keep_begun(request, HTTPStatus.OK, begun)
     headers = dict(turn.rate_limit_headers)
     if stream:
-        return EventStream(session_events(turn.events()), headers=headers)
-    ended = await until_disconnect(request, turn.result(), _leave_alone)
+        return EventStream(session_events(turn.events()), on_end=leave, headers=headers)
+    ended = await until_disconnect(request, turn.result(), leave)
     return JSONResponse(turn_body(ended), headers=headers)
 
 
@@ -101,7 +103,16 @@ def _awaiting_body(answer: ToolOutputsAnswer) -> dict[str, Any]:
         "session_id": session.session_id,
         "status": session.status.value,
         "outputs": [tool_output_body(output) for output in answer.outputs],
-        "tool_calls": [{"call_id": call.call_id, "name": call.name, "arguments": call.arguments} for call in awaited],
+        "tool_calls": [_awaited_call_body(call) for call in awaited],
+    }
+
+
+def _awaited_call_body(call: LedgerCall) -> dict[str, Any]:
+    return {
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "deadline_at": call.deadline_at,
     }
 
 

@@ -7,9 +7,11 @@ from pydantic import Field
 from graftwork.api.schemas.bodies import NativeBody
 from graftwork.sessions.agent_session import SessionSettings
 from graftwork.sessions.service import NewSession
+from graftwork.sessions.turn_runner import ToolHint
 from graftwork.sessions.turn_settings import TurnOverrides
 
 MAX_METADATA = 16
+_LONGEST_MS = 7 * 86_400_000
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
@@ -53,26 +55,34 @@ class SessionPatch(NativeBody):
     metadata: Metadata | None = None
 
 
-class ToolHint(NativeBody):
-    """What a caller knows of a tool."""
+class ToolHintBody(NativeBody):
+    """What a caller knows of a tool. A deadline is noted in the ledger, and nothing is cut off by it."""
 
-    expected_ms: Annotated[float, Field(ge=0, le=7 * 86_400_000)]
+    expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
+    deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
 
 
-class TurnBody(NativeBody):
+class AnswerManner(NativeBody):
+    """How a turn is answered, and whether it ends with the connection that asked for it: by default it goes on."""
+
+    stream: bool | None = None
+    cancel_on_disconnect: bool | None = None
+
+
+class TurnBody(AnswerManner):
     """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
 
     input: str | list[Any]
     if_head: str | None = None
-    stream: bool | None = None
-    tool_hints: dict[str, ToolHint] | None = None
+    tool_hints: dict[str, ToolHintBody] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
 
-    def hints(self) -> dict[str, float]:
-        """Milliseconds by tool."""
-        return {name: hint.expected_ms for name, hint in (self.tool_hints or {}).items()}
+    def hints(self) -> dict[str, ToolHint]:
+        """By tool."""
+        given = (self.tool_hints or {}).items()
+        return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 
     def overrides(self) -> TurnOverrides:
         return TurnOverrides(self.tool_choice, self.response_format, self.sampling)
@@ -83,9 +93,8 @@ class GivenOutput(NativeBody):
     output: Any
 
 
-class ToolOutputsBody(NativeBody):
+class ToolOutputsBody(AnswerManner):
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
-    stream: bool | None = None
 
 
 class ForkBody(NativeBody):

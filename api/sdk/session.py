@@ -45,6 +45,8 @@ class TurnOptions(TypedDict, total=False):
     tool_choice: str | dict[str, Any]
     response_format: dict[str, Any]
     sampling: dict[str, Any]
+    cancel_on_disconnect: bool
+    """End the turn as cancelled when this connection breaks, rather than let it go on and be read again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
             first_seq=turn.first_seq,
             input=[item.body for item in turn.input],
             created_at=turn.created_at,
+            made_with=turn.made_with,
             **_changing_columns(turn),
         )
     )
@@ -106,6 +107,7 @@ def _turn_from_row(row: TurnRow) -> Turn:
         cache=row.cache,
         error=row.error,
         finished_at=row.finished_at,
+        made_with=row.made_with,
     )
 
 

@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import re
 from typing import Any
+
+import pytest
 
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.quota import Quota
+from tests.api.fakes import CONTEXT_TOKENS
 from tests.api.harness import Gateway, TestTenant, session_frames
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -200,6 +204,106 @@ async def test_disconnected_turn_goes_on(gateway: Gateway, tenant: TestTenant) -
     assert frames[-1]["event"] == "turn.completed"
     assert gateway.engine.cancelled == []
     assert [row["group"] for row in await tenant.usage("session")] == [session_id]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("takes_along", [False, True])
+async def test_turn_that_goes_with_its_client(
+    gateway: Gateway, tenant: TestTenant, stream: bool, takes_along: bool
+) -> None:
+    """With `cancel_on_disconnect` a client that leaves takes its turn along, and without it does not."""
+    session_id = await new_session(tenant)
+    gateway.engine.holds_after = 2
+    body = {"input": "x", "stream": stream, "cancel_on_disconnect": takes_along}
+    leaving = asyncio.create_task(tenant.client.post(f"/v1/sessions/{session_id}/turns", json=body))
+    await gateway.engine.held.wait()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    if not takes_along:
+        gateway.engine.release.set()
+
+    async with asyncio.timeout(20):
+        frames = session_frames((await tenant.client.get(f"/v1/sessions/{session_id}/events")).text)
+    after = (await tenant.client.get(f"/v1/sessions/{session_id}")).json()
+
+    assert frames[-1]["event"] == ("turn.cancelled" if takes_along else "turn.completed")
+    assert len(gateway.engine.cancelled) == takes_along
+    assert (after["status"], after["head"] is None) == ("idle", takes_along)
+
+
+async def test_turn_that_ended_well_is_not_cancelled_by_its_clients_going(tenant: TestTenant) -> None:
+    """`cancel_on_disconnect` means nothing to a turn that its client saw to the end."""
+    session_id = await new_session(tenant)
+
+    for stream in (False, True):
+        body = {"input": "x", "stream": stream, "cancel_on_disconnect": True}
+        await tenant.client.post(f"/v1/sessions/{session_id}/turns", json=body)
+
+    frames = session_frames((await tenant.client.get(f"/v1/sessions/{session_id}/events")).text)
+    ends = [frame["event"] for frame in frames if frame["event"] in ("turn.completed", "turn.cancelled")]
+    assert ends == ["turn.completed"] * 2
+
+
+async def test_refused_requests_leave_everything_as_it_was(gateway: Gateway, tenant: TestTenant) -> None:
+    """Whatever is wrong with a request, it is refused with its own status and code, and session and items stay."""
+    stranger = await gateway.tenant("Stranger")
+    idle, closed, waiting, foreign = [await new_session(tenant, tools=[TOOL]) for _ in range(3)] + [
+        await new_session(stranger, tools=[TOOL])
+    ]
+    head = (await say(tenant, idle))["checkpoint_id"]
+    await tenant.client.delete(f"/v1/sessions/{closed}")
+    gateway.engine.text = CALL
+    call_id = (await say(tenant, waiting))["tool_calls"][0]["call_id"]
+    foreign_call = (await say(stranger, foreign))["tool_calls"][0]["call_id"]
+
+    def outputs(named: str) -> dict[str, Any]:
+        return {"outputs": [{"call_id": named, "output": "sunny"}]}
+
+    async def seen() -> list[Any]:
+        paths = [
+            f"/v1/sessions/{session_id}{part}" for session_id in (idle, closed, waiting) for part in ("", "/items")
+        ]
+        return [(await tenant.client.get(path)).json() for path in paths]
+
+    unknown_type = {"input": [{"type": "reasoning", "summary": []}]}
+    bad: list[tuple[str, dict[str, Any], int, str | None]] = [
+        (f"{idle}/turns", {"input": "y", "if_head": "ckp_0"}, 409, "head_moved"),
+        (f"{idle}/turns", {"input": "word " * 9000}, 400, "context_length_exceeded"),
+        (f"{idle}/turns", unknown_type, 422, None),
+        (f"{idle}/turns", {"input": [{"role": "user", "content": [{"type": "image_url"}]}]}, 422, None),
+        (f"{idle}/tool_outputs", outputs("call_nobody"), 409, "awaits_no_tool"),
+        (f"{idle}/tool_outputs", outputs(call_id), 409, "awaits_no_tool"),
+        (f"{waiting}/tool_outputs", outputs("call_nobody"), 404, "call_not_found"),
+        (f"{waiting}/tool_outputs", outputs(foreign_call), 404, "call_not_found"),
+        (f"{waiting}/turns", {"input": "y"}, 409, "awaiting_tool"),
+        (
+            f"{waiting}/tool_outputs",
+            {"outputs": [*outputs(call_id)["outputs"], {"call_id": call_id, "output": 1}]},
+            409,
+            "tool_output_differs",
+        ),
+        (f"{closed}/turns", {"input": "y"}, 409, "session_closed"),
+        (f"{closed}/tool_outputs", outputs(call_id), 409, "session_closed"),
+        (f"{closed}/fork", {}, 409, "session_closed"),
+        (f"{closed}/rewind", {"to": head}, 409, "session_closed"),
+        (f"{closed}/prefetch", {}, 409, "session_closed"),
+        (f"{waiting}/rewind", {"to": head}, 404, "checkpoint_not_found"),
+    ]
+    before, engine_saw = await seen(), len(gateway.engine.requests)
+    answers = [await tenant.client.post(f"/v1/sessions/{path}", json=body) for path, body, _, _ in bad]
+    after = await seen()
+
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [
+        (status, code or answer.json()["error"]["code"])
+        for (_, _, status, code), answer in zip(bad, answers, strict=True)
+    ]
+    assert head in answers[0].json()["error"]["message"]
+    too_long = answers[1].json()["error"]["message"]
+    assert str(CONTEXT_TOKENS) in too_long
+    assert len(re.findall(r"\d+", too_long)) >= 2
+    assert "rewind" in too_long
+    assert after == before
+    assert len(gateway.engine.requests) == engine_saw
 
 
 async def test_refusals(gateway: Gateway) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from graftwork.adapters.names import unknown_model
@@ -23,7 +24,7 @@ from graftwork.engine.request import (
     TokensGenerated,
 )
 from graftwork.platform.clock import ManualClock
-from graftwork.platform.database import Database
+from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded
 from graftwork.platform.ids import AdapterId, KeyId, TenantId, new_id
 from graftwork.platform.metering import UsageMeter
@@ -243,3 +244,28 @@ async def crash() -> None:
 
 def types(events: Sequence[SessionEvent]) -> list[str]:
     return [event.type.value for event in events]
+
+
+class HesitantDatabase(Database):
+    """A database whose next read or write can be held up, as by a pool that is busy."""
+
+    hold_read: asyncio.Event | None = None
+    """What the next read waits for before it looks."""
+    hold_written: asyncio.Event | None = None
+    """What the next write waits for once it is committed."""
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[ReadSession]:
+        hold, self.hold_read = self.hold_read, None
+        if hold is not None:
+            await hold.wait()
+        async with super().read() as session:
+            yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[WriteSession]:
+        hold, self.hold_written = self.hold_written, None
+        async with super().write() as session:
+            yield session
+        if hold is not None:
+            await hold.wait()

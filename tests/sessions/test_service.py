@@ -1,6 +1,7 @@
 """Sessions as their routes use them."""
 
 import asyncio
+import hashlib
 
 import pytest
 
@@ -22,9 +23,10 @@ from graftwork.sessions.agent_session import SessionSettings, SessionStatus, Tur
 from graftwork.sessions.bodies import session_body, session_cache_body, turn_body
 from graftwork.sessions.messages import Message
 from graftwork.sessions.service import NewSession
+from graftwork.sessions.turn_runner import ToolHint
 from graftwork.sessions.turn_settings import TurnOverrides
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal, principal, types
-from tests.sessions.fakes_text import prompt_encoder, text_tokenizer
+from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer
 
 ALL_ITEMS = PageRequest(limit=100, order=Order.ASCENDING)
 
@@ -254,10 +256,13 @@ async def test_turns_that_start_at_once(world_on_either: World) -> None:
     world = world_on_either
     me = principal()
     session = await world.session(me)
+    world.will_say(Answer(waits=True))
 
     started = await asyncio.gather(
         *(world.service.start_turn(me, session.session_id, "Hi") for _ in range(4)), return_exceptions=True
     )
+    await world.engine.half_way.wait()
+    world.engine.go_on()
 
     running = [turn for turn in started if not isinstance(turn, BaseException)]
     assert len(running) == 1
@@ -684,6 +689,44 @@ async def test_overrides_hold_for_one_turn(world: World) -> None:
     assert (second.temperature, second.max_tokens) == (0.5, 7)
     assert text.status is TurnStatus.COMPLETED
     assert "<tool_call>" in text.output[0].text
+
+
+async def test_turn_notes_what_it_was_made_with(world: World) -> None:
+    """A turn keeps the digests of weights, template and tokenizer, and the sampling as the engine got it."""
+    me = principal()
+    session = await world.service.create(me, NewSession("graft@1", SessionSettings(sampling={"seed": -1, "stop": "."})))
+
+    turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
+
+    noted, encoder = turn.made_with, prompt_encoder()
+    assert noted is not None
+    assert (noted["base"], noted["adapter"]) == (description().fingerprint, "sha256:1")
+    assert noted["template"] == "sha256:" + hashlib.sha256(encoder.template.source.encode()).hexdigest()
+    assert noted["tokenizer"] == text_tokenizer().digest
+    sent = world.engine.requests[0].sampling
+    assert noted["sampling"]["seed"] == sent.seed == (1 << 64) - 1
+    assert (noted["sampling"]["max_tokens"], noted["sampling"]["stop"]) == (sent.max_tokens, ["."])
+
+
+async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> None:
+    """A deadline counts from the end of the turn that calls; a late output counts as well, and a fork waits anew."""
+    world, me = world_on_either, principal()
+    session = await world.session(me, tools=(WEATHER,))
+    world.will_say(call("get_weather") + call("get_weather"))
+    hints = {"get_weather": ToolHint(800.0, deadline_ms=5000.0)}
+    await (await world.service.start_turn(me, session.session_id, "Weather?", tool_hints=hints)).result()
+    due = world.clock.now() + 5.0
+
+    (fork,) = await world.service.fork(me, session.session_id)
+    ledger = (await world.service.get(me, session.session_id)).ledger
+    world.clock.advance(60.0)
+    outputs = [{"call_id": line.call_id, "output": "cold"} for line in ledger]
+    late = await world.service.tool_outputs(me, session.session_id, outputs)
+
+    assert [line.deadline_at for line in ledger] == [due, due]
+    assert [line.deadline_at for line in fork.ledger] == [None, None]
+    assert late.turn is not None
+    assert (await late.turn.result()).status is TurnStatus.COMPLETED
 
 
 async def test_session_limit(world: World) -> None:

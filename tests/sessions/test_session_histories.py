@@ -151,8 +151,9 @@ class Histories:
             await self.send(branch, [(call_id, text)])
 
     async def unknown_call(self, index: int) -> None:
-        with pytest.raises(NotFound):
-            await self.send(self.branch(index), [("call_unknown", "a")])
+        branch = self.branch(index)
+        with pytest.raises(NotFound if self.awaited(branch) else Conflict):
+            await self.send(branch, [("call_unknown", "a")])
 
     async def fork(self, index: int, at: int | None, count: int) -> None:
         branch = self.branch(index)

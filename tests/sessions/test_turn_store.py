@@ -72,7 +72,7 @@ async def test_lost_lease_writes_nothing(stores: Stores) -> None:
     lease = await stores.begun()
     await stores.first.append_events(lease, [turn_created(None), output_text_delta("He")])
     stores.clock.advance(LEASE_S)
-    ((scope, session_id, turn_id),) = await stores.second.find_interrupted(())
+    ((scope, session_id, turn_id),) = await stores.second.find_interrupted(frozenset)
     await stores.second.fail_interrupted(scope, session_id, turn_id)
     before = await stores.now(lease)
 
@@ -105,7 +105,7 @@ async def test_renewed_lease_is_not_taken_over(stores: Stores) -> None:
     """A turn that was heard of in time is nobody else's, whatever was seen before."""
     lease = await stores.begun()
     stores.clock.advance(LEASE_S)
-    ((scope, session_id, turn_id),) = await stores.second.find_interrupted(())
+    ((scope, session_id, turn_id),) = await stores.second.find_interrupted(frozenset)
     await stores.first.renew(lease)
 
     await stores.second.fail_interrupted(scope, session_id, turn_id)

@@ -1,0 +1,226 @@
+"""Sessions of the served demo under fire: killed servers, crowds with tools, readers that come back."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from graftwork import Graftwork
+from graftwork.demo.tasks import TOOLS
+from tests.end_to_end.conftest import DemoServer
+
+PAGE = 16
+MODEL = "graftwork-demo"
+WEATHER = TOOLS["get_weather"]
+CITIES = ("Oslo", "Rome", "Lima", "Paris", "Cairo", "Quito", "Delhi", "Seoul", "Tunis", "Accra")
+TERMINAL = {"turn.completed", "turn.awaiting_tool", "turn.failed", "turn.cancelled"}
+_MB = 1 << 20
+
+
+def frames(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbered events of a stream."""
+    seq = 0
+    for line in lines:
+        if line.startswith("id: "):
+            seq = int(line.removeprefix("id: "))
+        elif line.startswith("data: "):
+            yield seq, json.loads(line.removeprefix("data: "))
+
+
+def replay(server: DemoServer, headers: dict[str, str], session_id: str, after: int) -> list[tuple[int, Any]]:
+    """What a reader is told who has seen everything up to `after`."""
+    headers = headers | {"last-event-id": str(after)}
+    with httpx.stream("GET", f"{server.url}/v1/sessions/{session_id}/events", headers=headers, timeout=60) as answer:
+        return list(frames(answer.iter_lines()))
+
+
+def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
+    """With the server killed in the middle of a turn, readers that come back see each event once, to a typed end.
+
+    The SDK comes back by itself, another reader by `Last-Event-ID`. The session stands where it stood, and takes the
+    turn again.
+    """
+    server = restartable
+    server.start()
+    headers = {"authorization": f"Bearer {server.key('Plain')}"}
+    events = []
+    with Graftwork(server.url, api_key=server.key("Plain")) as client:
+        session = client.sessions.create(model=MODEL, sampling={"max_tokens": 1500, "ignore_eos": True})
+        path = f"{server.url}/v1/sessions/{session.id}"
+        for event in session.turn("Hello!", stream=True):
+            events.append((event.seq, event.type))
+            if len(events) == 6:
+                server.kill()
+                server.start()
+
+    whole = replay(server, headers, session.id, after=0)
+    rest = replay(server, headers, session.id, after=6)
+    stands = httpx.get(path, headers=headers).json()
+    body = {"input": "Hello!", "sampling": {"max_tokens": 8}}
+    again = httpx.post(f"{path}/turns", headers=headers, json=body, timeout=60).json()
+
+    assert events == [(seq, data["type"]) for seq, data in whole]
+    assert rest == whole[6:]
+    assert [seq for seq, _ in whole] == list(range(1, len(whole) + 1))
+    assert [data["type"] in TERMINAL for _, data in whole] == [False] * (len(whole) - 1) + [True]
+    assert (whole[-1][1]["type"], whole[-1][1]["error"]["code"]) == ("turn.failed", "turn_interrupted")
+    assert (stands["status"], stands["head"], stands["last_seq"]) == ("idle", None, len(whole))
+    assert again["status"] == "completed"
+
+
+def test_a_client_that_asks_for_it_takes_its_turn_along(server: DemoServer) -> None:
+    """A connection that breaks ends a turn with `cancel_on_disconnect`, and leaves another alone."""
+    headers = {"authorization": f"Bearer {server.key('Plain')}"}
+    ends = []
+    for takes_along in (True, False):
+        sampling = {"max_tokens": 300, "ignore_eos": True}
+        created = httpx.post(f"{server.url}/v1/sessions", headers=headers, json={"model": MODEL, "sampling": sampling})
+        session_id = created.json()["id"]
+        url = f"{server.url}/v1/sessions/{session_id}/turns"
+        body = {"input": "Hello!", "stream": True, "cancel_on_disconnect": takes_along}
+        with httpx.stream("POST", url, headers=headers, json=body, timeout=60) as answer:
+            next(frames(answer.iter_lines()))
+        ends.append(replay(server, headers, session_id, after=0)[-1][1]["type"])
+
+    assert ends == ["turn.cancelled", "turn.completed"]
+
+
+@dataclass
+class Talk:
+    """One session that a client holds, and all that it knows was said."""
+
+    client: httpx.AsyncClient
+    name: str
+    id: str = ""
+    said: list[dict[str, Any]] = field(default_factory=list)
+    """Every item, as the client sent it or was answered."""
+    turns: list[dict[str, Any]] = field(default_factory=list)
+
+    async def begin(self) -> None:
+        sampling = {"temperature": 0, "max_tokens": 48}
+        body = {"model": MODEL, "tools": [WEATHER], "sampling": sampling, "metadata": {"name": self.name}}
+        answer = await self.client.post("/v1/sessions", json=body)
+        assert answer.status_code == 201, answer.text
+        self.id = answer.json()["id"]
+
+    async def go_on(self, number: int) -> None:
+        """One turn: the outputs of what the last one called, or something new to answer."""
+        calls = self.turns[-1]["tool_calls"] if self.turns else []
+        city = CITIES[number % len(CITIES)]
+        if calls:
+            outputs = [{"call_id": call["call_id"], "output": f"{self.name}: {number} degrees"} for call in calls]
+            self.said += [{"type": "function_call_output", **output} for output in outputs]
+            path, body = "tool_outputs", {"outputs": outputs}
+        else:
+            text = f"What is the weather in {city}?"
+            self.said.append({"type": "message", "role": "user", "text": text})
+            path, body = "turns", {"input": text}
+        answer = await self.client.post(f"/v1/sessions/{self.id}/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        self.turns.append(answer.json())
+        assert self.turns[-1]["status"] in ("completed", "awaiting_tool"), self.turns[-1]
+        self.said += self.turns[-1]["output"]
+
+    async def check(self) -> None:
+        """What the server remembers is what was said, in that order, each item once."""
+        path = f"/v1/sessions/{self.id}/items?limit=100"
+        items = (await self.client.get(path)).json()["data"]
+        assert [essence(item) for item in items] == [essence(item) for item in self.said]
+        assert len({item["id"] for item in items}) == len(items)
+
+
+def essence(item: dict[str, Any]) -> tuple[str, ...]:
+    """What an item says, however it is written."""
+    if item["type"] == "message":
+        text = item.get("text") or "".join(part["text"] for part in item["content"])
+        return ("message", item["role"], text)
+    if item["type"] == "function_call":
+        return ("function_call", item["call_id"], item["name"], item["arguments"])
+    return ("function_call_output", item["call_id"], item["output"])
+
+
+async def crowd(server: DemoServer, num_sessions: int, num_turns: int) -> list[Talk]:
+    """That many sessions at once, so many turns each."""
+    headers = {"authorization": f"Bearer {server.key('Plain')}"}
+    limits = httpx.Limits(max_connections=num_sessions)
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=600, limits=limits) as client:
+        talks = [Talk(client, f"talk {number}") for number in range(num_sessions)]
+
+        async def hold(talk: Talk) -> None:
+            await talk.begin()
+            for number in range(num_turns):
+                await talk.go_on(number)
+            await talk.check()
+            await client.delete(f"/v1/sessions/{talk.id}")
+
+        await asyncio.gather(*map(hold, talks))
+    return talks
+
+
+def resident_mb(server: DemoServer) -> float:
+    """What the gateway itself holds of memory; its engine is another process."""
+    assert server.process is not None
+    return float(psutil.Process(server.process.pid).memory_info().rss) / _MB
+
+
+def slope(values: Sequence[float]) -> float:
+    """The least-squares rise from one value to the next."""
+    middle = (len(values) - 1) / 2
+    mean = sum(values) / len(values)
+    rise = sum((place - middle) * (value - mean) for place, value in enumerate(values))
+    return rise / sum((place - middle) ** 2 for place in range(len(values)))
+
+
+def test_twenty_turns_recompute_only_what_is_new(server: DemoServer) -> None:
+    """Of twenty turns with tools, each recomputes its new items and at most one page more."""
+
+    async def talk() -> Talk:
+        headers = {"authorization": f"Bearer {server.key('Plain')}"}
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as client:
+            talking = Talk(client, "it is")
+            await talking.begin()
+            for number in range(20):
+                await talking.go_on(number)
+            await talking.check()
+        return talking
+
+    turns = asyncio.run(talk()).turns
+
+    statuses = [turn["status"] for turn in turns]
+    assert statuses.count("awaiting_tool") >= 5
+    for earlier, turn in itertools.pairwise(turns):
+        history = earlier["usage"]["total_tokens"]
+        new = turn["usage"]["prompt_tokens"] - history
+        assert new > 0
+        assert turn["usage"]["prompt_tokens_details"]["recomputed_tokens"] <= new + PAGE
+
+
+def test_a_crowd_of_sessions_loses_nothing(server: DemoServer) -> None:
+    """Sixteen sessions at once, four turns each with tools: every item once, in order."""
+    talks = asyncio.run(crowd(server, 16, 4))
+
+    assert sum(len(talk.turns) for talk in talks) == 64
+    assert any(turn["status"] == "awaiting_tool" for talk in talks for turn in talk.turns)
+
+
+@pytest.mark.slow
+def test_a_large_crowd_of_sessions_loses_nothing_and_leaves_nothing(restartable: DemoServer) -> None:
+    """Two hundred sessions at once, ten turns each, lose no item; twelve such crowds of forty do not fill the memory."""
+    server = restartable
+    server.start()
+    asyncio.run(crowd(server, 200, 10))
+    memory = [resident_mb(server)]
+
+    for _ in range(12):
+        asyncio.run(crowd(server, 40, 5))
+        memory.append(resident_mb(server))
+
+    print(f"\nresident MB after each crowd: {[round(value, 1) for value in memory]}, slope {slope(memory):.3f}")
+    assert slope(memory) < 0.5
+    assert memory[-1] < memory[0] * 1.1
