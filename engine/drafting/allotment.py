@@ -9,7 +9,7 @@ Source: the marginal gains of vLLM's adaptive verification, over every number of
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_LEAST_GAIN = 0.05
+_LEAST_GAIN = 0.1
 """What drafts must add to the tokens per second to be worth while: an estimate is no more exact than that."""
 
 

@@ -119,5 +119,7 @@ class CacheLookup:
         """An answer is entered once it has ended."""
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
-        tail = [*self._token_ids[-LONGEST_MATCH:], *drafted][-LONGEST_MATCH:]
+        tail = self._token_ids[-LONGEST_MATCH:]
+        if drafted:
+            tail = [*tail, *drafted][-LONGEST_MATCH:]
         return self._cache.propose(self._scope, tail, max_tokens)

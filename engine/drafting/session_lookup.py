@@ -23,7 +23,9 @@ class SessionLookup:
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
         """Where the text overlaps itself, as in a list of equal lines, the guess goes round."""
-        tail = [*self._token_ids[-LONGEST_MATCH:], *drafted][-LONGEST_MATCH:]
+        tail = self._token_ids[-LONGEST_MATCH:]
+        if drafted:
+            tail = [*tail, *drafted][-LONGEST_MATCH:]
         match = self._index.find(tail)
         if match is None:
             return None

@@ -73,7 +73,9 @@ class Speculator:
 
         Who is not named gets nothing.
         """
-        if not sequences or not self._limits.max_draft_tokens or not self._effort.is_called_for():
+        if not sequences or not self._limits.max_draft_tokens:
+            return {}
+        if not self._effort.is_called_for(len(sequences)) and not any(map(_brings_a_prediction, sequences)):
             return {}
         began_at = self._clock.monotonic()
         asked = [(sequence, self._drafts_of(sequence)) for sequence in sequences]
@@ -81,7 +83,7 @@ class Speculator:
         survivals = [drafts.propose(min(most, sequence.max_draft_tokens())) for sequence, drafts in asked]
         allotment = allot(survivals, self._cost.seconds, spare_rows)
         took = self._clock.monotonic() - began_at
-        self._effort.record(allotment.gain, took / self._cost.seconds(len(sequences)))
+        self._effort.record(len(sequences), allotment.gain, took / self._cost.seconds(len(sequences)))
         return {
             sequence.request_id: drafts.guess.first(length).token_ids
             for (sequence, drafts), length in zip(asked, allotment.lengths, strict=True)
@@ -142,6 +144,11 @@ class Speculator:
     def check_integrity(self) -> None:
         """The cache keeps its bound."""
         self._cache.check_integrity()
+
+
+def _brings_a_prediction(sequence: Sequence) -> bool:
+    """Whether it is new, and its client has said what to guess."""
+    return sequence.drafts is None and bool(sequence.request.prediction_token_ids)
 
 
 def no_drafts(clock: Clock) -> Speculator:

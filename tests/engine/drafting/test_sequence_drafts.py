@@ -101,17 +101,23 @@ def test_a_sequence_trusts_its_own_record_and_lends_it_to_the_next() -> None:
 
 
 def test_guessing_rests_where_it_costs_more_than_it_gains() -> None:
-    """Without any gain it is tried once in sixteen steps, and again in each as soon as it gains."""
+    """Without any gain it is tried once in 64 steps; with a gain, or in half the batch, in every step again."""
     effort = Effort()
 
-    def tries(gain: float, steps: int) -> int:
+    def tries(num_sequences: int, gain: float, steps: int) -> int:
         count = 0
         for _ in range(steps):
-            if effort.is_called_for():
+            if effort.is_called_for(num_sequences):
                 count += 1
-                effort.record(gain, 0.02)
+                effort.record(num_sequences, gain, 0.02)
         return count
 
-    tries(0.0, 200)
-    assert tries(0.0, 160) == 10
-    assert tries(0.3, 160) > 120
+    at_first = tries(32, 0.0, 300)
+    resting = tries(32, 0.0, 640)
+    is_called_in_a_smaller_batch = effort.is_called_for(16)
+    gaining = tries(16, 0.3, 100)
+
+    assert at_first < 30
+    assert resting == 10
+    assert is_called_in_a_smaller_batch
+    assert gaining > 90
