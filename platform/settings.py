@@ -70,6 +70,9 @@ class Settings:
     """Sequences that one step may hold, at least 1."""
     max_waiting: int = 256
     """Requests that may queue before new ones are refused with 429, at least 1."""
+    tool_call_form: str = "auto"
+    """How the model writes tool calls: `auto` is as its chat template shows; or `hermes`, `qwen`, `llama3_json`,
+    `mistral` or `pythonic`."""
     fleet: str = "static"
     """`static` or `ray`."""
     replicas: int = 1
@@ -209,6 +212,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),
+    "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "fleet": _one_of("static", "ray"),
     "replicas": _whole(1),
     "log_level": _one_of("debug", "info", "warning", "error"),
