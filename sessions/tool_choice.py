@@ -81,7 +81,7 @@ def _allowed(allowed: Mapping[str, Any], names: Sequence[str]) -> ToolChoice:
     if mode not in ("auto", "required") or not isinstance(tools, list):
         raise _bad(f"tool_choice must be {_FORMS}.")
     indices = tuple(dict.fromkeys(_index(tool, names) for tool in tools))
-    return ToolChoice(_some(indices) if mode == "required" else indices, is_required=mode == "required")
+    return ToolChoice(_some(indices), is_required=mode == "required")
 
 
 def _index(tool: object, names: Sequence[str]) -> int:
@@ -96,7 +96,7 @@ def _index(tool: object, names: Sequence[str]) -> int:
 
 def _some(indices: tuple[int, ...]) -> tuple[int, ...]:
     if not indices:
-        raise _bad("tool_choice asks for a call, and there are no tools to call.")
+        raise _bad("tool_choice asks for calls, and there are no tools to call.")
     return indices
 
 

@@ -185,7 +185,7 @@ def _choice_in_chat_form(choice: str | Mapping[str, Any] | None) -> Any:
     if choice["type"] == "function":
         return _named_in_chat_form(choice)
     tools = [_named_in_chat_form(tool) for tool in choice["tools"]]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
 
 
 def _named_in_chat_form(named: Any) -> dict[str, Any]:
