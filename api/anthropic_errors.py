@@ -9,9 +9,11 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from graftwork.api.anthropic_translation import told_in_their_words
 from graftwork.api.errors import error_headers
 from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.platform.errors import GraftworkError
+from graftwork.api.validation import as_invalid_request
+from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 
 _TYPES = {
     400: "invalid_request_error",
@@ -49,3 +51,6 @@ class AnthropicRoute(OpenAiRoute):
             return response
 
         return answer
+
+    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        return told_in_their_words(as_invalid_request(error))

@@ -43,7 +43,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
         return ChatCompletionRequest.model_validate(translated)
     except ValidationError as error:
         complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
-        raise _in_their_words(invalid_body(RequestValidationError(complaints, body=translated))) from error
+        raise told_in_their_words(invalid_body(RequestValidationError(complaints, body=translated))) from error
 
 
 def chat_body(body: CountTokensRequest) -> dict[str, Any]:
@@ -90,9 +90,17 @@ def _response_format(wanted: OutputFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _in_their_words(error: InvalidRequest) -> InvalidRequest:
-    param = error.param or ""
-    theirs = param
+def in_their_words(field: str) -> str:
+    """A field of chat.completions as Anthropic calls it."""
     for pattern, name in _RENAMED:
-        theirs = pattern.sub(name, theirs)
-    return InvalidRequest(error.message.replace(param, theirs, 1), param=theirs or None)
+        field = pattern.sub(name, field)
+    return field
+
+
+def told_in_their_words(error: InvalidRequest) -> InvalidRequest:
+    """A complaint about the translated body as one about the body that was sent."""
+    if error.param is None:
+        return error
+    theirs = in_their_words(error.param)
+    message = error.message.replace(error.param, theirs, 1)
+    return InvalidRequest(message, param=theirs, code=error.code, details=error.details)

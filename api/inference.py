@@ -62,13 +62,15 @@ def _generation(
         share=isolation.hex(),
         weight=order.principal.weight,
         tier=ServiceTier(order.tier),
-        parse_tool_calls=order.parse_tool_calls,
-        parallel_tool_calls=order.parallel_tool_calls,
+        parse_tool_calls=order.answer.calls_tools,
+        parallel_tool_calls=order.answer.parallel_tool_calls,
         kv_limits=kv_limits,
         prediction_token_ids=order.prediction_token_ids,
+        grammar=order.answer.grammar,
     )
     tally = TallyingEngine(resources.engine)
-    return Generation(request, Generator(tally, resources.tokenizer, resources.description), tally)
+    generator = Generator(tally, resources.tokenizer, resources.description, tool_call_form=resources.planner.form)
+    return Generation(request, generator, tally)
 
 
 def _settlement(resources: Resources, order: InferenceOrder, reservation: Reservation) -> Settle:

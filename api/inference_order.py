@@ -6,6 +6,7 @@ from graftwork.adapters.specs import ResolvedModel
 from graftwork.engine.request import SamplingParams
 from graftwork.platform.ids import RequestId
 from graftwork.platform.principals import Principal
+from graftwork.sessions.answer_grammar import FREE_ANSWER, AnswerPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,17 @@ class InferenceOrder:
     """One for each choice of a prompt."""
     stop: tuple[str, ...]
     tier: str
-    parse_tool_calls: bool = False
-    parallel_tool_calls: bool = True
+    answer: AnswerPlan = FREE_ANSWER
+    """How its answers are made and read."""
     prediction_token_ids: tuple[int, ...] = ()
     """What every answer is expected to be; it changes none."""
     expected_tokens: int = 0
     """How many tokens one choice is likely to make, for the estimate that is reserved."""
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """What of its schemas is let go."""
+        return () if self.answer.grammar is None else self.answer.grammar.unenforced
 
     @property
     def choices_per_prompt(self) -> int:

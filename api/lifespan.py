@@ -30,6 +30,7 @@ from graftwork.platform.secret_files import load_admin_key, load_pepper, read_or
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
+from graftwork.sessions.answer_grammar import AnswerPlanner
 from graftwork.sessions.generation import Generator
 from graftwork.sessions.model_folder import ModelFolder
 from graftwork.sessions.public_prefixes import PublicPrefixEngine, PublicPrefixes
@@ -92,6 +93,7 @@ async def _assemble(
     prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
     if settings.public_prompts is not None and prompts is not None:
         engine = PublicPrefixEngine(engine, PublicPrefixes.read(settings.public_prompts, prompts))
+    planner = AnswerPlanner(folder.tool_call_form(settings.tool_call_form))
     tenancy = Tenancy(database, pepper, clock)
     meter = CountedMeter(database, telemetry)
     quotas = _quota_keeper(settings, clock, meter)
@@ -106,7 +108,7 @@ async def _assemble(
     )
     launcher = LauncherResources(
         engine=engine,
-        source_for=lambda counted: Generator(counted, folder.tokenizer, description),
+        source_for=lambda counted: Generator(counted, folder.tokenizer, description, tool_call_form=planner.form),
         encoder=prompts,
         description=description,
         gate=SessionGate(tenancy, quotas, telemetry),
@@ -114,6 +116,7 @@ async def _assemble(
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
+        planner=planner,
     )
     options = SessionOptions(owner=await _owner(settings), lease_s=_LEASE_S)
     sessions = SessionService(database, registry, launcher, options)
@@ -138,6 +141,7 @@ async def _assemble(
         responses=ResponseService(database, sessions, clock),
         conversations=ConversationService(sessions),
         tasks=ServerTasks(),
+        planner=planner,
     )
 
 

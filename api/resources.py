@@ -26,6 +26,7 @@ from graftwork.platform.quotas import QuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
+from graftwork.sessions.answer_grammar import AnswerPlanner
 from graftwork.sessions.model_folder import ModelFolder
 from graftwork.sessions.prompt_encoder import PromptEncoder
 from graftwork.sessions.responses.conversation_service import ConversationService
@@ -58,6 +59,8 @@ class Resources:
     responses: ResponseService
     conversations: ConversationService
     tasks: ServerTasks
+    planner: AnswerPlanner
+    """Of answers, in the form in which this model writes calls."""
 
     @property
     def tokenizer(self) -> TextTokenizer:

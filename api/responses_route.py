@@ -47,8 +47,8 @@ class ResponsesRoute(OpenAiRoute):
 
     def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         renamed = type(error)(
-            _renamed(error.message),
-            param=None if error.param is None else _renamed(error.param),
+            in_their_words(error.message),
+            param=None if error.param is None else in_their_words(error.param),
             code=error.code,
             details=error.details,
         )
@@ -67,7 +67,8 @@ def _is_response(answer: object) -> bool:
     return isinstance(answer, dict) and answer.get("object") == "response"
 
 
-def _renamed(text: str) -> str:
+def in_their_words(text: str) -> str:
+    """A setting of sessions as the Responses API calls it."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text

@@ -76,6 +76,9 @@ class Settings:
     """Requests that may queue before new ones are refused with 429, at least 1."""
     max_draft_tokens: int = 16
     """Tokens guessed for one request in one step, at most; 0 switches speculation off. No answer depends on it."""
+    tool_call_form: str = "auto"
+    """How the model writes tool calls: `auto` is as its chat template shows; or `hermes`, `qwen`, `llama3_json`,
+    `mistral` or `pythonic`."""
     fleet: str = "static"
     """`static` or `ray`."""
     replicas: int = 1
@@ -218,6 +221,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_running": _whole(1),
     "max_waiting": _whole(1),
     "max_draft_tokens": _whole(0, 256),
+    "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "fleet": _one_of("static", "ray"),
     "replicas": _whole(1),
     "log_level": _one_of("debug", "info", "warning", "error"),

@@ -23,6 +23,7 @@ from graftwork.adapters.specs import ResolvedModel
 from graftwork.platform.errors import Conflict
 from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
 from graftwork.sessions.items import Item
+from graftwork.sessions.tool_choice import shown_tool
 from graftwork.sessions.transcript import Opening, ToolDefinition
 
 
@@ -67,7 +68,7 @@ class SessionSettings:
 
     @property
     def opening(self) -> Opening:
-        return Opening(self.instructions, self.tools)
+        return Opening(self.instructions, tuple(map(shown_tool, self.tools)))
 
 
 @dataclass(frozen=True, slots=True)

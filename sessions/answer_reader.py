@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from graftwork.engine.request import FinishReason
 from graftwork.platform.ids import CallId, new_id
+from graftwork.sessions.call_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 from graftwork.sessions.detokenizer import Detokenizer
 from graftwork.sessions.generation_events import (
     AnswerEvent,
@@ -22,17 +23,11 @@ from graftwork.sessions.generation_events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from graftwork.sessions.pythonic_calls import PythonicCallParser
 from graftwork.sessions.stop_strings import StopStrings
 from graftwork.sessions.tokenizer import TextTokenizer
-from graftwork.sessions.tool_call_parser import (
-    CallArguments,
-    CallFinished,
-    CallStarted,
-    ParserEvent,
-    PlainText,
-    ToolCallForm,
-    ToolCallParser,
-)
+from graftwork.sessions.tool_call_form import CallSyntax, ToolCallForm
+from graftwork.sessions.tool_call_parser import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class AnswerReader:
         self._num_characters = 0
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
-        self._parser = ToolCallParser(rules.tool_calls) if rules.tool_calls else None
+        self._parser = None if rules.tool_calls is None else _parser(rules.tool_calls)
         self._stops = StopStrings(rules.stop)
         self._space = ""
         self._call_id = CallId("")
@@ -164,6 +159,10 @@ class AnswerReader:
         text = text[: len(text) - len(self._space)]
         if text:
             yield TextDelta(text)
+
+
+def _parser(form: ToolCallForm) -> ToolCallParser | PythonicCallParser:
+    return PythonicCallParser() if form.syntax is CallSyntax.PYTHON else ToolCallParser(form)
 
 
 def _marker_ids(tokenizer: TextTokenizer, form: ToolCallForm | None) -> frozenset[int]:

@@ -14,6 +14,7 @@ from graftwork.engine.request import (
     NO_KV_LIMITS,
     CacheReport,
     EngineDescription,
+    EngineEvent,
     EngineRequest,
     FinishReason,
     KvLimits,
@@ -24,8 +25,9 @@ from graftwork.engine.request import (
     SessionUse,
     TokensGenerated,
 )
-from graftwork.platform.errors import InternalFailure
+from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.sessions.answer_grammar import AnswerGrammar
 from graftwork.sessions.answer_reader import AnswerReader, AnswerRules
 from graftwork.sessions.generation_events import (
     AnswerEvent,
@@ -39,7 +41,7 @@ from graftwork.sessions.generation_events import (
 )
 from graftwork.sessions.token_scores import ScoreKeeper
 from graftwork.sessions.tokenizer import TextTokenizer
-from graftwork.sessions.tool_call_parser import HERMES, ToolCallForm
+from graftwork.sessions.tool_call_form import HERMES, ToolCallForm
 
 __all__ = [
     "AnswerEvent",
@@ -78,6 +80,8 @@ class GenerationRequest:
     kv_limits: KvLimits = NO_KV_LIMITS
     prediction_token_ids: tuple[int, ...] = ()
     """What the answer is expected to be; it changes nothing but the pace."""
+    grammar: AnswerGrammar | None = None
+    """What the answer is held to."""
 
 
 class Generator:
@@ -105,7 +109,7 @@ class Generator:
         reader = answer.reader
         cache = CacheReport()
         reason: FinishReason | None = None
-        async with aclosing(self._engine.generate(_engine_request(request))) as engine_events:
+        async with aclosing(self._engine_events(request)) as engine_events:
             async for engine_event in engine_events:
                 match engine_event:
                     case PromptAdmitted():
@@ -123,6 +127,15 @@ class Generator:
         for event in answer.rest():
             yield event
         yield answer.finished(reason, cache)
+
+    async def _engine_events(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+        """The engine's own; what it says against the request's grammar is told in the client's terms."""
+        try:
+            async with aclosing(self._engine.generate(_engine_request(request))) as events:
+                async for event in events:
+                    yield event
+        except InvalidRequest as error:
+            raise error if request.grammar is None else request.grammar.blamed(error) from error
 
     def _score_keeper(self, request: GenerationRequest) -> ScoreKeeper | None:
         return None if request.sampling.logprobs is None else ScoreKeeper(self._tokenizer)
@@ -193,4 +206,5 @@ def _engine_request(request: GenerationRequest) -> EngineRequest:
         session=request.session,
         kv_limits=request.kv_limits,
         prediction_token_ids=request.prediction_token_ids,
+        grammar=None if request.grammar is None else request.grammar.source,
     )

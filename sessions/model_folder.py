@@ -14,6 +14,7 @@ from graftwork.platform.errors import InvalidRequest, ValidationFailed
 from graftwork.sessions.chat_template import ChatTemplate
 from graftwork.sessions.prompt_encoder import PromptEncoder
 from graftwork.sessions.tokenizer import TextTokenizer
+from graftwork.sessions.tool_call_form import AUTO_FORM, ToolCallForm, tool_call_form
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -64,6 +65,10 @@ class ModelFolder:
             special_tokens=self.special_tokens,
             end_of_turn_texts=[text for text in ends if text],
         )
+
+    def tool_call_form(self, chosen: str = AUTO_FORM) -> ToolCallForm:
+        """How this model writes calls: as its template shows, unless a form is chosen. Raises ValidationFailed."""
+        return tool_call_form(self.chat_template_source, chosen)
 
     def prompt_encoder(self, clock: Clock) -> PromptEncoder:
         """What makes prompts for this model. Raises InvalidRequest for a model without a chat template."""

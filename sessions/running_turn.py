@@ -48,6 +48,12 @@ class RunningTurn:
         """As of the turn's reservation; empty for a turn that this request did not start."""
         return {} if self._running is None else self._running[0].ticket.rate_limit_headers()
 
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """What of the turn's schemas is let go; empty for a turn that this request did not start."""
+        grammar = None if self._running is None else self._running[0].plan.request.grammar
+        return () if grammar is None else grammar.unenforced
+
     async def admitted(self) -> None:
         """Until the engine has taken the prompt, or the turn has ended. Raises what refused it before that."""
         if self._running is not None:

@@ -1,6 +1,7 @@
 """Finds tool calls in the text that a model writes, while it writes it.
 
-Owns the markup from where it opens to where it closes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+Owns the markup from where it opens to where it closes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, or as
+another form has it.
 A call is announced as soon as its name is known and its arguments begin; from then on they are passed on exactly as
 written. Until then nothing is passed on, so that what turns out to be no call is given back as text, whole.
 An announced call that breaks is finished with the arguments that came, and what follows is dropped up to the closing
@@ -10,71 +11,20 @@ Keeps: the events, neighbouring pieces of text joined, are the same however the 
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from graftwork.sessions.call_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 from graftwork.sessions.json_members import BrokenJson, JsonMembers
 from graftwork.sessions.stop_strings import StopStrings
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallForm:
-    """How a family of models writes a call: one JSON object between two markers."""
-
-    open: str
-    close: str
-    name_key: str = "name"
-    arguments_key: str = "arguments"
-
-
-HERMES = ToolCallForm(open="<tool_call>", close="</tool_call>")
-"""Hermes, Qwen and those that learned from them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainText:
-    """Text outside of calls."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStarted:
-    """A call is announced; `index` counts the calls of one text from 0."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of the arguments, as written."""
-
-    index: int
-    delta: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallFinished:
-    """A call has ended."""
-
-    index: int
-    name: str
-    arguments: str
-    """All deltas, joined."""
-    complete: bool
-    """The arguments are a JSON object; False when the text broke off, or the JSON broke, within them."""
-
-
-ParserEvent = PlainText | CallStarted | CallArguments | CallFinished
+from graftwork.sessions.tool_call_form import HERMES, ToolCallForm
 
 
 class ToolCallParser:
-    """The calls of one generated text. White space between calls, and behind the last one, is swallowed."""
+    """The calls of one generated text. What only separates calls, and white space behind the last, is swallowed."""
 
     def __init__(self, form: ToolCallForm = HERMES) -> None:
         self._form = form
-        self._opening = StopStrings([form.open])
+        self._opening = StopStrings(form.opens)
         self._space: str | None = None  # read since the last call; None once other text has come
         self._call: _OpenCall | None = None
         self._num_calls = 0
@@ -94,7 +44,7 @@ class ToolCallParser:
                 found = self._opening.push(text)
                 yield from self._text(found.text)
                 if found.matched:
-                    self._call = _OpenCall(self._form, self._num_calls)
+                    self._call = _OpenCall(self._form, self._num_calls, found.matched)
                 text = found.rest
             else:
                 events, text = self._call.push(text)
@@ -110,35 +60,38 @@ class ToolCallParser:
                 case CallFinished():
                     self._num_calls += 1
                     self._space = ""
-                    follows = self._call is not None and self._call.another_follows
-                    self._call = _OpenCall(self._form, self._num_calls) if follows else None
+                    follower = None if self._call is None else self._call.follower
+                    self._call = None if follower is None else _OpenCall(self._form, self._num_calls, follower)
                     yield event
                 case _:
                     yield event
 
     def _text(self, text: str) -> Iterator[ParserEvent]:
-        """Text outside of calls, without the white space that only separates them."""
+        """Text outside of calls, without what only separates them."""
         if self._space is not None:
             text = self._space + text
-            self._space = text if not text or text.isspace() else None
+            self._space = text if self._form.between.strip().startswith(text.strip()) else None
         if text and self._space is None:
             yield PlainText(text)
 
 
 class _OpenCall:
-    """The markup of one call, from behind its opening marker."""
+    """The markup of one call, from behind what opened it."""
 
-    def __init__(self, form: ToolCallForm, index: int) -> None:
-        self.another_follows = False  # the next call opened before this one closed
+    def __init__(self, form: ToolCallForm, index: int, opened_by: str) -> None:
+        self.follower: str | None = None  # what opened the next call before this one closed
         self._form = form
         self._index = index
         self._members = JsonMembers()
-        self._ending = StopStrings([form.close, form.open])
-        self._unannounced = [form.open]
+        self._followers = (",",) if form.list_opens else form.opens
+        self._ending = StopStrings((form.close, *self._followers)) if form.close else None
+        self._unannounced = [opened_by]
         self._name: str | None = None
         self._is_announced = False
         self._is_broken = False
         self._num_passed_on = 0  # characters of the arguments
+        for character in opened_by if form.is_bare else "":
+            self._members.feed(character)
 
     def push(self, text: str) -> tuple[list[ParserEvent], str]:
         """What a piece of text brings, and what of it lies behind this call."""
@@ -148,9 +101,11 @@ class _OpenCall:
             return events, rest
         if not self._is_announced:
             return [PlainText("".join(self._unannounced))], rest
+        if self._ending is None:
+            return [*events, self._finished()], rest
         outcome = self._ending.push(rest)
         if outcome.matched:
-            self.another_follows = outcome.matched == self._form.open
+            self.follower = outcome.matched if outcome.matched in self._followers else None
             events.append(self._finished())
         return events, outcome.rest
 
@@ -178,7 +133,7 @@ class _OpenCall:
             self._check(ended, "".join(self._members.values[ended]))
         if self._arguments[:1] not in ([], ["{"]):
             raise BrokenJson(character)
-        if self._members.is_complete and self._name is None:
+        if self._members.is_complete and not self._is_ready:
             raise BrokenJson(character)
 
     def _check(self, key: str, value: str) -> None:
@@ -196,8 +151,11 @@ class _OpenCall:
 
     @property
     def _arguments(self) -> list[str]:
-        """The characters so far; a call without arguments passes none on, as an empty object."""
-        nothing = ["{", "}"] if self._members.is_complete else []
+        """The characters so far; a call without arguments passes none on, as an empty object.
+
+        An object without markers around it is no call without them.
+        """
+        nothing = ["{", "}"] if self._members.is_complete and not self._form.is_bare else []
         return self._members.values.get(self._form.arguments_key, nothing)
 
     @property

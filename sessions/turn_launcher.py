@@ -8,7 +8,7 @@ Invariant: nothing reaches the engine that was not reserved with the quota and b
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from graftwork.engine.client import EngineClient
 from graftwork.engine.request import EngineDescription, ServiceTier, SessionKey, SessionUse
@@ -19,6 +19,7 @@ from graftwork.platform.metering import UsageMeter
 from graftwork.platform.principals import Principal
 from graftwork.sessions.admission import AdmissionGate, AdmissionTicket
 from graftwork.sessions.agent_session import AgentSession, SessionSettings
+from graftwork.sessions.answer_grammar import AnswerPlan, AnswerPlanner
 from graftwork.sessions.events import EventFeed
 from graftwork.sessions.generation import GenerationRequest
 from graftwork.sessions.items import Item
@@ -27,7 +28,13 @@ from graftwork.sessions.session_kv import SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import TurnEncoder
 from graftwork.sessions.turn_runner import NO_HINTS, AnswerSource, ToolHints, TurnPlan, TurnRunner, TurnSurroundings
-from graftwork.sessions.turn_settings import check_vocabulary, sampling_params, stop_strings, token_budget
+from graftwork.sessions.turn_settings import (
+    answer_demands,
+    check_vocabulary,
+    sampling_params,
+    stop_strings,
+    token_budget,
+)
 from graftwork.sessions.turn_store import TurnStore
 
 _log = logging.getLogger("graftwork.sessions")
@@ -48,6 +55,8 @@ class LauncherResources:
     clock: Clock
     pepper: bytes
     heartbeat_s: float
+    planner: AnswerPlanner = field(default_factory=AnswerPlanner)
+    """Of the model's own form of calls; `source_for` reads them in the same."""
 
 
 Launched = tuple[TurnRunner, asyncio.Task[None]]
@@ -99,6 +108,10 @@ class TurnLauncher:
         self._launches[launch] = session.session_id
         launch.add_done_callback(self._forget_launch)
         return await asyncio.shield(launch)
+
+    async def plan_answer(self, settings: SessionSettings) -> AnswerPlan:
+        """How answers under these settings are made and read. Raises InvalidRequest for what cannot be served."""
+        return await asyncio.to_thread(self._resources.planner.plan, answer_demands(settings))
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
         """Cancel the turn that runs here, that one if it is named, and wait for its end; False if it does not run.
@@ -158,6 +171,7 @@ class TurnLauncher:
         turn_id: TurnId,
     ) -> tuple[TurnPlan, int]:
         """What the turn asks of the engine, and how many tokens it is likely to use."""
+        answer = await self.plan_answer(settings)
         transcript = await self._store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = transcript.encode_next(self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
@@ -175,10 +189,11 @@ class TurnLauncher:
             share=isolation.hex(),
             weight=principal.weight,
             tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
-            parse_tool_calls=bool(settings.tools) and settings.tool_choice != "none",
-            parallel_tool_calls=settings.parallel_tool_calls,
+            parse_tool_calls=answer.calls_tools,
+            parallel_tool_calls=answer.parallel_tool_calls,
             session=SessionUse(SessionKey(session.session_id), len(transcript.token_ids)),
             kv_limits=await self._resources.gate.kv_limits(principal),
+            grammar=answer.grammar,
         )
         plan = TurnPlan(principal, session, transcript, tuple(new_items), new_token_ids, request)
         return plan, budget.expected_tokens

@@ -1,6 +1,6 @@
 """What one turn goes by: the session's settings under the turn's own, checked, in the engine's terms.
 
-Owns which settings a session may have and which are refused because nothing here obeys them yet.
+Owns which settings a session may have, but for the schemas in them, which the planner of answers reads.
 A turn's `sampling` replaces the session's field by field; its `tool_choice` and `response_format` replace them whole.
 `tool_choice: "none"` leaves the tools in the prompt, which is never rendered anew: the answer is just not read for
 calls, so that whatever the model writes is text.
@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graftwork.engine.request import SamplingParams
-from graftwork.platform.errors import ContextLengthExceeded, ValidationFailed
+from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
 from graftwork.sessions.agent_session import SessionSettings
+from graftwork.sessions.answer_form import FormFields, read_response_format
+from graftwork.sessions.answer_grammar import AnswerDemands
 from graftwork.sessions.logit_bias import MAX_BIASED_TOKENS, parse_logit_bias
+from graftwork.sessions.tool_choice import read_tool_choice, tool_names
 
 ASSUMED_TOKENS = 256
 """What is reserved for an answer without a limit; what it makes beyond is charged when it settles."""
@@ -62,17 +65,24 @@ class TokenBudget:
 
 def checked_settings(settings: SessionSettings) -> SessionSettings:
     """The settings, if they can be served and stored. Raises ValidationFailed naming the field."""
-    if settings.tool_choice not in ("auto", "none"):
-        raise _not_served("tool_choice", "'auto' or 'none'")
-    if settings.response_format is not None and dict(settings.response_format) != {"type": "text"}:
-        raise _not_served("response_format", "{'type': 'text'}")
     if len(settings.tools) > _MAX_TOOLS:
         raise ValidationFailed(f"tools may be at most {_MAX_TOOLS}.", param="tools")
-    _check_tools(settings.tools)
+    _check_answer(settings)
     _check_sampling(settings.sampling)
     _check_storable(settings.tools, "tools")
     _check_storable(settings.instructions, "instructions")
+    _check_storable(settings.response_format, "response_format")
     return settings
+
+
+def answer_demands(settings: SessionSettings) -> AnswerDemands:
+    """What the settings ask of an answer."""
+    return AnswerDemands(
+        tools=settings.tools,
+        tool_choice=settings.tool_choice,
+        parallel_tool_calls=settings.parallel_tool_calls,
+        form=FormFields(settings.response_format),
+    )
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -140,10 +150,6 @@ def _given(sampling: Mapping[str, Any], name: str, otherwise: Any = None) -> Any
     """A null is as good as absent."""
     value = sampling.get(name)
     return otherwise if value is None else value
-
-
-def _not_served(param: str, served: str) -> ValidationFailed:
-    return ValidationFailed(f"{param} is served only as {served}.", param=param, code="unsupported_value")
 
 
 def _number(low: float, high: float, *, above: bool = False) -> Check:
@@ -216,25 +222,12 @@ def _check_sampling(sampling: Mapping[str, Any]) -> None:
             raise ValidationFailed(f"{param} must be {_SAMPLING_FIELDS[name][1]}.", param=param)
 
 
-def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    names: set[str] = set()
-    for index, tool in enumerate(tools):
-        param = f"tools[{index}]"
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, Mapping):
-            raise ValidationFailed(f"{param} must be a function tool.", param=param)
-        name = function.get("name")
-        if not isinstance(name, str) or not name:
-            raise ValidationFailed(f"{param}.function.name must be a text.", param=f"{param}.function.name")
-        if name in names:
-            raise ValidationFailed(f"Two tools are named {name!r}.", param=f"{param}.function.name")
-        if function.get("strict"):
-            raise ValidationFailed(
-                f"{param}.function.strict is not served: leave it out.",
-                param=f"{param}.function.strict",
-                code="unsupported_value",
-            )
-        names.add(name)
+def _check_answer(settings: SessionSettings) -> None:
+    try:
+        read_tool_choice(settings.tool_choice, tool_names(settings.tools))
+        read_response_format(settings.response_format)
+    except InvalidRequest as error:
+        raise ValidationFailed(error.message, param=error.param) from error
 
 
 def _check_storable(value: Any, param: str) -> None:

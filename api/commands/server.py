@@ -21,6 +21,7 @@ from graftwork.api.commands.server_flags import (
     PublicPrompts,
     RedisUrl,
     Replicas,
+    ToolForm,
 )
 from graftwork.platform.settings import Settings
 
@@ -35,6 +36,7 @@ def serve(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
+    tool_call_form: ToolForm = None,
     fleet: FleetKind = None,
     replicas: Replicas = None,
     device: Device = None,
@@ -63,6 +65,7 @@ def gateway(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
+    tool_call_form: ToolForm = None,
     fleet: FleetKind = None,
 ) -> None:
     """Run a gateway alone, for production: any number of them may share PostgreSQL and Redis.

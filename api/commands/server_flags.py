@@ -28,6 +28,13 @@ RedisUrl = Annotated[
 ]
 FleetKind = Annotated[str | None, typer.Option(metavar="static|ray", help="Who places the engines (default: static).")]
 Replicas = Annotated[int | None, typer.Option(help="How many engines (default: 1).")]
+ToolForm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORM",
+        help="How the model writes tool calls: hermes, qwen, llama3_json, mistral or pythonic (default: by its template).",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda (default: auto).")]
 DeviceKvBytes = Annotated[
     str | None,

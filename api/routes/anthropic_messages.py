@@ -11,13 +11,14 @@ from fastapi.responses import JSONResponse
 from graftwork.api.answer_head import AnswerHead
 from graftwork.api.anthropic_answer import anthropic_events, anthropic_message
 from graftwork.api.anthropic_errors import AnthropicRoute
-from graftwork.api.anthropic_translation import chat_request
+from graftwork.api.anthropic_translation import chat_request, in_their_words
 from graftwork.api.dependencies import AppResources, CurrentRequestId, InferenceKey
 from graftwork.api.disconnects import until_disconnect
 from graftwork.api.inference import start_inference
 from graftwork.api.routes.chat import chat_order, encode_chat
 from graftwork.api.schemas.anthropic_messages import CountTokensRequest, MessagesRequest
 from graftwork.api.sse import EventStream
+from graftwork.api.unenforced import unenforced_header
 
 router = APIRouter(prefix="/v1/messages", tags=["inference"], route_class=AnthropicRoute)
 
@@ -33,12 +34,13 @@ async def create_message(
     """Answer a conversation; with `stream` as it is made."""
     order = await chat_order(chat_request(body), resources, principal, request_id)
     job = await start_inference(resources, order)
+    headers = {**job.headers, **unenforced_header(order.unenforced, in_their_words)}
     head = AnswerHead.of("msg_", order, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
-        return EventStream(anthropic_events(head, job), on_end=job.abandon, headers=job.headers)
+        return EventStream(anthropic_events(head, job), on_end=job.abandon, headers=headers)
     message = await until_disconnect(request, anthropic_message(head, job), job.abandon)
-    return JSONResponse(message, headers=dict(job.headers))
+    return JSONResponse(message, headers=headers)
 
 
 @router.post("/count_tokens")

@@ -17,6 +17,7 @@ from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.api.sse import EventStream
 from graftwork.api.tiers import served_tier
 from graftwork.api.token_budget import expected_tokens, token_budget
+from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.principals import Principal
@@ -36,13 +37,14 @@ async def create_chat_completion(
     """Answer a conversation; with `stream` as it is made."""
     order = await chat_order(body, resources, principal, request_id)
     job = await start_inference(resources, order)
+    headers = {**job.headers, **unenforced_header(order.unenforced)}
     head = AnswerHead.of("chatcmpl-", order, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(chat_chunks(head, job, include_usage=include_usage), on_end=job.abandon, headers=job.headers)
+        return EventStream(chat_chunks(head, job, include_usage=include_usage), on_end=job.abandon, headers=headers)
     answers = await until_disconnect(request, job.answers(), job.abandon)
-    return JSONResponse(chat_completion(head, answers, job), headers=dict(job.headers))
+    return JSONResponse(chat_completion(head, answers, job), headers=headers)
 
 
 async def chat_order(
@@ -52,6 +54,7 @@ async def chat_order(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
+    answer = await asyncio.to_thread(resources.planner.plan, body.answer_demands())
     prompt = await asyncio.to_thread(encode_chat, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
@@ -63,8 +66,7 @@ async def chat_order(
         samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
-        parse_tool_calls=body.calls_tools,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        answer=answer,
         prediction_token_ids=prediction,
         expected_tokens=expected_tokens(body.token_limit, budget),
     )
@@ -72,7 +74,7 @@ async def chat_order(
 
 def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
     """The prompt that a chat's messages and tools make."""
-    tools = [tool.as_template_input() for tool in body.tools or ()] if body.calls_tools else None
+    tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 
 

@@ -17,9 +17,11 @@ from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.api.sse import EventStream
 from graftwork.api.tiers import served_tier
 from graftwork.api.token_budget import token_budget
+from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.principals import Principal
+from graftwork.sessions.answer_grammar import AnswerDemands
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -36,15 +38,16 @@ async def create_completion(
     order = await _order(body, resources, principal, request_id)
     form = _form(body, resources, order)
     job = await start_inference(resources, order)
+    headers = {**job.headers, **unenforced_header(order.unenforced)}
     head = AnswerHead.of("cmpl-", order, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(
-            completion_chunks(head, form, job, include_usage=include_usage), on_end=job.abandon, headers=job.headers
+            completion_chunks(head, form, job, include_usage=include_usage), on_end=job.abandon, headers=headers
         )
     answers = await until_disconnect(request, job.answers(), job.abandon)
-    return JSONResponse(completion(head, form, answers, job), headers=dict(job.headers))
+    return JSONResponse(completion(head, form, answers, job), headers=headers)
 
 
 async def _order(
@@ -53,6 +56,7 @@ async def _order(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
+    answer = await asyncio.to_thread(resources.planner.plan, AnswerDemands(form=body.form_fields()))
     prompts = await asyncio.to_thread(_encode, body, resources)
     budget = token_budget(prompts, body.token_limit, resources.description.context_tokens, "prompt")
     return InferenceOrder(
@@ -63,6 +67,7 @@ async def _order(
         samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
+        answer=answer,
         expected_tokens=budget,
     )
 

@@ -13,10 +13,11 @@ from graftwork.api.dependencies import AppResources, InferenceKey
 from graftwork.api.disconnects import until_disconnect
 from graftwork.api.pages import AskedPage, list_body
 from graftwork.api.resources import Resources
-from graftwork.api.responses_route import ResponsesRoute
+from graftwork.api.responses_route import ResponsesRoute, in_their_words
 from graftwork.api.responses_stream import response_stream
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.api.sse import EventStream
+from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.sessions.responses.response_run import ResponseRun
 
@@ -32,7 +33,7 @@ async def create_response(
     """Answer; with `stream` as it is made, with `background` at once and without waiting for it."""
     order = body.order(principal.capped_tier("default"))
     run = await resources.responses.create(principal, order)
-    headers = dict(run.rate_limit_headers)
+    headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, in_their_words)}
     let_go = partial(_let_go, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)

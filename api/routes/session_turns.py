@@ -21,6 +21,7 @@ from graftwork.api.resources import resources_of
 from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
 from graftwork.api.session_stream import session_events
 from graftwork.api.sse import EventStream
+from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.idempotency import StoredReply
 from graftwork.sessions.agent_session import LedgerCall
 from graftwork.sessions.bodies import tool_output_body, turn_body
@@ -87,7 +88,7 @@ async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> 
         await keep_begun(request, HTTPStatus.OK, begun)
         raise
     await keep_begun(request, HTTPStatus.OK, begun)
-    headers = dict(turn.rate_limit_headers)
+    headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
     if stream:
         return EventStream(session_events(turn.events()), on_end=leave, headers=headers)
     ended = await until_disconnect(request, turn.result(), leave)

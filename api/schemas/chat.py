@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from graftwork.api.schemas.answer_form import AnswerFormFields
 from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.messages import MessageList
 from graftwork.api.schemas.mixture import MixtureParts
@@ -12,6 +13,7 @@ from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.tools import ToolList
 from graftwork.api.schemas.unserved import CHAT_UNSERVED, refuse_unserved
 from graftwork.engine.request import MAX_TOP_LOGPROBS
+from graftwork.sessions.answer_grammar import AnswerDemands
 
 MAX_CHOICES = 128
 
@@ -22,7 +24,7 @@ class StreamOptions(OpenAiBody):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(SamplingFields, AnswerFormFields):
     """Every field that is served; what is known and not served is refused before these are looked at."""
 
     model: str
@@ -36,7 +38,7 @@ class ChatCompletionRequest(SamplingFields):
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     service_tier: TierName | None = None
     prediction: Prediction | None = None
@@ -62,5 +64,14 @@ class ChatCompletionRequest(SamplingFields):
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def calls_tools(self) -> bool:
+    def shows_tools(self) -> bool:
+        """Whether the prompt speaks of tools; where none may be called, it does not."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    def answer_demands(self) -> AnswerDemands:
+        return AnswerDemands(
+            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            form=self.form_fields(),
+        )

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from graftwork.api.schemas.answer_form import AnswerFormFields
 from graftwork.api.schemas.bodies import FieldComplaint
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
 from graftwork.api.schemas.mixture import MixtureParts
@@ -17,7 +18,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 Prompt = str | list[int]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, AnswerFormFields):
     model: str
     adapters: MixtureParts | None = None
     """An extra: adapters whose deltas are summed by weight on the base that `model` names."""

@@ -15,6 +15,7 @@ from graftwork.sessions.responses.response_record import ResponseOrder
 
 _UNSERVED = {
     **COMPLETION_UNSERVED,
+    **dict.fromkeys(("response_format", "regex", "grammar", "structural_tag"), lambda value: not value),
     "truncation": lambda value: value in (None, "disabled"),
     "prompt": lambda value: value is None,
     "context_management": lambda value: not value,
@@ -90,7 +91,11 @@ class ResponseRequest(SamplingFields):
             return value
         if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
             return value
-        raise ValueError("must be 'auto', 'none', 'required' or {'type': 'function', 'name': …}")
+        if isinstance(value, dict) and value.get("type") == "allowed_tools" and isinstance(value.get("tools"), list):
+            return value
+        raise ValueError(
+            "must be 'auto', 'none', 'required', {'type': 'function', 'name': …} or {'type': 'allowed_tools', …}"
+        )
 
     @model_validator(mode="after")
     def that_go_together(self) -> "ResponseRequest":
@@ -175,6 +180,14 @@ class ConversationPatch(OpenAiBody):
 
 
 def _choice_in_chat_form(choice: str | Mapping[str, Any] | None) -> Any:
-    if isinstance(choice, Mapping):
-        return {"type": "function", "function": {"name": choice["name"]}}
-    return choice or "auto"
+    if not isinstance(choice, Mapping):
+        return choice or "auto"
+    if choice["type"] == "function":
+        return _named_in_chat_form(choice)
+    tools = [_named_in_chat_form(tool) for tool in choice["tools"]]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+
+
+def _named_in_chat_form(named: Any) -> dict[str, Any]:
+    name = named.get("name") if isinstance(named, Mapping) else None
+    return {"type": "function", "function": {"name": name}}

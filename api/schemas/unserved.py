@@ -21,19 +21,12 @@ def _one(value: Any) -> bool:
     return value in (None, 1)
 
 
-def _text_format(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and value.get("type") == "text")
-
-
 def _auto_or_none(value: Any) -> bool:
     return value in (None, "auto", "none")
 
 
 _CONSTRAINED_DECODING: dict[str, IsNeutral] = dict.fromkeys(
     (
-        "regex",
-        "grammar",
-        "structural_tag",
         "structured_outputs",
         "json_schema",
         "ebnf",
@@ -59,7 +52,6 @@ _LOGITS: dict[str, IsNeutral] = {
 COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
     **_CONSTRAINED_DECODING,
     **_LOGITS,
-    "response_format": _text_format,
     "suffix": _empty,
     "top_logprobs": _empty,
     "prompt_embeds": _empty,
@@ -68,8 +60,6 @@ COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
 CHAT_UNSERVED: Mapping[str, IsNeutral] = {
     **_CONSTRAINED_DECODING,
     **_LOGITS,
-    "response_format": _text_format,
-    "tool_choice": _auto_or_none,
     "functions": _empty,
     "function_call": _auto_or_none,
     "audio": _empty,

@@ -12,6 +12,7 @@ from graftwork.engine.grammar.spelling import compacted
 from graftwork.engine.grammar.vocabulary import Vocabulary
 from graftwork.engine.request import GrammarKind
 
+_EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
 _STEP_FUEL = 100_000
 """Of the lexer for one mask, at about 14,000 a millisecond; beyond it the answer ends with a typed error."""
 _STEP_ITEMS = 20_000
@@ -100,10 +101,16 @@ class LlguidanceBackend:
 
 
 def _as_llguidance(grammar: LintedGrammar) -> str:
+    """In Lark, whose options let every token stand that spells what is allowed.
+
+    By default only one spelling of text that must come next is let stand, and a model that has learned another is
+    thrown off its way.
+    """
     match grammar.kind:
         case GrammarKind.REGEX:
-            return str(llguidance.LLMatcher.grammar_from_regex(grammar.text))
+            rules = f"start: /{grammar.text}/"
         case GrammarKind.STRUCTURAL_TAG:
-            return str(llguidance.LLMatcher.grammar_from_lark(grammar.text))
+            rules = grammar.text
         case _:
-            return str(llguidance.LLMatcher.grammar_from_json_schema(grammar.text))
+            rules = f"start: %json {grammar.text}"
+    return str(llguidance.LLMatcher.grammar_from_lark(_EVERY_SPELLING + rules))

@@ -133,7 +133,7 @@ class TagWriter:
             rules.append(f"answer: {self._json(tag.answer, '#/answer')}")
         rules += [f"call: {' | '.join(self._call(index, call.begin) for index, call in enumerate(tag.calls))}"]
         rules += self._text_rules() if tag.text else self._bare_rules()
-        return "\n".join(["%llguidance {}", *rules, ""])
+        return "\n".join([*rules, ""])
 
     def _json(self, schema: Any, pointer: str) -> str:
         """A schema inline; what is refused in it is refused at its place in the tag."""

@@ -28,6 +28,11 @@ class ResponseRun:
     def rate_limit_headers(self) -> Mapping[str, str]:
         return self._turn.rate_limit_headers
 
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """What of the response's schemas is let go."""
+        return self._turn.unenforced
+
     async def admitted(self) -> None:
         """Until the engine has taken the prompt. Raises what refused it before that, and then nothing is left."""
         try:

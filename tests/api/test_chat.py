@@ -214,15 +214,11 @@ async def test_unknown_fields_are_ignored(tenant: TestTenant) -> None:
 
 
 UNSERVED: list[tuple[str, Any]] = [
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("prompt_logprobs", 0),
     ("best_of", 2),
-    ("regex", "a+"),
-    ("grammar", "root ::= 'a'"),
-    ("structural_tag", {"type": "x"}),
+    ("structured_outputs", {"regex": "a+"}),
     ("functions", [{"name": "f"}]),
     ("guided_json", {"type": "object"}),
 ]
@@ -251,7 +247,7 @@ INVALID: list[tuple[str, Any]] = [
     ("stream_options.include_usage", {"include_usage": "yes"}),
     ("service_tier", "platinum"),
     ("tools[0].function.name", [{"type": "function", "function": {"name": "no spaces"}}]),
-    ("tools[0].function.strict", [{"type": "function", "function": {"name": "f", "strict": True}}]),
+    ("tools[0].function.strict", [{"type": "function", "function": {"name": "f", "strict": "yes"}}]),
     ("min_tokens", -1),
     ("prediction.type", {"type": "guess", "content": "x"}),
     ("prediction.content", {"type": "content"}),

@@ -103,7 +103,7 @@ async def test_bad_values(gateway: Gateway, tenant: TestTenant) -> None:
         ("prompt", {"text": "x"}),
         ("prompt", ["x"] * 129),
         ("max_tokens", 0),
-        ("response_format", {"type": "json_object"}),
+        ("guided_json", {"type": "object"}),
         ("prompt", [0] * (CONTEXT_TOKENS + 1)),
     ]
     for field, value in bad:

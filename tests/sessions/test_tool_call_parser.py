@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.sessions.tool_call_parser import (
-    CallArguments,
-    CallFinished,
-    CallStarted,
-    ParserEvent,
-    PlainText,
-    ToolCallForm,
-    ToolCallParser,
-)
+from graftwork.sessions.call_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
+from graftwork.sessions.tool_call_form import ToolCallForm
+from graftwork.sessions.tool_call_parser import ToolCallParser
 from tests.sessions.fakes_text import arguments, names
 
 SHARDS = [
