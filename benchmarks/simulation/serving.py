@@ -141,7 +141,7 @@ class Server:
         self._enter(turn, num_computed)
         self._memory.follow(turn.path(num_computed), turn.use)
         self._memory.release(turn.pages)
-        self._memory.residency.enforce_limits(turn.whole.owner)
+        self._memory.enforce_limits(turn.whole.owner)
         self._running.discard(turn)
         turn.on_end()
         self.go_on()

@@ -64,7 +64,7 @@ def completed(lease: SessionLease, drafts: Sequence[EventDraft] = ()) -> TurnOut
     )
     items = (*INPUT, message("assistant", "Hello"))
     terminal = EventDraft(EventType.TURN_COMPLETED, {"checkpoint_id": "ckp_1"})
-    return TurnOutcome(TurnStatus.COMPLETED, [*drafts, terminal], checkpoint, items, "stop")
+    return TurnOutcome(TurnStatus.COMPLETED, [*drafts, terminal], checkpoint, items, finish_reason="stop")
 
 
 async def test_lost_lease_writes_nothing(stores: Stores) -> None:

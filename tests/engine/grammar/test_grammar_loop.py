@@ -197,7 +197,7 @@ def test_drafts_change_no_constrained_answer(scene: Scene) -> None:
     some of them were spelled out by the grammar."""
     plain = Scene(max_draft_tokens=0)
     sources = [None, *(grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)), grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
-    jobs = [
+    jobs: list[dict[str, Any]] = [
         {"prompt": [20 + number, *PROMPT], "grammar": source, "temperature": temperature, "seed": 5, "max_tokens": 60}
         for number, source in enumerate(sources)
         for temperature in (0.0, 0.8)
