@@ -221,6 +221,6 @@ def test_a_large_crowd_of_sessions_loses_nothing_and_leaves_nothing(restartable:
         asyncio.run(crowd(server, 40, 5))
         memory.append(resident_mb(server))
 
-    print(f"\nresident MB after each crowd: {[round(value, 1) for value in memory]}, slope {slope(memory):.3f}")
-    assert slope(memory) < 0.5
-    assert memory[-1] < memory[0] * 1.1
+    told = f"resident MB after each crowd: {[round(value, 1) for value in memory]}"
+    assert slope(memory) < 0.5, told
+    assert memory[-1] < memory[0] * 1.1, told
