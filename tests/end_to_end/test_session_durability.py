@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from graftwork import Graftwork
@@ -112,6 +112,7 @@ class Talk:
     async def go_on(self, number: int) -> None:
         """One turn: the outputs of what the last one called, or something new to answer."""
         calls = self.turns[-1]["tool_calls"] if self.turns else []
+        body: dict[str, Any]
         city = CITIES[number % len(CITIES)]
         if calls:
             outputs = [{"call_id": call["call_id"], "output": f"{self.name}: {number} degrees"} for call in calls]
