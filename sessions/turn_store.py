@@ -43,12 +43,12 @@ class TurnOutcome:
     """Where the head goes; None leaves it."""
     items: Sequence[Item] = ()
     """What the checkpoint adds: the turn's input, then the answer."""
-    deadlines: Mapping[str, float] = field(default_factory=dict)
-    """When the output of a tool is expected, by the tool's name."""
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
     cache: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    """When the output of a tool is expected, by the tool's name."""
 
 
 def ledger_of(

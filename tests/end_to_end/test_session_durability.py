@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from graftwork import Graftwork
@@ -112,6 +112,7 @@ class Talk:
     async def go_on(self, number: int) -> None:
         """One turn: the outputs of what the last one called, or something new to answer."""
         calls = self.turns[-1]["tool_calls"] if self.turns else []
+        body: dict[str, Any]
         city = CITIES[number % len(CITIES)]
         if calls:
             outputs = [{"call_id": call["call_id"], "output": f"{self.name}: {number} degrees"} for call in calls]
@@ -221,6 +222,6 @@ def test_a_large_crowd_of_sessions_loses_nothing_and_leaves_nothing(restartable:
         asyncio.run(crowd(server, 40, 5))
         memory.append(resident_mb(server))
 
-    print(f"\nresident MB after each crowd: {[round(value, 1) for value in memory]}, slope {slope(memory):.3f}")
-    assert slope(memory) < 0.5
-    assert memory[-1] < memory[0] * 1.1
+    told = f"resident MB after each crowd: {[round(value, 1) for value in memory]}"
+    assert slope(memory) < 0.5, told
+    assert memory[-1] < memory[0] * 1.1, told

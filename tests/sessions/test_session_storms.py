@@ -1,0 +1,187 @@
+"""Whatever happens to sessions at the same time: nothing is lost, doubled or moved, and refusals are typed.
+
+The order in which verbs meet is the database's to choose, so nothing is predicted here: what is left must be true.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graftwork.platform.database import Database
+from graftwork.platform.errors import GraftworkError
+from graftwork.platform.pagination import Order, PageRequest
+from graftwork.sessions.agent_session import AgentSession, SessionStatus, TurnStatus
+from graftwork.sessions.history import repository as history
+from graftwork.sessions.items import ItemType
+from graftwork.sessions.running_turn import RunningTurn
+from graftwork.sessions.transcript import join_chain
+from tests.sessions.fakes_responses import Responses
+from tests.sessions.fakes_sessions import WEATHER, World, call, new_principal
+
+ONE_CALL = "Let me look. " + call("get_weather", city="Oslo")
+ANSWERS = ("All  is well", ONE_CALL, ONE_CALL, call("get_weather", city="Rome") + call("get_weather", city="Lima"))
+MODELS = ("tiny", "graft@1", "graft@2")
+
+pick = st.integers(0, 5)
+operations = st.one_of(
+    st.tuples(st.just("turn"), pick, pick),
+    st.tuples(st.just("turn"), pick, pick),
+    st.tuples(st.just("outputs"), pick, st.sampled_from("ab")),
+    st.tuples(st.just("outputs"), pick, st.sampled_from("ab")),
+    st.tuples(st.just("partial"), pick, pick),
+    st.tuples(st.just("response"), pick, pick),
+    st.tuples(st.just("read"), pick, pick),
+    st.tuples(st.just("cancel"), pick, pick),
+    st.tuples(st.just("change"), pick, pick),
+    st.tuples(st.just("fork"), pick, pick),
+    st.tuples(st.just("rewind"), pick, pick),
+    st.tuples(st.just("suspend"), pick, pick),
+    st.tuples(st.just("sweep"), pick, pick),
+)
+storms = st.lists(st.lists(operations, min_size=2, max_size=6), min_size=4, max_size=8)
+
+
+class Storm:
+    """One process, a handful of sessions, and everything at once."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.me = new_principal()
+        self.sessions: list[str] = []
+        self.checkpoints: list[str] = []
+        self.responses: list[str] = []
+
+    async def begin(self) -> None:
+        for _ in range(2):
+            self.sessions.append((await self.world.session(self.me, tools=(WEATHER,))).session_id)
+
+    def at(self, index: int) -> str:
+        return self.sessions[index % len(self.sessions)]
+
+    async def blow(self, steps: Sequence[tuple[str, int, int]]) -> None:
+        """All steps at once; what is refused is refused with a reason. Then wait for what still runs."""
+        await asyncio.gather(*(self.step(*step) for step in steps))
+        for session_id in self.sessions:
+            await self.world.events(self.me, session_id)
+
+    async def step(self, verb: str, index: int, choice: int) -> None:
+        with suppress(GraftworkError):
+            await getattr(self, verb)(self.at(index), choice)
+
+    async def turn(self, session_id: str, choice: int) -> None:
+        self.world.will_say(ANSWERS[choice % len(ANSWERS)])
+        await self.see(await self.world.service.start_turn(self.me, session_id, f"Hi {choice}"))
+
+    async def outputs(self, session_id: str, said: str) -> None:
+        awaited = (await self.world.service.get(self.me, session_id)).ledger
+        await self.send(session_id, [line.call_id for line in awaited], said)
+
+    async def partial(self, session_id: str, choice: int) -> None:
+        awaited = (await self.world.service.get(self.me, session_id)).ledger
+        await self.send(session_id, [awaited[choice % len(awaited)].call_id] if awaited else [], "a")
+
+    async def send(self, session_id: str, call_ids: Sequence[str], said: str) -> None:
+        given = [{"call_id": call_id, "output": said} for call_id in call_ids or ["call_unknown"]]
+        answer = await self.world.service.tool_outputs(self.me, session_id, given)
+        if answer.turn is not None:
+            await self.see(answer.turn)
+
+    async def response(self, session_id: str, choice: int) -> None:
+        previous = self.responses[choice % len(self.responses)] if self.responses and choice else None
+        body = await Responses(self.world).ask(self.me, "Hi", previous_response_id=previous)
+        self.responses.append(body["id"])
+
+    async def read(self, session_id: str, choice: int) -> None:
+        """A reader that leaves after a few events."""
+        async with aclosing(await self.world.service.events(self.me, session_id, choice)) as events:
+            for _ in range(choice):
+                await anext(events, None)
+
+    async def cancel(self, session_id: str, choice: int) -> None:
+        await self.world.service.cancel(self.me, session_id)
+
+    async def change(self, session_id: str, choice: int) -> None:
+        await self.world.service.change(self.me, session_id, model=MODELS[choice % len(MODELS)])
+
+    async def fork(self, session_id: str, choice: int) -> None:
+        if len(self.sessions) < 5:
+            self.sessions += [fork.session_id for fork in await self.world.service.fork(self.me, session_id)]
+
+    async def rewind(self, session_id: str, choice: int) -> None:
+        if self.checkpoints:
+            await self.world.service.rewind(self.me, session_id, self.checkpoints[choice % len(self.checkpoints)])
+
+    async def suspend(self, session_id: str, choice: int) -> None:
+        await self.world.service.suspend(self.me, session_id)
+
+    async def sweep(self, session_id: str, choice: int) -> None:
+        await self.world.service.sweep()
+
+    async def see(self, running: RunningTurn) -> None:
+        """A turn that was begun ends, as the model or a client wanted: nobody crashed."""
+        turn = await running.result()
+        assert turn.status in (TurnStatus.COMPLETED, TurnStatus.AWAITING_TOOL, TurnStatus.CANCELLED), turn.error
+        self.checkpoints += [] if turn.checkpoint_id is None else [turn.checkpoint_id]
+
+    async def check(self) -> None:
+        for session_id in self.sessions:
+            session = await self.world.service.get(self.me, session_id)
+            assert session.status is not SessionStatus.RUNNING
+            await self.check_tokens(session)
+            await self.check_items(session)
+            await self.check_events(session)
+        for response_id in self.responses:
+            body = await Responses(self.world).service.get(self.me, response_id)
+            assert body["status"] in ("completed", "incomplete", "failed", "cancelled")
+
+    async def check_tokens(self, session: AgentSession) -> None:
+        """The log, replayed, is what the engine was sent and what it said, for the head and all before it."""
+        if session.head_id is None:
+            return
+        async with self.world.database.read() as database:
+            chain = await history.find_chain(database, self.me.scope(), session.head_id)
+        sent = {str(request.request_id): request for request in self.world.engine.requests}
+        for length, checkpoint in enumerate(chain, 1):
+            prompt = sent[str(checkpoint.turn_id)].prompt_token_ids
+            said = self.world.engine.said[str(checkpoint.turn_id)]
+            assert join_chain(chain[:length]) == (*prompt, *said)
+
+    async def check_items(self, session: AgentSession) -> None:
+        """Calls and outputs pair up one to one, and only the head's calls may be open."""
+        page = PageRequest(limit=1000, order=Order.ASCENDING)
+        items = (await self.world.service.items(self.me, session.session_id, page)).items
+        calls = [item.call_id for item in items if item.type is ItemType.FUNCTION_CALL]
+        answered = [item.call_id for item in items if item.type is ItemType.FUNCTION_CALL_OUTPUT]
+        assert len({item.item_id for item in items}) == len(items)
+        assert len(set(answered)) == len(answered)
+        assert calls == answered + [line.call_id for line in session.ledger]
+
+    async def check_events(self, session: AgentSession) -> None:
+        """Numbered without a gap; each turn has one end, which is the one that is stored; heads are commits."""
+        events = await self.world.events(self.me, session.session_id)
+        assert [event.seq for event in events] == list(range(1, session.last_seq + 1))
+        ends = [event for event in events if event.is_terminal]
+        assert [event.turn_id for event in ends] == list(dict.fromkeys(event.turn_id for event in events))
+        for event in ends:
+            turn = await (await self.world.service.find_turn(self.me, event.turn_id)).stored()
+            assert turn.status is TurnStatus(event.type.removeprefix("turn."))
+            assert turn.checkpoint_id == event.fields.get("checkpoint_id")
+
+
+async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, int]]]) -> None:
+    storm = Storm(World(database))
+    await storm.begin()
+    for steps in blows:
+        await storm.blow(steps)
+    await storm.check()
+    assert all(ticket.settled is not None or ticket.is_refunded for ticket in storm.world.gate.tickets)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(blows=storms)
+async def test_any_storm(database: Database, blows: list[list[tuple[str, int, int]]]) -> None:
+    """Turns, outputs, responses, readers, cancels, PATCHes, forks, rewinds and sweeps that meet keep every promise."""
+    await weather(database, blows)
