@@ -706,7 +706,10 @@ async def test_session_limit(world: World) -> None:
     [
         (SessionSettings(tool_choice="required"), "tool_choice"),
         (SessionSettings(response_format={"type": "xml"}), "response_format.type"),
-        (SessionSettings(response_format={"type": "json_schema", "json_schema": {}}), "response_format.json_schema.schema"),
+        (
+            SessionSettings(response_format={"type": "json_schema", "json_schema": {}}),
+            "response_format.json_schema.schema",
+        ),
         (SessionSettings(tools=({"type": "function", "function": {"name": "no spaces"}},)), "tools[0].function.name"),
         (SessionSettings(sampling={"temperature": 3}), "sampling.temperature"),
         (SessionSettings(sampling={"presence_penalty": 3}), "sampling.presence_penalty"),
