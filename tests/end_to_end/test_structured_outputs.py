@@ -103,7 +103,7 @@ def test_answers_of_a_schema_validate_on_every_face(server: DemoServer, client: 
         with anthropic.Anthropic(base_url=server.url, api_key=server.key("Plain")) as messages:
             schema = FORM["json_schema"]["schema"]
             told = messages.messages.create(
-                model=MODEL, max_tokens=150, messages=ASK, temperature=temperature,
+                model=MODEL, max_tokens=150, messages=ASK, extra_body={"temperature": temperature},
                 output_config={"format": {"type": "json_schema", "schema": schema}},
             )  # fmt: skip
             assert told.content[0].type == "text"
@@ -113,7 +113,7 @@ def test_answers_of_a_schema_validate_on_every_face(server: DemoServer, client: 
             turn = session.turn(
                 "Where?", response_format=FORM, sampling={"temperature": temperature, "max_tokens": 150}
             )
-            texts.append(turn.output_text)
+            texts.append(turn.text)
 
     for text in texts:
         Trip.model_validate_json(text)
