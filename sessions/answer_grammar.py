@@ -120,9 +120,11 @@ class AnswerPlanner:
                 GrammarKind.JSON_SCHEMA, _json(schema), tools[index]["function"].get("strict") is True
             )
             gaps += self._gaps(source, f"tools[{index}].function.parameters")
+        is_beside_objects = self.form.is_bare and answer is not None and not choice.is_required
+        tag_of = self.form.whole_call_tag if is_beside_objects else self.form.call_tag
         tag: dict[str, Any] = {
             **self.form.frame(),
-            "calls": [self.form.call_tag(tools[index]["function"]["name"], arguments[index]) for index in arguments],
+            "calls": [tag_of(tools[index]["function"]["name"], schema) for index, schema in arguments.items()],
             "parallel": is_parallel,
         }
         if choice.is_required:

@@ -17,6 +17,9 @@ AUTO_FORM = "auto"
 """The form that the chat template shows."""
 
 
+_ARGUMENTS_ROOT = "https://graftwork.invalid/arguments"
+
+
 class CallSyntax(StrEnum):
     """What a call is written in."""
 
@@ -62,6 +65,17 @@ class ToolCallForm:
         if self.is_bare or self.list_opens:
             return {"begin": head, "schema": schema, "end": "}"}
         return {"begin": self.open + self.gap + head, "schema": schema, "end": "}" + self.gap + self.close}
+
+    def whole_call_tag(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for a bare object that stands beside an answer which is an object too: all of it is schema."""
+        own_root = {"$id": _ARGUMENTS_ROOT, **schema}  # what refers to `#` in it means itself
+        call = {
+            "type": "object",
+            "properties": {self.name_key: {"const": name}, self.arguments_key: own_root},
+            "required": [self.name_key, self.arguments_key],
+            "additionalProperties": False,
+        }
+        return {"begin": "", "schema": call, "end": ""}
 
     def frame(self) -> dict[str, Any]:
         """What of a structural tag is the same whichever tools there are."""

@@ -48,7 +48,9 @@ def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
             raise InvalidRequest(f"{param} must be a function tool.", param=param)
         names.append(_name(function.get("name"), f"{param}.function.name"))
         if names[-1] in names[:-1]:
-            raise InvalidRequest(f"Two tools are named {names[-1]!r}.", param=f"{param}.function.name")
+            raise InvalidRequest(
+                f"{param}.function.name: another tool is named {names[-1]!r}.", param=f"{param}.function.name"
+            )
     return tuple(names)
 
 

@@ -21,6 +21,7 @@ from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.principals import Principal
+from graftwork.sessions.answer_grammar import AnswerPlan
 from graftwork.sessions.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
@@ -54,8 +55,7 @@ async def chat_order(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    answer = await asyncio.to_thread(resources.planner.plan, body.answer_demands())
-    prompt = await asyncio.to_thread(encode_chat, body, resources)
+    answer, prompt = await asyncio.to_thread(_read, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
     return InferenceOrder(
@@ -70,6 +70,11 @@ async def chat_order(
         prediction_token_ids=prediction,
         expected_tokens=expected_tokens(body.token_limit, budget),
     )
+
+
+def _read(body: ChatCompletionRequest, resources: Resources) -> tuple[AnswerPlan, tuple[int, ...]]:
+    """What takes its time to read: how the answer is made, and the prompt."""
+    return resources.planner.plan(body.answer_demands()), encode_chat(body, resources)
 
 
 def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.principals import Principal
-from graftwork.sessions.answer_grammar import AnswerDemands
+from graftwork.sessions.answer_grammar import AnswerDemands, AnswerPlan
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -56,8 +56,7 @@ async def _order(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    answer = await asyncio.to_thread(resources.planner.plan, AnswerDemands(form=body.form_fields()))
-    prompts = await asyncio.to_thread(_encode, body, resources)
+    answer, prompts = await asyncio.to_thread(_read, body, resources)
     budget = token_budget(prompts, body.token_limit, resources.description.context_tokens, "prompt")
     return InferenceOrder(
         request_id=request_id,
@@ -70,6 +69,11 @@ async def _order(
         answer=answer,
         expected_tokens=budget,
     )
+
+
+def _read(body: CompletionRequest, resources: Resources) -> tuple[AnswerPlan, tuple[tuple[int, ...], ...]]:
+    """What takes its time to read: how the answers are made, and the prompts."""
+    return resources.planner.plan(AnswerDemands(form=body.form_fields())), _encode(body, resources)
 
 
 def _encode(body: CompletionRequest, resources: Resources) -> tuple[tuple[int, ...], ...]:
