@@ -62,27 +62,28 @@ class Budget:
     turns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What agents live in."""
+
+    server: Server
+    tender: SessionTender
+    scopes: ScopeMaker
+    timeline: Timeline
+    watch: ReserveWatch
+
+
 class Agents:
     """Plays sessions of one trace against a server."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        policy: Policy,
-        server: Server,
-        tender: SessionTender,
-        scopes: ScopeMaker,
-        timeline: Timeline,
-        watch: ReserveWatch,
-        budget: Budget,
-    ) -> None:
+    def __init__(self, trace: Trace, policy: Policy, surroundings: Surroundings, budget: Budget) -> None:
         self._trace = trace
         self._policy = policy
-        self._server = server
-        self._tender = tender
-        self._scopes = scopes
-        self._timeline = timeline
-        self._watch = watch
+        self._server = surroundings.server
+        self._tender = surroundings.tender
+        self._scopes = surroundings.scopes
+        self._timeline = surroundings.timeline
+        self._watch = surroundings.watch
         self.budget = budget
         self.num_live = 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.agent_traces import Trace
-from benchmarks.simulation.agents import Agents, Budget
+from benchmarks.simulation.agents import Agents, Budget, Surroundings
 from benchmarks.simulation.copies import SimulatedCopies, SimulatedDisk
 from benchmarks.simulation.hardware import ScaledHardware
 from benchmarks.simulation.policies import Policy
@@ -55,9 +55,8 @@ class World:
         self.server.tally.num_warm_up = int(WARM_UP * load.num_turns)
         self.copies.report = self.server.absorb
         self._load = load
-        self._agents = Agents(
-            load.trace, policy, self.server, tender, scopes, self.timeline, self.watch, Budget(load.num_turns)
-        )
+        surroundings = Surroundings(self.server, tender, scopes, self.timeline, self.watch)
+        self._agents = Agents(load.trace, policy, surroundings, Budget(load.num_turns))
         self._roots: Iterator[int] = (one.number for one in load.trace.sessions if one.parent is None)
 
     def run(self) -> Figures:
