@@ -8,8 +8,10 @@ histories reach what (SessionTable). Nothing here waits: copies end as messages 
 Invariant: a page that a sequence holds is never dropped or moved, and closing everything empties every pool.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from graftwork.engine.arrivals import Arrivals, Path, PrefixMatch, Residence
 from graftwork.engine.cleaner import Cleaner
@@ -18,7 +20,7 @@ from graftwork.engine.load_cost import CostTracker
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.page_path import page_key, pages_for
 from graftwork.engine.pages import PageId
-from graftwork.engine.prefix_tree import Node, Owner
+from graftwork.engine.prefix_tree import Lease, Node, Owner
 from graftwork.engine.request import KvLimits, MissReason, SessionUse
 from graftwork.engine.residency import KvSizes, Residency
 from graftwork.engine.retention import Retention
@@ -48,6 +50,9 @@ class KvMemory:
         retention = Retention(clock, lower.costs, sizes.page_tokens, self.sessions.reaches, lower.disk.holds)
         self.residency = Residency(sizes, ranking or retention.rank, lower.disk, clock)
         self._arrivals = Arrivals(self.residency, lower.copies, lower.costs)
+        self._leases: list[tuple[float, int, SessionRecord]] = []
+        """By when they run out."""
+        self._lease_numbers = count()
         has_disk = not isinstance(lower.disk, NoDisk)
         self.cleaner = Cleaner(self.residency, lower.copies, self.sessions.reaches, has_disk=has_disk)
 
@@ -112,7 +117,8 @@ class KvMemory:
             for node in nodes:
                 node.is_loose = True
         else:
-            self.sessions.note(path.owner, session.session, path.scope.own, [node.key for node in nodes])
+            keys = [node.key for node in nodes]
+            self.residency.reconsider(self.sessions.note(path.owner, session.session, path.scope.own, keys))
 
     def release(self, pages: Iterable[PageId]) -> None:
         """A sequence lets go of pages; what the tree holds of them stays cached."""
@@ -125,6 +131,12 @@ class KvMemory:
         followed = self.sessions.follow(path.owner, session.session, path.scope.own, keys)
         self.residency.reconsider(followed.superseded)
         return followed.record
+
+    def lease(self, record: SessionRecord, nodes: Iterable[Node], lease: Lease) -> None:
+        """A session's pages are kept before others' for a while."""
+        record.lease = lease
+        self.residency.lease(nodes, lease)
+        heapq.heappush(self._leases, (lease.until, next(self._lease_numbers), record))
 
     def close_session(self, path: Path, session: SessionUse) -> None:
         """Give up every page, on every tier, that only this session reaches."""
@@ -161,10 +173,9 @@ class KvMemory:
 
     # ---- copies -----------------------------------------------------------------------------------------------
 
-    def prefetch(self, path: Path, session: SessionUse) -> None:
-        """Bring a session's path to the device, as far as there is room."""
-        self._arrivals.prefetch(path, self.match(path))
-        self._claim(path, self.residency.tree.walk(path.scope, path.token_ids), session)
+    def prefetch(self, path: Path) -> list[Node]:
+        """Bring a path to the device, as far as there is room; returns what is there, or on its way."""
+        return self._arrivals.prefetch(path, self.match(path))
 
     def absorb(self, done: TransferDone) -> int | None:
         """A transfer's event has fired. Returns the depth from which a load failed, or None."""
@@ -176,7 +187,9 @@ class KvMemory:
         return None
 
     def tick(self) -> None:
-        """Once a step: let background copies begin where room runs short."""
+        """Once a step: let leases end, and background copies begin where room runs short."""
+        while self._leases and self._leases[0][0] <= self._clock.monotonic():
+            self.residency.reconsider(heapq.heappop(self._leases)[2].keys)
         self.cleaner.tick()
 
     # ---- why not ----------------------------------------------------------------------------------------------

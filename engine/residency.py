@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from graftwork.engine.drop_order import DropOrder, Ranking
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.pages import PageId, PagePool
-from graftwork.engine.prefix_tree import Node, Owner, PrefixTree
+from graftwork.engine.prefix_tree import Lease, Node, Owner, PrefixTree
 from graftwork.engine.request import NO_KV_LIMITS, KvLimits, MissReason
 from graftwork.engine.tier_names import Tier
 from graftwork.engine.transfers import DiskPages
@@ -135,6 +135,13 @@ class Residency:
         for key in keys:
             node = self.tree.find(key)
             if node is not None:
+                self._offer(node)
+
+    def lease(self, nodes: Iterable[Node], lease: Lease) -> None:
+        """Pages are leased; those that several sessions reach keep the lease that lasts longest."""
+        for node in nodes:
+            if node.lease is None or node.lease.until < lease.until:
+                node.lease = lease
                 self._offer(node)
 
     # ---- what was lost ----------------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ from typing import Protocol
 
 from graftwork.engine.arrivals import Path
 from graftwork.engine.kv_memory import KvMemory
-from graftwork.engine.prefix_tree import Lease, Node, Owner
+from graftwork.engine.prefix_tree import Lease, Owner
 from graftwork.engine.request import SessionMemory, SessionTending, SessionUse, SessionVerb
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_table import SessionRecord
 from graftwork.platform.clock import Clock
+
+_SOON_S = 10.0
+"""A session whose pages were prefetched goes on within this, or they are worth no more than others."""
 
 
 class LeaseAdvice(Protocol):
@@ -47,12 +50,6 @@ class SessionTender:
         if record is not None:
             self._end_wait(record, set(record.tools))
 
-    def _return_of(self, owner: Owner, use: SessionUse, tending: SessionTending) -> None:
-        """Some of a session's tools have answered, or all of them if none is named."""
-        record = self._memory.sessions.find(owner, use.session)
-        if record is not None:
-            self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
-
     def tend(self, tending: SessionTending) -> SessionMemory:
         """Carry out one verb, and say where the session's history is now."""
         path = self._path(tending)
@@ -61,8 +58,7 @@ class SessionTender:
             case SessionVerb.HOLD:
                 self._hold(path, use, tending)
             case SessionVerb.PREFETCH:
-                self._return_of(path.owner, use, tending)
-                self._memory.prefetch(path, use)
+                self._prefetch(path, use, tending)
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
@@ -89,15 +85,22 @@ class SessionTender:
             seconds = self._advisor.lease_s(party, guesses)
             chance = self._advisor.return_probability(party, guesses, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
-            record.lease = Lease(self._clock.monotonic() + seconds, chance)
-            _lease(nodes, record.lease)
+            self._memory.lease(record, nodes, Lease(self._clock.monotonic() + seconds, chance))
         self._memory.cleaner.save(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
+
+    def _prefetch(self, path: Path, use: SessionUse, tending: SessionTending) -> None:
+        """Some of a session's tools have answered, or all of them if none is named: its pages come, and stay a while."""
+        record = self._memory.follow(path, use)
+        self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
+        nodes = self._memory.prefetch(path)
+        self._memory.cleaner.keep(nodes)
+        self._memory.lease(record, nodes, record.lease or Lease(self._clock.monotonic() + _SOON_S, chance=1.0))
 
     def _suspend(self, path: Path, use: SessionUse) -> None:
         record = self._memory.follow(path, use)
         if record.lease is not None:
-            record.lease.until = self._clock.monotonic()
+            record.lease.until = min(record.lease.until, self._clock.monotonic())
         nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
         self._memory.cleaner.suspend(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
@@ -114,11 +117,13 @@ class SessionTender:
             if record.lease is not None:
                 record.lease.until = min(record.lease.until, now)
                 record.lease = None
+                self._memory.residency.reconsider(record.keys)
 
     def _report(self, path: Path, use: SessionUse) -> SessionMemory:
         match = self._memory.match(path)
         size, page_bytes = self._memory.page_tokens, self._memory.residency.sizes.page_bytes
-        device = sum(node.device is not None and not node.is_arriving for node in match.nodes)
+        below = [node for node in match.nodes if node.device is None or node.is_arriving]
+        device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
         on_host = sum(node.host is not None for node in match.nodes)
         on_disk = sum(self._memory.is_on_disk(node.key) for node in match.nodes) + len(match.disk_keys)
         record = self._memory.sessions.find(path.owner, use.session)
@@ -126,18 +131,11 @@ class SessionTender:
         left = None if lease is None else lease.until - self._clock.monotonic()
         return SessionMemory(
             device_tokens=device * size,
-            host_tokens=(len(match.nodes) - device) * size,
-            disk_tokens=len(match.disk_keys) * size,
+            host_tokens=host * size,
+            disk_tokens=(len(match) - device - host) * size,
             missing_tokens=len(path.token_ids) - len(match) * size,
             device_bytes=device * page_bytes,
             host_bytes=on_host * page_bytes,
             disk_bytes=on_disk * page_bytes,
             lease_s=left if left is not None and left > 0 else None,
         )
-
-
-def _lease(nodes: list[Node], lease: Lease) -> None:
-    """Pages that several sessions reach keep the lease that lasts longest."""
-    for node in nodes:
-        if node.lease is None or node.lease.until < lease.until:
-            node.lease = lease
