@@ -71,10 +71,11 @@ class Arrivals:
         held = [node.device for node in on_device if node.device is not None]
         residency.device.hold(held)
         missing = pages_for(num_tokens, residency.sizes.page_tokens) - len(on_device)
-        pages = self._take(loads, missing, path.owner)
-        if pages is None:
+        has_room = residency.could_have(Tier.DEVICE, missing)
+        if not has_room or self._make_room(loads, missing, path.owner) < missing:
             residency.release(Tier.DEVICE, held)
             return None
+        pages = residency.device.take(missing)
         tiers = [self._tier_of(node) for node in on_device] + [tier for tier, _ in loads]
         self._load(path, on_device, loads, pages)
         nodes = residency.tree.walk(path.scope, path.token_ids)[: len(tiers)]
@@ -82,19 +83,22 @@ class Arrivals:
         arrivals = frozenset(self._under_way[node] for node in nodes if node in self._under_way)
         return Residence(held + pages, tuple(tiers), arrivals)
 
-    def prefetch(self, path: Path, match: PrefixMatch) -> None:
-        """Bring the pages of a path to the device, as many as there is room for, for nobody in particular."""
+    def prefetch(self, path: Path, match: PrefixMatch) -> list[Node]:
+        """Bring the pages of a path to the device, as many as there is room for, for nobody in particular.
+
+        Returns the nodes of those that are there, or on their way.
+        """
+        residency = self._residency
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
         loads = self._below(match, len(on_device))
-        while loads and not self._residency.could_have(Tier.DEVICE, len(loads)):
-            loads = loads[: len(loads) // 2]
         held = [node.device for node in on_device if node.device is not None]
-        self._residency.device.hold(held)
-        pages = self._take(loads, len(loads), path.owner) if loads else None
-        if pages is not None:
-            self._load(path, on_device, loads, pages)
-            self._residency.release(Tier.DEVICE, pages)
-        self._residency.release(Tier.DEVICE, held)
+        residency.device.hold(held)
+        pages = residency.device.take(self._make_room(loads, len(loads), path.owner))
+        self._load(path, on_device, loads, pages)
+        nodes = residency.tree.walk(path.scope, path.token_ids)[: len(on_device) + len(pages)]
+        residency.tree.touch(nodes)
+        residency.release(Tier.DEVICE, [*pages, *held])
+        return nodes
 
     def absorb(self, done: TransferDone) -> int | None:
         """A load's event has fired. Returns the depth from which it failed, or None."""
@@ -131,17 +135,14 @@ class Arrivals:
         tiers = [Tier.DEVICE] * start + [tier for tier, _ in below]
         return below[: self._costs.cost.best_prefix(tiers, num_tokens, page_tokens)]
 
-    def _take(self, loads: "list[tuple[Tier, Node | None]]", num_pages: int, owner: Owner) -> list[PageId] | None:
-        """Free pages, with the sources of what is to be loaded out of reach meanwhile."""
+    def _make_room(self, loads: "list[tuple[Tier, Node | None]]", num_pages: int, owner: Owner) -> int:
+        """How many of the pages are free now, with the sources of what is to be loaded out of reach meanwhile."""
         residency = self._residency
-        if not residency.could_have(Tier.DEVICE, num_pages):
-            return None
         sources = [node.host for _, node in loads if node is not None and node.host is not None]
         residency.host.take_off(sources)
-        has_room = residency.make_room(Tier.DEVICE, num_pages, owner) == num_pages
-        pages = residency.device.take(num_pages) if has_room else None
+        num_free = residency.make_room(Tier.DEVICE, num_pages, owner)
         residency.land(Tier.HOST, sources)
-        return pages
+        return num_free
 
     def _load(
         self, path: Path, above: list[Node], loads: "list[tuple[Tier, Node | None]]", pages: list[PageId]

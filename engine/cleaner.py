@@ -48,7 +48,7 @@ class Cleaner:
     def tick(self) -> None:
         """Copy some idle pages down where free ones run short, unless a background copy is under way."""
         if not self._saves and self._dirty and _runs_short(self._residency, Tier.DEVICE):
-            self._save(self._oldest_dirty())
+            self._save_oldest()
         self._begin_store()
 
     def save(self, nodes: Sequence[Node]) -> None:
@@ -60,6 +60,10 @@ class Cleaner:
         self._giving_up.update(nodes)
         self.save(nodes)
         self._give_up()
+
+    def keep(self, nodes: Iterable[Node]) -> None:
+        """Pages that were being given up are wanted on the device after all."""
+        self._giving_up.difference_update(nodes)
 
     def keep_on_disk(self, nodes: Iterable[Node]) -> None:
         """Pages of a session's history are to survive this process."""
@@ -91,6 +95,19 @@ class Cleaner:
         self.tick()
 
     # ---- device to host ---------------------------------------------------------------------------------------
+
+    def _save_oldest(self) -> None:
+        """Save some dirty nodes. Those that the host refuses do not stand in the way of others: they wait behind them
+        while other copies occupy the host, and otherwise until their path is used again, so that two paths for which
+        it is too small do not push each other out for ever."""
+        is_busy = self._residency.host.in_flight_pages > 0
+        oldest = self._oldest_dirty()
+        self._save(oldest)
+        for node in oldest:
+            if node in self._dirty:
+                self._dirty.move_to_end(node)
+                if not is_busy:
+                    del self._dirty[node]
 
     def _oldest_dirty(self) -> list[Node]:
         """Some dirty nodes of one party, each behind its dirty ancestors."""
@@ -144,6 +161,9 @@ class Cleaner:
         saved = [node for node in plan.nodes if node.host is not None]
         if self._has_disk:
             self._only_on_host.update(dict.fromkeys(saved))
+            if len(self._only_on_host) > 64 + 2 * residency.host.num_pages:
+                on_host = [node for node in self._only_on_host if node.in_tree and node.host is not None]
+                self._only_on_host = OrderedDict.fromkeys(on_host)
             self.keep_on_disk(node for node in saved if self._is_reached(node.key))
         self._give_up()
         self.relieve(plan.owner)

@@ -33,6 +33,8 @@ _OPTIONS = [
 _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
+_TENDED_WITHIN_S = 3.0
+"""A turn's end waits for it, and goes without it."""
 
 Inbox = asyncio.Queue[EngineEvent | GraftworkError]
 
@@ -62,7 +64,9 @@ class GrpcEngineClient:
             raise codec.error_from_wire(reply.failed)
 
     async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return codec.memory_from_wire(await self._ask(self._stub.TendSession, codec.tending_to_wire(tending)))
+        return codec.memory_from_wire(
+            await self._ask(self._stub.TendSession, codec.tending_to_wire(tending), _TENDED_WITHIN_S)
+        )
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         conversation = self._open_conversation()

@@ -18,7 +18,7 @@ from graftwork.engine.load_cost import CostTracker
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.page_path import page_key, pages_for
 from graftwork.engine.pages import PageId
-from graftwork.engine.prefix_tree import Node, Owner
+from graftwork.engine.prefix_tree import Lease, Node, Owner
 from graftwork.engine.request import KvLimits, MissReason, SessionUse
 from graftwork.engine.residency import KvSizes, Residency
 from graftwork.engine.retention import Retention
@@ -112,7 +112,8 @@ class KvMemory:
             for node in nodes:
                 node.is_loose = True
         else:
-            self.sessions.note(path.owner, session.session, path.scope.own, [node.key for node in nodes])
+            keys = [node.key for node in nodes]
+            self.residency.reconsider(self.sessions.note(path.owner, session.session, path.scope.own, keys))
 
     def release(self, pages: Iterable[PageId]) -> None:
         """A sequence lets go of pages; what the tree holds of them stays cached."""
@@ -125,6 +126,11 @@ class KvMemory:
         followed = self.sessions.follow(path.owner, session.session, path.scope.own, keys)
         self.residency.reconsider(followed.superseded)
         return followed.record
+
+    def lease(self, record: SessionRecord, nodes: Sequence[Node], lease: Lease) -> None:
+        """A session's pages are kept before others' for a while."""
+        record.lease = lease
+        self.residency.lease(nodes, lease)
 
     def close_session(self, path: Path, session: SessionUse) -> None:
         """Give up every page, on every tier, that only this session reaches."""
@@ -161,10 +167,9 @@ class KvMemory:
 
     # ---- copies -----------------------------------------------------------------------------------------------
 
-    def prefetch(self, path: Path, session: SessionUse) -> None:
-        """Bring a session's path to the device, as far as there is room."""
-        self._arrivals.prefetch(path, self.match(path))
-        self._claim(path, self.residency.tree.walk(path.scope, path.token_ids), session)
+    def prefetch(self, path: Path) -> list[Node]:
+        """Bring a path to the device, as far as there is room; returns what is there, or on its way."""
+        return self._arrivals.prefetch(path, self.match(path))
 
     def absorb(self, done: TransferDone) -> int | None:
         """A transfer's event has fired. Returns the depth from which a load failed, or None."""

@@ -22,16 +22,25 @@ class SessionRecord:
     """Of its last request: another one means another adapter."""
     keys: tuple[PageKey, ...] = ()
     """Of the whole pages of its history, from the root down."""
-    left: set[PageKey] = field(default_factory=set)
-    """Of pages that it has made, and that are not, or no longer, part of its history."""
+    left: dict[PageKey, None] = field(default_factory=dict)
+    """Of pages that it has made, and that are not, or no longer, part of its history; the oldest first."""
     lease: Lease | None = None
     waiting_since: float | None = None
     tools: tuple[str, ...] = ()
 
+    @property
+    def weight(self) -> int:
+        """What it counts against the bound of the table."""
+        return 1 + len(self.keys) + len(self.left)
+
+
+_MOST_LEFT_SHARE = 1 / 8
+"""Of the table: what one session may have left behind and still be remembered for."""
+
 
 @dataclass(slots=True)
 class SessionTable:
-    """Records by session, least recently used first; bounded by the pages that they name."""
+    """Records by session, least recently used first; bounded by their number and the pages that they name."""
 
     max_keys: int
     _records: "OrderedDict[tuple[Owner, SessionKey], SessionRecord]" = field(default_factory=OrderedDict)
@@ -53,10 +62,14 @@ class SessionTable:
             self._records.move_to_end((owner, session))
         return record
 
-    def note(self, owner: Owner, session: SessionKey, scope: bytes, keys: Iterable[PageKey]) -> None:
-        """A session has made pages that may, or may not, become part of its history."""
+    def note(self, owner: Owner, session: SessionKey, scope: bytes, keys: Iterable[PageKey]) -> tuple[PageKey, ...]:
+        """A session has made pages that may, or may not, become part of its history.
+
+        Returns the keys that no session reaches any more, because records had to be forgotten.
+        """
         record = self._record(owner, session, scope)
-        record.left.update(key for key in keys if key not in self._counts)
+        self._leave(record, (key for key in keys if key not in self._counts))
+        return self._forget_oldest((owner, session))
 
     def follow(self, owner: Owner, session: SessionKey, scope: bytes, keys: Iterable[PageKey]) -> "Followed":
         """A session's history now runs through `keys`; what it left and nobody else reaches is superseded."""
@@ -64,8 +77,13 @@ class SessionTable:
         old, record.keys, record.scope = record.keys, tuple(keys), scope
         self._count(record.keys, 1)
         self._count(old, -1)
+        self._num_keys += len(record.keys) - len(old)
         superseded = tuple(key for key in old if key not in self._counts)
-        record.left = {key for key in (*record.left, *superseded) if key not in self._counts}
+        own = [key for key in record.left if key in self._counts]
+        self._num_keys -= len(own)
+        for key in own:
+            del record.left[key]
+        self._leave(record, superseded)
         return Followed(record, superseded + self._forget_oldest((owner, session)))
 
     def remove(self, owner: Owner, session: SessionKey) -> tuple[PageKey, ...]:
@@ -73,6 +91,7 @@ class SessionTable:
         record = self._records.pop((owner, session), None)
         if record is None:
             return ()
+        self._num_keys -= record.weight
         self._count(record.keys, -1)
         return tuple(key for key in (*record.keys, *record.left) if key not in self._counts)
 
@@ -80,7 +99,16 @@ class SessionTable:
         record = self.find(owner, session)
         if record is None:
             record = self._records[owner, session] = SessionRecord(owner, scope)
+            self._num_keys += record.weight
         return record
+
+    def _leave(self, record: SessionRecord, keys: Iterable[PageKey]) -> None:
+        """A session has left pages behind; of too many, the oldest are forgotten."""
+        num_left = len(record.left)
+        record.left.update(dict.fromkeys(keys))
+        while len(record.left) > _MOST_LEFT_SHARE * self.max_keys:
+            del record.left[next(iter(record.left))]
+        self._num_keys += len(record.left) - num_left
 
     def reaches(self, key: PageKey) -> bool:
         """Whether some session's history runs through a page."""
@@ -88,7 +116,6 @@ class SessionTable:
 
     def _count(self, keys: Iterable[PageKey], change: int) -> None:
         for key in keys:
-            self._num_keys += change
             number = self._counts.get(key, 0) + change
             if number:
                 self._counts[key] = number
@@ -112,7 +139,7 @@ class SessionTable:
             for key in record.keys:
                 counts[key] = counts.get(key, 0) + 1
         assert counts == self._counts, "the sessions of a page were counted wrongly"
-        assert sum(counts.values()) == self._num_keys
+        assert sum(record.weight for record in self._records.values()) == self._num_keys
 
 
 @dataclass(frozen=True, slots=True)

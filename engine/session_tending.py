@@ -45,20 +45,15 @@ class SessionTender:
         self._advisor = advisor
         self._clock = clock
 
-    def goes_on(self, owner: Owner, use: SessionUse, answered: Collection[str] = ()) -> None:
-        """These of a session's tools have answered, or all of them if none is named.
-
-        With the last one it is about to go on: nobody's pages are wanted sooner than its own.
-        """
+    def goes_on(self, owner: Owner, use: SessionUse) -> None:
+        """A session is about to go on: its tools have answered, and nobody's pages are wanted sooner than its own."""
         record = self._memory.sessions.find(owner, use.session)
         if record is not None:
-            self._end_wait(record, set(answered or record.tools))
-            if record.tools:
-                return
-            record.lease = Lease(self._clock.monotonic() + _GOING_ON_S, chance=1.0)
+            self._end_wait(record, set(record.tools))
             tree = self._memory.residency.tree
             found = takewhile(lambda node: node is not None, map(tree.find, record.keys))
-            self._memory.residency.lease([node for node in found if node is not None], record.lease)
+            nodes = [node for node in found if node is not None]
+            self._memory.lease(record, nodes, Lease(self._clock.monotonic() + _GOING_ON_S, chance=1.0))
 
     def tend(self, tending: SessionTending) -> SessionMemory:
         """Carry out one verb, and say where the session's history is now."""
@@ -68,8 +63,7 @@ class SessionTender:
             case SessionVerb.HOLD:
                 self._hold(path, use, tending)
             case SessionVerb.PREFETCH:
-                self._memory.prefetch(path, use)
-                self.goes_on(path.owner, use, [wait.tool for wait in tending.waits])
+                self._prefetch(path, use, tending)
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
@@ -96,17 +90,24 @@ class SessionTender:
             seconds = self._advisor.lease_s(party, guesses)
             chance = self._advisor.return_probability(party, guesses, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
-            record.lease = Lease(self._clock.monotonic() + seconds, chance)
-            self._memory.residency.lease(nodes, record.lease)
+            self._memory.lease(record, nodes, Lease(self._clock.monotonic() + seconds, chance))
         if nodes:
             self._memory.residency.reconsider_path(nodes[-1])  # the lease of its turn is over
         self._memory.cleaner.save(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
 
+    def _prefetch(self, path: Path, use: SessionUse, tending: SessionTending) -> None:
+        """Some of a session's tools have answered, or all of them if none is named: its pages come, and stay a while."""
+        record = self._memory.follow(path, use)
+        self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
+        nodes = self._memory.prefetch(path)
+        self._memory.cleaner.keep(nodes)
+        self._memory.lease(record, nodes, record.lease or Lease(self._clock.monotonic() + _GOING_ON_S, chance=1.0))
+
     def _suspend(self, path: Path, use: SessionUse) -> None:
         record = self._memory.follow(path, use)
         if record.lease is not None:
-            record.lease.until = self._clock.monotonic()
+            record.lease.until = min(record.lease.until, self._clock.monotonic())
         nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
         self._memory.cleaner.suspend(nodes)
         self._memory.cleaner.keep_on_disk(nodes)
@@ -123,11 +124,13 @@ class SessionTender:
             if record.lease is not None:
                 record.lease.until = min(record.lease.until, now)
                 record.lease = None
+                self._memory.residency.reconsider(record.keys)
 
     def _report(self, path: Path, use: SessionUse) -> SessionMemory:
         match = self._memory.match(path)
         size, page_bytes = self._memory.page_tokens, self._memory.residency.sizes.page_bytes
-        device = sum(node.device is not None and not node.is_arriving for node in match.nodes)
+        below = [node for node in match.nodes if node.device is None or node.is_arriving]
+        device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
         on_host = sum(node.host is not None for node in match.nodes)
         on_disk = sum(self._memory.is_on_disk(node.key) for node in match.nodes) + len(match.disk_keys)
         record = self._memory.sessions.find(path.owner, use.session)
@@ -135,8 +138,8 @@ class SessionTender:
         left = None if lease is None else lease.until - self._clock.monotonic()
         return SessionMemory(
             device_tokens=device * size,
-            host_tokens=(len(match.nodes) - device) * size,
-            disk_tokens=len(match.disk_keys) * size,
+            host_tokens=host * size,
+            disk_tokens=(len(match) - device - host) * size,
             missing_tokens=len(path.token_ids) - len(match) * size,
             device_bytes=device * page_bytes,
             host_bytes=on_host * page_bytes,
