@@ -24,8 +24,8 @@ from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
 from graftwork.engine.assembly import Engine, build_engine
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.loop import SubmitRequest
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import AdapterUse, EngineRequest, PromptAdmitted, RequestFinished, SamplingParams
-from graftwork.engine.scheduler import Output
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 MODEL = Path(__file__).parent.parent / "demo" / "model"

@@ -31,7 +31,7 @@ from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.loop import SubmitRequest
 from graftwork.engine.lora import LoraBatch
-from graftwork.engine.scheduler import Output
+from graftwork.engine.outputs import Output
 
 _STEP = "engine step"
 PARTS: dict[str, tuple[type, str]] = {

@@ -32,8 +32,8 @@ from graftwork.engine.adapter_weights import AdapterWeights
 from graftwork.engine.assembly import build_engine
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.loop import EngineLoop, SubmitRequest
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineRequest, GrammarKind, GrammarSource, SamplingParams
-from graftwork.engine.scheduler import Output
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import IsolationDomain, RequestId
 

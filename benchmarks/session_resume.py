@@ -41,6 +41,7 @@ from yardstick_model import VOCAB_SIZE, ensure_model
 from graftwork.engine.assembly import build_engine
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.loop import ReadStats, Stop, SubmitRequest, TendSession
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import (
     NO_KV_LIMITS,
     CacheReport,
@@ -54,7 +55,6 @@ from graftwork.engine.request import (
     SessionVerb,
     TokensGenerated,
 )
-from graftwork.engine.scheduler import Output
 from graftwork.platform.ids import IsolationDomain
 
 PLACES = ("recomputed", "device", "host", "disk", "cold disk")

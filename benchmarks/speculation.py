@@ -31,8 +31,8 @@ from graftwork.engine.adapter_weights import AdapterWeights
 from graftwork.engine.assembly import Engine, build_engine
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.loop import SubmitRequest
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineRequest, TokensGenerated
-from graftwork.engine.scheduler import Output
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import RequestId
 

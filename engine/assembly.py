@@ -19,6 +19,7 @@ from graftwork.engine.grammar.desk import GrammarDesk
 from graftwork.engine.grammar.limits import CompileLimits
 from graftwork.engine.grammar.masks import MaskFiller
 from graftwork.engine.grammar.vocabulary import read_vocabulary
+from graftwork.engine.intake import SchedulerLimits
 from graftwork.engine.kv_assembly import build_memory, lay_out_kv
 from graftwork.engine.lease_advisor import LeaseAdvisor
 from graftwork.engine.load_cost import LoadCost
@@ -29,7 +30,7 @@ from graftwork.engine.model_config import ModelConfig, read_model_config
 from graftwork.engine.request import EngineDescription
 from graftwork.engine.row_rules import RowRules
 from graftwork.engine.runner import ModelRunner, choose_device, choose_dtype, load_decoder
-from graftwork.engine.scheduler import Scheduler, SchedulerLimits
+from graftwork.engine.scheduler import Scheduler
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
 from graftwork.platform.clock import Clock, SystemClock

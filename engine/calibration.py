@@ -15,6 +15,7 @@ from graftwork.engine.attention import KvCache
 from graftwork.engine.batch import SequenceSlice, StepPlan, StepResult
 from graftwork.engine.disk_tier import DiskTier
 from graftwork.engine.host_pages import HostPages
+from graftwork.engine.intake import SchedulerLimits
 from graftwork.engine.load_cost import (
     LoadCost,
     PrefillCost,
@@ -28,7 +29,6 @@ from graftwork.engine.page_key import first_key, next_key
 from graftwork.engine.page_path import pages_for
 from graftwork.engine.pages import PageId
 from graftwork.engine.residency import KvSizes
-from graftwork.engine.scheduler import SchedulerLimits
 from graftwork.platform.ids import RequestId
 
 T = TypeVar("T")

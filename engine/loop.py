@@ -15,8 +15,9 @@ from graftwork.engine.grammar.compiler import GrammarCompiled
 from graftwork.engine.grammar.desk import GrammarDesk
 from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, SessionTending
-from graftwork.engine.scheduler import Output, Scheduler
+from graftwork.engine.scheduler import Scheduler
 from graftwork.engine.transfers import CopyEngine, TransferDone
 from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId

@@ -9,23 +9,20 @@ goes on where it stopped once there is room again. Nobody is let in while somebo
 gets to its end.
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from random import Random
 
 from graftwork.engine.adapter_residency import AdapterResidency
-from graftwork.engine.batch import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.batch import SequenceSlice, StepPlan, StepResult
 from graftwork.engine.drafting.speculator import Speculator, matching, no_drafts
 from graftwork.engine.grammar.residency import GrammarResidency, NoGrammars
+from graftwork.engine.intake import Intake, SchedulerLimits
 from graftwork.engine.kv_memory import KvMemory
+from graftwork.engine.outputs import Output, SchedulerCounters
 from graftwork.engine.pace import Pace
 from graftwork.engine.page_path import pages_for
 from graftwork.engine.policy import FairShare
 from graftwork.engine.request import (
-    MAX_MIXTURE,
-    MAX_MIXTURE_WEIGHT,
-    EngineEvent,
     EngineRequest,
     FinishReason,
     PromptAdmitted,
@@ -35,62 +32,16 @@ from graftwork.engine.request import (
     TokensGenerated,
 )
 from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.sequence import Sequence, history_for
+from graftwork.engine.sequence import Sequence
 from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.slicing import Slicer
 from graftwork.engine.tier_names import Tier
 from graftwork.engine.transfers import TransferDone
-from graftwork.engine.vocabulary import check_vocabulary
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import (
-    CapacityContended,
-    Conflict,
-    ContextLengthExceeded,
-    GraftworkError,
-    InvalidRequest,
-)
+from graftwork.platform.errors import CapacityContended, Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
 
 _NO_GRAMMARS = NoGrammars()
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What one request is to be told: an event, or the error that ended it."""
-
-    request_id: RequestId
-    event: EngineEvent | GraftworkError
-
-    @property
-    def is_last(self) -> bool:
-        return isinstance(self.event, RequestFinished | GraftworkError)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """The engine's sizes, as far as scheduling is concerned."""
-
-    page_tokens: int
-    max_batch_tokens: int
-    max_running: int
-    max_waiting: int
-    context_tokens: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    host_tokens: int = 0
-    """Of the cached ones, those that were loaded from the host."""
-    disk_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    max_adapters_in_a_step: int = 0
 
 
 class Scheduler:
@@ -115,9 +66,8 @@ class Scheduler:
         self._tender = tender
         self._adapters = adapters
         self._grammars = grammars
-        self._scopes = scopes
-        self._clock = clock
-        self._seeds = seeds
+        self._intake = Intake(limits, scopes, clock, seeds)
+        self._slicer = Slicer(limits.page_tokens, grammars)
         self._waiting = FairShare(clock)
         self._running: dict[RequestId, Sequence] = {}
         self._by_id: dict[RequestId, Sequence] = {}
@@ -145,14 +95,16 @@ class Scheduler:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises a typed error, and changes nothing, if it cannot be served."""
-        self._validate(request)
+        if request.request_id in self._by_id:
+            raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
+        self._intake.check(request)
         free_places = self._limits.max_running - len(self._running)
         if len(self._waiting) >= self._limits.max_waiting + free_places:
             raise CapacityContended(
                 f"The queue is full: {self._limits.max_waiting} requests are waiting. Try again later.",
                 retry_after_s=self._pace.seconds_until_room(),
             )
-        sequence = self._make_sequence(request)
+        sequence = self._intake.sequence(request)
         if request.session is not None:
             self._tender.goes_on(request.isolation, request.session)
         self._memory.set_limits(request.isolation, request.kv_limits)
@@ -291,7 +243,10 @@ class Scheduler:
         making = [sequence for sequence, num_tokens in turns if num_tokens == sequence.num_behind]
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in turns)
         drafts = self.speculator.draft(making, spare_rows)
-        slices = [self._slice(*turn, drafts.get(turn[0].request_id, ())) for turn in turns]
+        slices = [
+            self._slicer.slice(sequence, num_tokens, self._within_memory(sequence, drafts.get(sequence.request_id, ())))
+            for sequence, num_tokens in turns
+        ]
         if not slices:
             return None
         plan = StepPlan(tuple(slices))
@@ -312,19 +267,6 @@ class Scheduler:
                 planned.add(sequence.request_id)
                 budget -= num_tokens
         return turns
-
-    def _slice(self, sequence: Sequence, num_tokens: int, drafted: tuple[int, ...]) -> SequenceSlice:
-        start, known_end = sequence.num_computed, sequence.num_computed + num_tokens
-        drafted = self._within_memory(sequence, drafted)
-        is_last = known_end == len(sequence.token_ids)
-        return SequenceSlice(
-            request_id=sequence.request_id,
-            token_ids=(*sequence.token_ids[start:known_end], *drafted),
-            start=start,
-            pages=tuple(sequence.pages[: pages_for(known_end + len(drafted), self._limits.page_tokens)]),
-            adapters=sequence.request.adapters,
-            samples=self._sample_specs(sequence, drafted) if is_last else (),
-        )
 
     def _within_memory(self, sequence: Sequence, drafted: tuple[int, ...]) -> tuple[int, ...]:
         """Give a draft the pages that it needs, if they can be had without taking any from who runs; else cut it."""
@@ -376,22 +318,6 @@ class Scheduler:
         sequence.num_computed = 0
         self._waiting.enqueue(sequence)
         self.counters.preemptions += 1
-
-    def _sample_specs(self, sequence: Sequence, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:
-        """For the token after the last known one, and for those after each drafted one, should it come true."""
-        return tuple(self._sample_spec(sequence, drafted[:count]) for count in range(len(drafted) + 1))
-
-    def _sample_spec(self, sequence: Sequence, drafted: tuple[int, ...]) -> SampleSpec:
-        banned = sequence.banned_token_ids(len(drafted))
-        return SampleSpec(
-            params=sequence.request.sampling,
-            seed=sequence.seed,
-            position=len(sequence.token_ids) + len(drafted),
-            banned_token_ids=banned,
-            history=sequence.counted_history(),
-            draft_token_ids=drafted,
-            mask=self._grammars.row(sequence.request_id, banned, drafted),
-        )
 
     # ---- absorb -----------------------------------------------------------------------------------------------
 
@@ -468,40 +394,6 @@ class Scheduler:
         for digest in sequence.request.adapter_digests:
             self._adapters.unpin(digest)
 
-    # ---- requests ---------------------------------------------------------------------------------------------
-
-    def _validate(self, request: EngineRequest) -> None:
-        prompt, limits = request.prompt_token_ids, self._limits
-        if request.request_id in self._by_id:
-            raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
-        if not prompt:
-            raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
-        if len(prompt) + 1 > limits.context_tokens:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(prompt)} tokens; this model's context is {limits.context_tokens} tokens, the "
-                "answer included. Shorten the prompt.",
-                param="prompt",
-            )
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
-        _check_mixture(request)
-        check_vocabulary(request, limits.vocab_size)
-
-    def _make_sequence(self, request: EngineRequest) -> Sequence:
-        request = replace(request, adapters=tuple(sorted(request.adapters)))  # a sum has no order; its cache has
-        sampling = request.sampling
-        eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
-        return Sequence(
-            request=request,
-            scope=self._scopes.of(request, self._limits.page_tokens),
-            seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
-            arrived_at=self._clock.monotonic(),
-            stop_token_ids=eos | frozenset(sampling.stop_token_ids),
-            max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
-            token_ids=list(request.prompt_token_ids),
-            history=history_for(request),
-        )
-
     def check_integrity(self) -> None:
         """Every page is held by the tree, by the sequences that list it, and by nobody else."""
         self._memory.check_integrity()
@@ -516,20 +408,6 @@ class Scheduler:
 def _turn(sequence: Sequence) -> tuple[bool, int, float]:
     """The order of a step: those that decode first, then by class and arrival."""
     return sequence.num_behind > 1, sequence.rank, sequence.arrived_at
-
-
-def _check_mixture(request: EngineRequest) -> None:
-    digests = request.adapter_digests
-    if len(digests) > MAX_MIXTURE or len(set(digests)) < len(digests):
-        raise InvalidRequest(
-            f"A request mixes at most {MAX_MIXTURE} adapters, each named once; this one names {len(digests)}.",
-            param="adapters",
-        )
-    if not all(math.isfinite(use.weight) and abs(use.weight) <= MAX_MIXTURE_WEIGHT for use in request.adapters):
-        raise InvalidRequest(
-            f"An adapter's weight in a mixture is a number from {-MAX_MIXTURE_WEIGHT} to {MAX_MIXTURE_WEIGHT}.",
-            param="adapters",
-        )
 
 
 def _adapters_of(sequences: Iterable[Sequence]) -> set[str]:

@@ -22,8 +22,8 @@ from graftwork.engine.loop import (
     SubmitRequest,
     TendSession,
 )
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineStats, SessionMemory
-from graftwork.engine.scheduler import Output
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError

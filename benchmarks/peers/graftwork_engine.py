@@ -9,8 +9,8 @@ from our_engine import YardstickArtifacts, greedy_request, open_engine
 from peers.protocol import Opening, Task, serve
 
 from graftwork.engine.loop import SubmitRequest
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import TokensGenerated
-from graftwork.engine.scheduler import Output
 from graftwork.platform.errors import GraftworkError
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from graftwork.engine.assembly import Engine
 from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSession
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import (
     NO_KV_LIMITS,
     AdapterUse,
@@ -27,7 +28,6 @@ from graftwork.engine.request import (
     TokensGenerated,
     ToolWait,
 )
-from graftwork.engine.scheduler import Output
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.batch import StepPlan, StepResult
+from graftwork.engine.intake import SchedulerLimits
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import (
     AdapterUse,
     EngineRequest,
@@ -16,7 +18,7 @@ from graftwork.engine.request import (
     SamplingParams,
     ServiceTier,
 )
-from graftwork.engine.scheduler import Output, Scheduler, SchedulerLimits
+from graftwork.engine.scheduler import Scheduler
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
 from graftwork.engine.tier_names import Tier

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from graftwork.engine.batch import StepPlan, StepResult
 from graftwork.engine.drafting.speculator import DraftLimits, Speculator, matching
+from graftwork.engine.intake import SchedulerLimits
+from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineRequest, RequestFinished, SamplingParams, TokensGenerated
-from graftwork.engine.scheduler import Output, Scheduler, SchedulerLimits
+from graftwork.engine.scheduler import Scheduler
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
 from graftwork.platform.ids import IsolationDomain, RequestId
