@@ -263,7 +263,8 @@ async def test_a_dead_end_ends_that_answer_alone(gateway: Gateway, tenant: TestT
 
 async def test_strict_is_not_shown_to_the_model(gateway: Gateway, tenant: TestTenant) -> None:
     """It changes what is enforced, and not one token of the prompt."""
-    for fields in ({}, {"strict": True}, {"strict": False}):
+    spellings: list[dict[str, Any]] = [{}, {"strict": True}, {"strict": False}]
+    for fields in spellings:
         await tenant.client.post("/v1/chat/completions", json=chat(tools=[tool(**fields)]))
 
     assert len({request.prompt_token_ids for request in gateway.engine.requests}) == 1

@@ -74,7 +74,7 @@ def test_a_call_that_is_asked_for_comes(client: openai.OpenAI, choice: Any) -> N
             model=MODEL, messages=GREETING, tools=[WEATHER], tool_choice=choice, temperature=1.5, seed=seed, max_tokens=200,
             parallel_tool_calls=False,
         )  # fmt: skip
-        call = (answer.choices[0].message.tool_calls or [None])[0]
+        call = next(iter(answer.choices[0].message.tool_calls or ()), None)
         if answer.choices[0].finish_reason == "tool_calls" and call is not None and call.type == "function":
             jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
             finished += 1
