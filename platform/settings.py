@@ -64,6 +64,8 @@ class Settings:
     """Memory for the KV of idle sessions on the host; None is the engine's default, 0 keeps none there."""
     disk_kv_bytes: int | None = None
     """Bytes of KV in files under the data folder, which outlive the engine; None is 2 GiB, 0 keeps none there."""
+    kv_dir: Path | None = None
+    """Where those files lie, of one engine alone; None is `kv` in `data_dir`."""
     max_batch_tokens: int = 512
     """Tokens of one engine step, at least 1: larger is more throughput and longer steps."""
     max_running: int = 64
@@ -206,6 +208,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "lora_host_bytes": parse_bytes,
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
+    "kv_dir": _folder,
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),

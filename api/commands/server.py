@@ -15,6 +15,7 @@ from graftwork.api.commands.server_flags import (
     FleetKind,
     Host,
     HostKvBytes,
+    KvDir,
     ModelDir,
     Port,
     RedisUrl,
@@ -39,6 +40,7 @@ def serve(
     device_kv_bytes: DeviceKvBytes = None,
     host_kv_bytes: HostKvBytes = None,
     disk_kv_bytes: DiskKvBytes = None,
+    kv_dir: KvDir = None,
 ) -> None:
     """Serve a model: a gateway and its engine in one command.
 
@@ -83,6 +85,7 @@ def engine(
     device_kv_bytes: DeviceKvBytes = None,
     host_kv_bytes: HostKvBytes = None,
     disk_kv_bytes: DiskKvBytes = None,
+    kv_dir: KvDir = None,
 ) -> None:
     """Run an engine alone, for production: one for each device.
 

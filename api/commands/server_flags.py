@@ -35,6 +35,12 @@ DeviceKvBytes = Annotated[
 ]
 HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
 DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]
+KvDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Where the cache on disk lies, of one engine alone (default: kv in the data dir)."
+    ),
+]
 EngineAddress = Annotated[
     str | None, typer.Option(metavar="TARGET", help="The engine's gRPC address, unix:PATH or HOST:PORT.")
 ]

@@ -1,6 +1,7 @@
 """The KV memory under the demo's model and adapters: wherever an agent's KV has been, it says the same."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_an_agent_says_the_same_wherever_its_kv_has_been(demo: DemoLab, tmp_path
     """Warm, forked, rewound to the host, prefetched, and from the disk after a restart: the same tokens, each time from
     where they were meant to come; in fp32 also cold. (In bf16 attention rounds a prompt's last bit otherwise than an
     answer's, so a history that is computed again may differ at a near tie; one that was kept may not.)"""
-    options = {"dtype": dtype, "disk_kv_bytes": 2**26}
+    options: dict[str, Any] = {"dtype": dtype, "disk_kv_bytes": 2**26}
     cold = demo.engine(**options, kv_folder=tmp_path / "cold")
     harness = demo.engine(**options, kv_folder=tmp_path / "kv")
     adapter = demo.digests[job]
