@@ -22,7 +22,7 @@ ARTIFACTS_FOLDER = "artifacts"
 """Under the data folder; the gateway writes adapters there and the engine reads them."""
 
 KV_FOLDER = "kv"
-"""Under the data folder; the engine's own."""
+"""Under the data folder, unless another is named; the engine's own."""
 
 _BUDGETS = ("device_kv_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
 _DISK_KV_BYTES = 2 * 2**30
@@ -52,7 +52,7 @@ def run_engine(settings: Settings, listen: str) -> None:
         max_waiting=settings.max_waiting,
         max_draft_tokens=settings.max_draft_tokens,
         disk_kv_bytes=_DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
-        kv_folder=settings.data_dir / KV_FOLDER,
+        kv_folder=settings.kv_dir or settings.data_dir / KV_FOLDER,
         **sizes,
     )
     serve_engine(config, partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER), listen)

@@ -85,13 +85,15 @@ class DiskTier:
         """What a party keeps against everyone else's need for room."""
         self._index.set_reserve(owner, num_bytes)
 
-    def open(self) -> None:
-        """Find what an earlier process left. Raises InvalidRequest if the folder is no use or in use.
+    def open(self, within_s: float = 0.0) -> None:
+        """Find what an earlier process left; it may take `within_s` to go.
+
+        Raises InvalidRequest if the folder is no use or in use.
 
         Unfinished and damaged files are removed; files of other layouts stay until room is needed, in the order of
         their age; files that do not have our names are left alone and do not count.
         """
-        self._folder_lock.take()
+        self._folder_lock.take(within_s)
         for run in FolderScan(self._files, self._tally, self._layout).runs():
             self._index.add(run)
         with self._writing:

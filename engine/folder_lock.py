@@ -2,9 +2,12 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from graftwork.platform.errors import InvalidRequest
+
+_POLL_S = 0.05
 
 
 class FolderLock:
@@ -14,15 +17,20 @@ class FolderLock:
         self._folder = folder
         self._descriptor: int | None = None
 
-    def take(self) -> None:
-        """Make the folder, for its owner alone, if there is none. Raises InvalidRequest if it cannot be ours."""
+    def take(self, within_s: float = 0.0) -> None:
+        """Make the folder, for its owner alone, if there is none, and wait so long for whoever holds it to go.
+
+        Raises InvalidRequest if it cannot be ours.
+        """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self._folder, os.O_RDONLY)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(self._descriptor, time.monotonic() + within_s)
         except BlockingIOError:
             self.release()
-            raise InvalidRequest(f"Another engine keeps its KV pages in {self._folder}: give each its own.") from None
+            raise InvalidRequest(
+                f"Another engine keeps its KV pages in {self._folder}: give each its own with --kv-dir.", param="kv_dir"
+            ) from None
         except OSError as error:
             self.release()
             raise InvalidRequest(f"KV pages cannot be kept in {self._folder}: {error.strerror}.") from error
@@ -31,3 +39,15 @@ class FolderLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _lock(self, descriptor: int, until: float) -> None:
+        """Raises BlockingIOError if somebody else still has it then."""
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_POLL_S)
+            else:
+                return

@@ -19,6 +19,9 @@ from graftwork.engine.transfers import NoDisk, Report
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InvalidRequest
 
+_PREDECESSOR_GOES_WITHIN_S = 15.0
+"""An engine whose gateway was killed ends by itself within ten seconds; the next one waits for its folder, not fails."""
+
 
 def lay_out_kv(
     config: EngineConfig, model: ModelConfig, fingerprint: str, device: torch.device, dtype: torch.dtype
@@ -43,7 +46,7 @@ def _open_files(config: EngineConfig, layout: str) -> DiskTier | None:
     if config.kv_folder is None:
         raise InvalidRequest("disk_kv_bytes needs kv_folder: name the folder for KV files.", param="kv_folder")
     files = DiskTier(config.kv_folder, config.disk_kv_bytes, hashlib.sha256(layout.encode()).digest())
-    files.open()
+    files.open(_PREDECESSOR_GOES_WITHIN_S)
     return files
 
 

@@ -68,6 +68,8 @@ class Settings:
     """Bytes of KV in files under the data folder, which outlive the engine; None is 2 GiB, 0 keeps none there."""
     public_prompts: Path | None = None
     """A text file, or a folder of them: system prompts whose KV all tenants may share."""
+    kv_dir: Path | None = None
+    """Where those files lie, of one engine alone; None is `kv` in `data_dir`."""
     max_batch_tokens: int = 512
     """Tokens of one engine step, at least 1: larger is more throughput and longer steps."""
     max_running: int = 64
@@ -217,6 +219,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "public_prompts": _folder,
+    "kv_dir": _folder,
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),

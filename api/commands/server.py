@@ -15,6 +15,7 @@ from graftwork.api.commands.server_flags import (
     FleetKind,
     Host,
     HostKvBytes,
+    KvDir,
     MaxDraftTokens,
     ModelDir,
     Port,
@@ -45,6 +46,7 @@ def serve(
     disk_kv_bytes: DiskKvBytes = None,
     public_prompts: PublicPrompts = None,
     max_draft_tokens: MaxDraftTokens = None,
+    kv_dir: KvDir = None,
 ) -> None:
     """Serve a model: a gateway and its engine in one command.
 
@@ -91,6 +93,7 @@ def engine(
     host_kv_bytes: HostKvBytes = None,
     disk_kv_bytes: DiskKvBytes = None,
     max_draft_tokens: MaxDraftTokens = None,
+    kv_dir: KvDir = None,
 ) -> None:
     """Run an engine alone, for production: one for each device.
 

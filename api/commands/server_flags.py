@@ -45,6 +45,12 @@ DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for 
 PublicPrompts = Annotated[
     Path | None, typer.Option(metavar="PATH", help="System prompts, as text files, whose cache all tenants share.")
 ]
+KvDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Where the cache on disk lies, of one engine alone (default: kv in the data dir)."
+    ),
+]
 MaxDraftTokens = Annotated[
     int | None, typer.Option(help="Tokens guessed for a request in one step; 0: no speculation (default: 16).")
 ]

@@ -64,14 +64,15 @@ def share_of_faster(some: Sequence[float], others: Sequence[float]) -> float:
 def test_nobody_gains_from_a_prompt_that_another_tenant_has_cached(demo: DemoLab) -> None:
     """To a tenant, a prompt that another has cached is as slow as one that nobody has, and is reported so.
 
-    Of 14 + 14 equally distributed times the share of faster pairs lies outside 0.5 ± 0.45 once in some ten thousand
-    runs (normal approximation, sd 0.11); for whoever has the prompt cached it is above 0.95.
+    Of 20 + 20 equally distributed times the share of faster pairs lies outside 0.5 ± 0.4 once in a hundred thousand
+    runs (normal approximation, sd 0.092). For whoever has the prompt cached it is above that, though two of its times
+    were the machine's worst: a cache that were shared would be found.
     """
     harness = demo.engine()
     seconds: dict[str, list[float]] = {"cached by another": [], "cached by nobody": [], "cached": []}
 
-    for number in range(1, 29, 2):
-        known, fresh = prompt_of(number, 800), prompt_of(number + 1, 800)
+    for number in range(1, 41, 2):
+        known, fresh = prompt_of(number, 608), prompt_of(number + 1, 608)
         harness.run(known, domain=FLOODER, max_tokens=1)
         pair = [("cached by another", known), ("cached by nobody", fresh)]
         for name, prompt in pair if number % 4 == 1 else pair[::-1]:
@@ -82,10 +83,10 @@ def test_nobody_gains_from_a_prompt_that_another_tenant_has_cached(demo: DemoLab
         taken, outcome = timed(harness, known, FLOODER)
         seconds["cached"].append(taken)
         assert outcome.cache is not None
-        assert outcome.cache.cached_tokens == 784
+        assert outcome.cache.cached_tokens == 592
 
-    assert 0.05 <= share_of_faster(seconds["cached by another"], seconds["cached by nobody"]) <= 0.95
-    assert share_of_faster(seconds["cached"], seconds["cached by nobody"]) > 0.95
+    assert 0.1 <= share_of_faster(seconds["cached by another"], seconds["cached by nobody"]) <= 0.9
+    assert share_of_faster(seconds["cached"], seconds["cached by nobody"]) > 0.9
     harness.close()
 
 
