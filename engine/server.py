@@ -26,7 +26,7 @@ from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineStats, SessionMemory
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
-from graftwork.platform.errors import GraftworkError
+from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId
 
 _log = logging.getLogger(__name__)
@@ -128,11 +128,23 @@ class EngineServer:
         self._server = grpc.aio.server(options=_OPTIONS)
         engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
         self.port = self._server.add_insecure_port(listen)
-        self._thread = threading.Thread(target=engine.loop.run, name="engine-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self.has_died = asyncio.Event()
+        """The loop has ended by an error of its own: nobody is served any more."""
 
     async def start(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
         self._thread.start()
         await self._server.start()
+
+    def _run(self) -> None:
+        assert self._event_loop is not None
+        try:
+            self._engine.loop.run()
+        except Exception:  # noqa: BLE001 - the outermost loop: an engine without it must not seem to be alive
+            _log.exception("engine_loop_died")
+            self._event_loop.call_soon_threadsafe(self.has_died.set)
 
     async def stop(self) -> None:
         """Hang up on every gateway, then end the loop."""
@@ -153,5 +165,10 @@ async def _serve(engine: Engine, listen: str) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await server.start()
     _log.info("engine_ready", extra={"listen": listen, "model": engine.description.model_name})
-    await stopping.wait()
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, server.has_died)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if server.has_died.is_set():
+        raise InternalFailure("The engine's loop ended by an error; its log says which. It must be started again.")
     await server.stop()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.engine.grpc_client import GrpcEngineClient
+from graftwork.engine.loop import ReadStats
 from graftwork.engine.request import (
     AdapterUse,
     EngineRequest,
@@ -197,3 +198,19 @@ async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
     assert isinstance(events[-1], RequestFinished)
     await client.close()
     await second.stop()
+
+
+async def test_an_engine_whose_loop_ends_by_an_error_says_so(lab: Lab, tmp_path: Path) -> None:
+    """A bug in the loop's own thread is not a process that answers `Describe` and serves nobody: it is told to end."""
+    engine = lab.engine().engine
+    server = EngineServer(engine, f"unix:{tmp_path}/engine.sock")
+    await server.start()
+
+    def fail(stats: EngineStats) -> None:
+        raise ZeroDivisionError(stats.steps)
+
+    engine.loop.inbox.put(ReadStats(fail))
+    await asyncio.wait_for(server.has_died.wait(), 20)
+
+    assert server.has_died.is_set()
+    await server.stop()
