@@ -20,12 +20,12 @@ from graftwork.engine.page_key import PageKey
 class DiskIndex:
     """The pages, files and bytes of one folder, within `max_bytes`."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._places: dict[PageKey, tuple[PageRun, int]] = {}
         self._queues: dict[bytes | None, OrderedDict[str, PageRun]] = {}
-        self._accounts = OwnerAccounts()
+        self._accounts = OwnerAccounts(shared_reserve_bytes)
         self._unlisted: dict[str, PageRun] = {}
         """Claimed or retired: counted, and not to be found."""
         self._last_stamp_ns = 0

@@ -44,15 +44,19 @@ class DiskTier:
         layout: bytes,
         files: FileSystem | None = None,
         clock: Clock | None = None,
+        reserve_share: float = 0.0,
     ) -> None:
-        """`layout` is a 32-byte digest of all that decides what a page's bytes mean, their number included."""
+        """`layout` is a 32-byte digest of all that decides what a page's bytes mean, their number included.
+
+        `reserve_share` of `max_bytes` is parted equally among the parties that have files, and kept for each.
+        """
         assert len(layout) == _DIGEST_BYTES, "a layout is a digest of 32 bytes"
         self._layout = layout
         self._clock = clock or SystemClock()
         self._tally = DiskTally(self._clock)
         self._files = CountedFiles(files or LocalFiles(folder), self._tally)
         self._folder_lock = FolderLock(folder)
-        self._index = DiskIndex(max_bytes)
+        self._index = DiskIndex(max_bytes, int(reserve_share * max_bytes))
         self._file_bytes = min(_FILE_BYTES, max_bytes // _FILES_AT_LEAST)
         self._writing = threading.Lock()
 

@@ -17,8 +17,10 @@ Owner = bytes | None
 class OwnerAccounts:
     """The bytes, limit and reserve of every party."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_reserve_bytes: int = 0) -> None:
+        """`shared_reserve_bytes` are parted equally among the parties that are there."""
         self.total = 0
+        self._shared_reserve_bytes = shared_reserve_bytes
         self._bytes: defaultdict[Owner, int] = defaultdict(int)
         self._limits: dict[Owner, int] = {}
         self._reserves: dict[Owner, int] = {}
@@ -53,7 +55,9 @@ class OwnerAccounts:
 
     def is_borrowing(self, owner: Owner, num_bytes: int) -> bool:
         """Whether an owner that has `num_bytes` has more than its reserve."""
-        return num_bytes > self._reserves.get(owner, 0)
+        parties = sum(other is not None for other in self._bytes)
+        shared = 0 if owner is None else self._shared_reserve_bytes // max(parties, 1)
+        return num_bytes > max(self._reserves.get(owner, 0), shared)
 
     def check_integrity(self, bytes_by_owner: Mapping[Owner, int]) -> None:
         """Compare with a recount."""

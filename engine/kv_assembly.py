@@ -45,7 +45,8 @@ def _open_files(config: EngineConfig, layout: str) -> DiskTier | None:
         return None
     if config.kv_folder is None:
         raise InvalidRequest("disk_kv_bytes needs kv_folder: name the folder for KV files.", param="kv_folder")
-    files = DiskTier(config.kv_folder, config.disk_kv_bytes, hashlib.sha256(layout.encode()).digest())
+    digest = hashlib.sha256(layout.encode()).digest()
+    files = DiskTier(config.kv_folder, config.disk_kv_bytes, digest, reserve_share=config.kv_reserve_share)
     files.open(_PREDECESSOR_GOES_WITHIN_S)
     return files
 

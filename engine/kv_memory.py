@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from graftwork.engine.arrivals import Arrivals, Path, PrefixMatch, Residence
 from graftwork.engine.cleaner import Cleaner
+from graftwork.engine.disk_tally import DiskCounters
 from graftwork.engine.drop_order import Ranking
 from graftwork.engine.load_cost import CostTracker
 from graftwork.engine.page_key import PageKey
@@ -145,6 +146,10 @@ class KvMemory:
     @property
     def num_disk_pages(self) -> int:
         return self._disk.num_pages
+
+    @property
+    def disk_counters(self) -> DiskCounters:
+        return self._disk.counters
 
     @property
     def disk_bytes(self) -> int:

@@ -223,6 +223,7 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """A reading of everything that is counted."""
         counters, drafts = self._scheduler.counters, self._scheduler.speculator.counts
+        disk = self._memory.disk_counters
         device, host = self._memory.residency.device, self._memory.residency.host
         return EngineStats(
             running_requests=self._scheduler.num_running,
@@ -236,6 +237,9 @@ class EngineLoop:
             host_in_flight_pages=host.in_flight_pages,
             disk_pages=self._memory.num_disk_pages,
             disk_bytes=self._memory.disk_bytes,
+            disk_corrupt_files=disk.corrupt,
+            disk_foreign_files=disk.foreign,
+            disk_failures=disk.failed,
             resident_adapters=self._adapters.resident_digests,
             lora_pool_bytes=self._adapters.num_bytes,
             running_adapters=tuple(sorted(self._scheduler.running_adapters())),

@@ -359,6 +359,12 @@ class EngineStats:
     host_in_flight_pages: int
     disk_pages: int
     disk_bytes: int
+    disk_corrupt_files: int
+    """Dropped, because a checksum or a length was wrong."""
+    disk_foreign_files: int
+    """Passed over at start: another model's or layout's, or not ours."""
+    disk_failures: int
+    """Operations that the file system refused."""
     resident_adapters: tuple[str, ...]
     lora_pool_bytes: int
     running_adapters: tuple[str, ...]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from graftwork.engine.disk_tally import DiskCounters
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import Node, Owner
@@ -90,6 +91,9 @@ class DiskPages(Protocol):
     @property
     def bytes_used(self) -> int: ...
 
+    @property
+    def counters(self) -> DiskCounters: ...
+
     def holds(self, key: PageKey) -> bool:
         """Whether a page is there, as far as can be known without reading it."""
         ...
@@ -104,6 +108,7 @@ class NoDisk:
 
     num_pages = 0
     bytes_used = 0
+    counters = DiskCounters()
 
     def holds(self, key: PageKey) -> bool:
         return False

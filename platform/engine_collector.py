@@ -35,6 +35,12 @@ class EngineReading(Protocol):
     @property
     def disk_pages(self) -> int: ...
     @property
+    def disk_corrupt_files(self) -> int: ...
+    @property
+    def disk_foreign_files(self) -> int: ...
+    @property
+    def disk_failures(self) -> int: ...
+    @property
     def preemptions(self) -> int: ...
     @property
     def resident_adapters(self) -> tuple[str, ...]: ...
@@ -81,6 +87,7 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(prefix + usage, "Share of KV pages in use, 0 to 1.", used_ratio)
         yield _pages(reading)
         yield GaugeMetricFamily("graftwork_lora_pool_bytes", "Adapter weights on the device.", reading.lora_pool_bytes)
+        yield _disk_troubles(reading)
         yield CounterMetricFamily("graftwork_preemptions", "Requests offloaded to make room.", reading.preemptions)
         yield CounterMetricFamily("graftwork_adapter_loads", "Adapters loaded to the device.", reading.adapter_loads)
         yield _drafts(reading)
@@ -107,6 +114,15 @@ def _drafts(reading: EngineReading) -> Metric:
     drafts.add_metric(["accepted"], reading.accepted_tokens - reading.forced_tokens)
     drafts.add_metric(["rejected"], reading.drafted_tokens - reading.accepted_tokens)
     return drafts
+
+
+def _disk_troubles(reading: EngineReading) -> Metric:
+    """What went wrong with KV on disk: each costs a recomputation and nothing else."""
+    troubles = CounterMetricFamily("graftwork_kv_disk_troubles", "Troubles with KV files, by kind.", labels=["kind"])
+    troubles.add_metric(["corrupt_file"], reading.disk_corrupt_files)
+    troubles.add_metric(["foreign_file"], reading.disk_foreign_files)
+    troubles.add_metric(["failed_operation"], reading.disk_failures)
+    return troubles
 
 
 def _adapters(reading: EngineReading, read_at: float) -> Metric:

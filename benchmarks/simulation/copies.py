@@ -10,6 +10,7 @@ from collections.abc import Callable
 from benchmarks.simulation.hardware import ScaledHardware
 from benchmarks.simulation.timeline import Timeline
 
+from graftwork.engine.disk_tally import DiskCounters
 from graftwork.engine.load_cost import TransferCost
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.prefix_tree import Node, Owner
@@ -31,6 +32,10 @@ class SimulatedDisk:
     @property
     def bytes_used(self) -> int:
         return len(self._pages) * self._page_bytes
+
+    @property
+    def counters(self) -> DiskCounters:
+        return DiskCounters()
 
     def holds(self, key: PageKey) -> bool:
         return key in self._pages

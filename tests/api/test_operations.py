@@ -55,6 +55,7 @@ async def test_metrics(gateway: Gateway, tenant: TestTenant) -> None:
         'graftwork_kv_pages{state="owned",tier="host"} 6.0',
         'graftwork_kv_pages{state="owned",tier="disk"} 9.0',
         "graftwork_preemptions_total 3.0",
+        'graftwork_kv_disk_troubles_total{kind="foreign_file"} 2.0',
         "vllm:num_requests_waiting 2.0",
         "vllm:num_requests_running 1.0",
         "vllm:kv_cache_usage_perc 0.18",

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graftwork.engine.arrivals import Path, Residence
+from graftwork.engine.disk_tally import DiskCounters
 from graftwork.engine.drop_order import Ranking
 from graftwork.engine.kv_memory import KvMemory, LowerTiers
 from graftwork.engine.load_cost import CostTracker, LoadCost, PrefillCost, TransferCost
@@ -38,6 +39,10 @@ class FakeDisk:
     @property
     def bytes_used(self) -> int:
         return len(self.pages)
+
+    @property
+    def counters(self) -> DiskCounters:
+        return DiskCounters()
 
     def holds(self, key: PageKey) -> bool:
         return key in self.pages

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.engine.disk_tier import DiskTier
 from graftwork.engine.page_file import file_bytes
+from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.disk_lab import (
     LAYOUT,
@@ -205,6 +207,26 @@ def test_a_reserve_is_not_taken_by_others(tmp_path: Path) -> None:
     tier.set_reserve(party("flood"), 2 * ONE_PAGE_FILE)
     assert store(tier, "calm", chain("calm9", 1)) == 1
     assert tier.bytes_of(party("calm")) == 2 * ONE_PAGE_FILE
+
+
+def test_a_shared_reserve_is_parted_among_those_who_are_there(tmp_path: Path) -> None:
+    """Of eight files' room half is reserved: of two parties each keeps two files against the other's flood, whoever
+    it is; a party that was never there keeps nothing free."""
+    tier = DiskTier(tmp_path, 8 * ONE_PAGE_FILE, LAYOUT, clock=ManualClock(), reserve_share=0.5)
+    tier.open()
+    for number in range(4):
+        store(tier, "calm", chain(f"calm{number}", 1))
+
+    for number in range(20):
+        store(tier, "flood", chain(str(number), 1))
+    calm_after_flood = tier.bytes_of(party("calm"))
+    for number in range(20):
+        store(tier, "calm", chain(f"more{number}", 1))
+
+    assert calm_after_flood == 2 * ONE_PAGE_FILE
+    assert tier.bytes_of(party("flood")) == 2 * ONE_PAGE_FILE
+    assert tier.bytes_of(party("calm")) == 6 * ONE_PAGE_FILE
+    tier.check_integrity()
 
 
 def test_a_forgotten_page_is_not_answered(tmp_path: Path) -> None:

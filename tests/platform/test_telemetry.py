@@ -25,6 +25,9 @@ class Reading:
     host_cached_pages: int = 5
     host_in_flight_pages: int = 1
     disk_pages: int = 9
+    disk_corrupt_files: int = 1
+    disk_foreign_files: int = 2
+    disk_failures: int = 0
     preemptions: int = 2
     resident_adapters: tuple[str, ...] = ("sha256:a", "sha256:b")
     lora_pool_bytes: int = 4096
