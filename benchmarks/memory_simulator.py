@@ -44,8 +44,8 @@ class Scene:
 
 SCENES = {
     Shape.CODING: Scene(trace_factor=128, context_factor=4, num_live=60, num_turns=2500),
-    Shape.SUPPORT: Scene(trace_factor=16, context_factor=1, num_live=1600, num_turns=6000),
-    Shape.RESEARCH: Scene(trace_factor=128, context_factor=4, num_live=16, num_turns=2500),
+    Shape.SUPPORT: Scene(trace_factor=32, context_factor=1, num_live=3000, num_turns=9000),
+    Shape.RESEARCH: Scene(trace_factor=128, context_factor=4, num_live=20, num_turns=2500),
 }
 """Published coding contexts reach 325,000 tokens, and Llama 3.1 has 131,072: a quarter of them fits."""
 

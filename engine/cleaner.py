@@ -116,15 +116,10 @@ class Cleaner:
         for node in list(islice(self._dirty, 4 * _BATCH_PAGES)):
             if not _can_be_saved(node):
                 del self._dirty[node]
-            elif not self._is_idle(node):
-                self._dirty.move_to_end(node)  # its sequence runs, and says at its end what becomes of it
             elif owner in (None, node.owner) and len(chosen) < _BATCH_PAGES:
                 owner = node.owner
                 chosen.update(dict.fromkeys(_dirty_path(node)))
         return list(chosen)
-
-    def _is_idle(self, node: Node) -> bool:
-        return node.device is not None and self._residency.device.is_idle(node.device)
 
     def _save(self, dirty: Sequence[Node]) -> None:
         if not dirty:

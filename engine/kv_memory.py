@@ -46,7 +46,9 @@ class KvMemory:
         self._clock = clock
         self._disk = lower.disk
         self.sessions = SessionTable(max_keys=1024 + 16 * (sizes.device_pages + sizes.host_pages))
-        retention = Retention(clock, lower.costs, sizes.page_tokens, self.sessions.reaches, lower.disk.holds)
+        retention = Retention(
+            clock, lower.costs, sizes.page_tokens, self.sessions.reaches, lower.disk.holds, self._is_in_use
+        )
         self.residency = Residency(sizes, ranking or retention.rank, lower.disk, clock)
         self._arrivals = Arrivals(self.residency, lower.copies, lower.costs)
         has_disk = not isinstance(lower.disk, NoDisk)
@@ -169,6 +171,9 @@ class KvMemory:
         nodes = self.enter(path, pages, session)
         self.release(pages)
         self.cleaner.save(nodes)
+
+    def _is_in_use(self, node: Node) -> bool:
+        return node.device is not None and self.residency.device.holders(node.device) > 1
 
     # ---- copies -----------------------------------------------------------------------------------------------
 

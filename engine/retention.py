@@ -45,6 +45,8 @@ class Retention:
     is_reached: Callable[[PageKey], bool]
     """Whether a session's history runs through a page."""
     is_on_disk: Callable[[PageKey], bool]
+    is_in_use: Callable[[Node], bool]
+    """Whether a running sequence holds a page: nobody has left it, though no history may run through it yet."""
 
     def rank(self, node: Node, tier: Tier) -> Rank:
         """The place of a page in the order of its tier; the lowest goes first."""
@@ -54,7 +56,7 @@ class Retention:
 
     def drop_class(self, node: Node, tier: Tier) -> DropClass:
         """Which of the four kinds a page is."""
-        if not node.is_loose and not self.is_reached(node.key):
+        if not node.is_loose and not self.is_reached(node.key) and not self.is_in_use(node):
             return DropClass.SUPERSEDED
         if not self.has_copy_below(node, tier):
             return DropClass.VALUED

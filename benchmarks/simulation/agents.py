@@ -135,7 +135,7 @@ class Agents:
     def _hold(self, agent: Agent, step: Step) -> None:
         if not self._policy.holds:
             return
-        tools = [SUB_AGENT] if step.sub_agents else [call.tool for call in step.calls]
+        tools = [SUB_AGENT] if step.sub_agents else [call.tool for call in step.calls] or [HUMAN]  # it may be the end
         waits = tuple(ToolWait(tool) for tool in tools if tool != HUMAN or self._policy.leases_every_pause)
         self._tend(agent, SessionVerb.HOLD, waits)
 

@@ -1,25 +1,31 @@
-"""What is copied down in the background, and when."""
+"""What becomes of pages that are copied down while their sequence runs."""
 
-from graftwork.engine.transfers import TransferKind
+from graftwork.engine.request import SessionKey, SessionUse
+from graftwork.engine.tier_names import Tier
 from tests.engine.kv_lab import KvLab
 
 
-def test_pages_of_a_running_sequence_wait_for_its_end() -> None:
-    """Free pages run short and nothing is idle: nothing is copied, since no session reaches those pages yet and the
-    host would give them up before all others. Once the sequence has let go of them, they are copied."""
-    lab = KvLab(device=4, host=8)
-    path = lab.path("x", (1, 2, 3, 4, 5, 6, 7, 8))
-    residence = lab.memory.settle(path, lab.memory.match(path), 8)
+def test_the_host_keeps_what_a_running_sequence_has_just_made() -> None:
+    """No session's history runs through its pages yet, but nobody has left them: older pages that are also on disk
+    make room. The end of the turn would have to copy them again."""
+    lab = KvLab(device=8, host=6)
+    use = SessionUse(SessionKey("running"))
+    lab.run("x", (1, 2, 3, 4), "old")
+    old = lab.memory.residency.tree.nodes_on(Tier.DEVICE)
+    lab.memory.cleaner.save(old)
+    lab.fire_all()
+    path = lab.path("x", (5, 6, 7, 8, 9, 1, 2, 3))
+    residence = lab.memory.settle(path, lab.memory.match(path), 8, use)
     assert residence is not None
     lab.compute(path, residence)
-    lab.memory.enter(path, residence.pages, None)
-
-    lab.memory.tick()
-    while_running = len(lab.copies.under_way)
-    lab.memory.release(residence.pages)
-    lab.memory.tick()
+    made = lab.memory.enter(path, residence.pages, use)
+    lab.memory.cleaner.save(made)
     lab.fire_all()
 
-    assert while_running == 0
-    assert lab.copies.moved[TransferKind.SAVE] == 4
-    lab.check()
+    lab.run("x", (3, 3, 3, 3), "next")
+    lab.memory.cleaner.save(lab.memory.residency.tree.nodes_on(Tier.DEVICE))
+    lab.fire_all()
+
+    assert [node.host is not None for node in made] == [True] * 4
+    assert [node.host is not None for node in old] == [False] * 2
+    lab.check(num_held=4)
