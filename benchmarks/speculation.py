@@ -113,22 +113,26 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     before = describe_machine()
-    comparisons = []
+    comparisons: list[Comparison] = []
     for name in options.sets.split(","):
         for batch in map(int, options.batches.split(",")):
             comparisons.append(compare(name, batch, options.rounds, options.drafts))
             show(comparisons[-1:], title=not comparisons[1:])
-    if options.json:
-        report = {
-            "benchmark": "speculation",
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": before | {"load_average_after": describe_machine()["load_average"]},
-            "max_draft_tokens": options.drafts,
-            "rounds": options.rounds,
-            "figures": [one.figures() for one in comparisons],
-        }
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+            if options.json:
+                write(options.json, options.drafts, before, comparisons)
     return 0
+
+
+def write(path: Path, max_draft_tokens: int, before: dict[str, Any], comparisons: list[Comparison]) -> None:
+    """All that is measured so far, with the machine and its load before and after."""
+    report = {
+        "benchmark": "speculation",
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": before | {"load_average_after": describe_machine()["load_average"]},
+        "max_draft_tokens": max_draft_tokens,
+        "figures": [one.figures() for one in comparisons],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def open_engine(max_draft_tokens: int, batch: int) -> Engine:
