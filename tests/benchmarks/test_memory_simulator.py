@@ -87,16 +87,22 @@ def test_a_flooding_party_pushes_nobody_below_its_reserve(policy: Policy) -> Non
     assert world.watch.num_at_reserve > 0, "nobody was ever as low as its reserve: nothing was tested"
 
 
-@pytest.mark.parametrize("shape", Shape)
-def test_the_policy_finds_more_on_the_device_than_least_recently_used(shape: Shape) -> None:
-    """More of the prompts' tokens lie on the device when their turn comes; no more are recomputed, but for the noise
-    of another order of events."""
-    scene = replace(SCENES[shape], trace_factor=FACTOR)
-    trace = make_trace(scene, shape, 1, 1000)
+@pytest.mark.parametrize(
+    ("shape", "factor", "num_turns", "margin"),
+    [(Shape.CODING, 400, 1500, 0.01), (Shape.RESEARCH, 400, 1500, 0.004), (Shape.SUPPORT, 64, 4000, -0.0001)],
+)
+def test_the_policy_finds_more_on_the_device_than_least_recently_used(
+    shape: Shape, factor: float, num_turns: int, margin: float
+) -> None:
+    """More of the prompts' tokens lie on the device when their turn comes, but for people's pauses, where it is the
+    same; and no more are recomputed, but for the noise of another order of events."""
+    scene = replace(SCENES[shape], trace_factor=factor)
+    trace = make_trace(scene, shape, 1, num_turns)
 
-    lru, ours = (play(scene, trace, policy, 1000) for policy in (LRU, OURS))
+    lru, ours = (play(scene, trace, policy, num_turns) for policy in (LRU, OURS))
 
-    assert ours.shares["device"] > lru.shares["device"]
+    assert lru.working_set > 1.5, "the device held all that was wanted"
+    assert ours.shares["device"] > lru.shares["device"] + margin
     assert ours.shares["recomputed"] < lru.shares["recomputed"] + 0.001
     assert sum(ours.shares.values()) == pytest.approx(1.0)
 
