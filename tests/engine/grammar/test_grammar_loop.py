@@ -13,6 +13,7 @@ from graftwork.engine.assembly import build_engine
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.request import EngineRequest, FinishReason, GrammarKind, GrammarSource, SamplingParams
 from graftwork.engine.wire.codec import request_from_wire, request_to_wire
+from graftwork.platform.clock import Clock, ManualClock
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.conftest import Lab
@@ -41,9 +42,9 @@ TAG = {
 class Scene(Harness):
     """An engine over the demo model, and its words."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, clock: Clock | None = None, **options: Any) -> None:
         config = EngineConfig(model=MODEL, device_kv_bytes=32 * 2**20, dtype="float32", **options)
-        super().__init__(build_engine(config, lambda _: FolderSource({}, {})))
+        super().__init__(build_engine(config, lambda _: FolderSource({}, {}), clock))
         self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
     def text(self, outcome: Outcome) -> str:
@@ -192,10 +193,12 @@ def test_a_grammar_crosses_the_wire(source: GrammarSource | None) -> None:
     assert request_from_wire(request_to_wire(request)) == request
 
 
-def test_drafts_change_no_constrained_answer(scene: Scene) -> None:
+def test_drafts_change_no_constrained_answer() -> None:
     """Greedy and sampled, under schemas, a tag and nothing, in one batch: the same tokens with guesses and without;
     some of them were spelled out by the grammar."""
-    plain = Scene(max_draft_tokens=0)
+    plain, guesser = Scene(max_draft_tokens=0), Scene(ManualClock())
+    for num_rows in range(1, 400):  # it believes its rows to cost nothing, and verifies all that it can
+        guesser.loop._scheduler.speculator._cost.record(num_rows, 1.0)
     sources = [None, *(grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)), grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
     jobs: list[dict[str, Any]] = [
         {"prompt": [20 + number, *PROMPT], "grammar": source, "temperature": temperature, "seed": 5, "max_tokens": 60}
@@ -203,11 +206,12 @@ def test_drafts_change_no_constrained_answer(scene: Scene) -> None:
         for temperature in (0.0, 0.8)
     ]
 
-    guessing = [scene.submit(**job) for _ in range(3) for job in jobs]
-    scene.finish()
+    guessing = [guesser.submit(**job) for _ in range(3) for job in jobs]
+    guesser.finish()
     alone = [plain.submit(**job) for job in jobs]
     plain.finish()
-    plain.loop._grammars.close_all()
+    for scene in (plain, guesser):
+        scene.loop._grammars.close_all()
 
     assert [outcome.token_ids for outcome in guessing] == 3 * [outcome.token_ids for outcome in alone]
     assert sum(outcome.drafts.forced_tokens for outcome in guessing) > 20
