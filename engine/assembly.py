@@ -74,7 +74,7 @@ def build_engine(
         clock,
     )
     grammars = _grammars(config, model, inbox, clock)
-    builder = BatchBuilder(config.page_tokens, store.cache.null_page, device, RowRules.of(dtype))
+    builder = BatchBuilder(config.page_tokens, store.arena.null_frame, device, RowRules.of(dtype))
     runner = ModelRunner(decoder, store.cache, builder, adapters, lora, MaskFiller(model.vocab_size))
     costs = costs or measure(store, runner.run, _limits(config, model))
     memory, copier = build_memory(store, costs, inbox.put, clock)

@@ -9,47 +9,37 @@ import torch
 from torch.nn import functional
 
 from graftwork.engine.batch_tensors import BatchTensors, ChunkRows, DecodeRows, VisibleKeys
+from graftwork.engine.frame_arena import FrameArena
 from graftwork.engine.model_config import ModelConfig
 
 
 class KvCache:
-    """Keys and values of every layer; page `num_pages` is the null page, always zero, and behind it one for scraps."""
+    """Keys and values of every layer: a page is one frame, and the null frame the page of zeros that pads tables."""
 
-    def __init__(
-        self, config: ModelConfig, num_pages: int, page_tokens: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, config: ModelConfig, arena: FrameArena, page_tokens: int, dtype: torch.dtype) -> None:
+        """`arena` has frames of at least `bytes_per_page` bytes."""
         self._config = config
-        self._page_tokens = page_tokens
-        self.null_page = num_pages
-        shape = (config.num_layers, num_pages + 2, page_tokens, config.num_kv_heads, config.head_dim)
-        self._keys = torch.empty(shape, device=device, dtype=dtype)
-        self._values = torch.empty(shape, device=device, dtype=dtype)
-        self._keys[:, self.null_page] = 0
-        self._values[:, self.null_page] = 0
-
-    @property
-    def page_shape(self) -> tuple[int, ...]:
-        """Of one page as it is copied: keys and values of every layer.  # (2, layers, page_tokens, kv_heads, head_dim)"""
-        layers, _, *rest = self._keys.shape
-        return (2, layers, *rest)
+        self.page_shape = (2, config.num_layers, page_tokens, config.num_kv_heads, config.head_dim)
+        """Of one page: keys and values of every layer."""
+        elements = torch.Size(self.page_shape).numel()
+        frames = arena.memory.view(dtype)[:, :elements]
+        self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
 
     @property
     def device(self) -> torch.device:
-        return self._keys.device
+        return self._pages.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._keys.dtype
+        return self._pages.dtype
 
     def read_page(self, page: int, target: torch.Tensor) -> None:
         """Copy one page's KV into `target`, a tensor of `page_shape`."""
-        target[0].copy_(self._keys[:, page])
-        target[1].copy_(self._values[:, page])
+        target.copy_(self._pages[page])
 
     def write_page(self, page: int, source: torch.Tensor) -> None:
         """Make one page hold `source`, a tensor of `page_shape`."""
-        self._keys[:, page].copy_(source[0])
-        self._values[:, page].copy_(source[1])
+        self._pages[page].copy_(source)
 
     def attend(
         self,
@@ -65,7 +55,7 @@ class KvCache:
         query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
         Returns [num_tokens, heads * head_dim].
         """
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self._pages[:, 0, layer], self._pages[:, 1, layer]  # [frames, page_tokens, kv_heads, head_dim]
         self._write(keys, key, batch)
         self._write(values, value, batch)
         mixed = torch.zeros_like(query)
@@ -78,7 +68,7 @@ class KvCache:
 
     def _write(self, pages: torch.Tensor, rows: torch.Tensor, batch: BatchTensors) -> None:
         pages.index_fill_(0, batch.begun_pages, 0)
-        pages.flatten(0, 1).index_copy_(0, batch.slots, rows)
+        pages.index_put_((batch.row_pages, batch.row_offsets), rows)
 
     def _decode(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor

@@ -82,7 +82,8 @@ class BatchTensors:
     """In the order of their rows."""
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
-    slots: torch.Tensor  # [num_tokens] page * page_tokens + offset: where each row's KV is written
+    row_pages: torch.Tensor  # [num_tokens] the page where each row's KV is written
+    row_offsets: torch.Tensor  # [num_tokens] and the token's place in it
     begun_pages: torch.Tensor  # pages whose first token is written in this step; scrubbed before
     sampled_rows: torch.Tensor  # [num_sampled], repeated up to the least number of rows
     num_sampled: int
@@ -141,18 +142,19 @@ class BatchBuilder:
         placed = list(zip(starts, slices, strict=True))
         adapted = any(piece.adapters for piece in slices)
         padding = [0] * (padded_rows(num_rows, self._rules.min_rows, with_adapters=adapted) - num_rows)
-        scrap_slot = (self._null_page + 1) * self._page_tokens
         sampled = [row for start, piece in placed for row in _sampled_rows(start, piece)]
         repeated = sampled[-1:] * (
             padded_rows(len(sampled), self._rules.min_rows, with_adapters=adapted) - len(sampled)
         )
+        positions = self._tensor([position for piece in slices for position in range(piece.start, piece.end)] + padding)
         return BatchTensors(
             slices=slices,
             token_ids=self._tensor([token for piece in slices for token in piece.token_ids] + padding),
-            positions=self._tensor(
-                [position for piece in slices for position in range(piece.start, piece.end)] + padding
+            positions=positions,
+            row_pages=self._tensor(
+                [page for piece in slices for page in self._row_pages(piece)] + [self._null_page + 1] * len(padding)
             ),
-            slots=self._tensor([slot for piece in slices for slot in self._slots(piece)] + [scrap_slot] * len(padding)),
+            row_offsets=positions % self._page_tokens,
             begun_pages=self._tensor([page for piece in slices for page in self._begun_pages(piece)]),
             sampled_rows=self._tensor(sampled + repeated),
             num_sampled=len(sampled),
@@ -164,9 +166,8 @@ class BatchBuilder:
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    def _slots(self, piece: SequenceSlice) -> list[int]:
-        size = self._page_tokens
-        return [piece.pages[position // size] * size + position % size for position in range(piece.start, piece.end)]
+    def _row_pages(self, piece: SequenceSlice) -> list[int]:
+        return [piece.pages[position // self._page_tokens] for position in range(piece.start, piece.end)]
 
     def _begun_pages(self, piece: SequenceSlice) -> list[int]:
         first = -(-piece.start // self._page_tokens)

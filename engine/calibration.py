@@ -14,6 +14,7 @@ import torch
 from graftwork.engine.attention import KvCache
 from graftwork.engine.batch import SequenceSlice, StepPlan, StepResult
 from graftwork.engine.disk_tier import DiskTier
+from graftwork.engine.frame_arena import FrameArena
 from graftwork.engine.host_pages import HostPages
 from graftwork.engine.intake import SchedulerLimits
 from graftwork.engine.load_cost import (
@@ -44,7 +45,9 @@ class KvStore:
     """Where the KV of one engine lies."""
 
     sizes: KvSizes
+    arena: FrameArena
     cache: KvCache
+    """A view of it."""
     host: HostPages
     files: DiskTier | None
 

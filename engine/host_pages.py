@@ -1,6 +1,6 @@
 """The host's KV pages: one block of memory, a page of all layers to a row.
 
-Whole pages lie together, so a page is one run of bytes for the disk and two strided copies for the device.
+Whole pages lie together, so a page is one run of bytes for the disk and one copy for the device, where it lies alike.
 Where there is CUDA the block is pinned, so that copies run beside the compute.
 """
 

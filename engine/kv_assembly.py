@@ -8,6 +8,7 @@ from graftwork.engine.attention import KvCache, bytes_per_page
 from graftwork.engine.calibration import KvStore
 from graftwork.engine.config import EngineConfig
 from graftwork.engine.disk_tier import DiskTier
+from graftwork.engine.frame_arena import FrameArena, framed_bytes
 from graftwork.engine.host_pages import HostPages
 from graftwork.engine.kv_memory import KvMemory, LowerTiers
 from graftwork.engine.load_cost import CostTracker, LoadCost
@@ -28,9 +29,10 @@ def lay_out_kv(
 ) -> KvStore:
     """Raises InvalidRequest if the sizes cannot hold one context, or the folder cannot be used."""
     sizes = _sizes(config, model, dtype)
-    cache = KvCache(model, sizes.device_pages, config.page_tokens, device, dtype)
+    arena = FrameArena(sizes.device_pages, sizes.page_bytes, device)
+    cache = KvCache(model, arena, config.page_tokens, dtype)
     host = HostPages(sizes.host_pages, cache.page_shape, dtype, pinned=device.type == "cuda")
-    return KvStore(sizes, cache, host, _open_files(config, f"{fingerprint}/{dtype}/{cache.page_shape}"))
+    return KvStore(sizes, arena, cache, host, _open_files(config, f"{fingerprint}/{dtype}/{cache.page_shape}"))
 
 
 def build_memory(store: KvStore, costs: LoadCost, report: Report, clock: Clock) -> tuple[KvMemory, PageCopier]:
@@ -53,12 +55,13 @@ def _open_files(config: EngineConfig, layout: str) -> DiskTier | None:
 
 def _sizes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KvSizes:
     each = bytes_per_page(model, config.page_tokens, dtype)
-    pages = config.device_kv_bytes // each
+    frame = framed_bytes(each)
+    pages = config.device_kv_bytes // frame
     needed = pages_for(model.context_tokens, config.page_tokens)
     if pages < needed:
         raise InvalidRequest(
             f"--device-kv-bytes {config.device_kv_bytes} holds {pages} pages; one context of {model.context_tokens} "
-            f"tokens needs {needed}. Give at least {needed * each} bytes.",
+            f"tokens needs {needed}. Give at least {needed * frame} bytes.",
             param="device_kv_bytes",
         )
     return KvSizes(

@@ -47,7 +47,8 @@ def test_a_row_is_written_where_its_position_lies_in_its_pages() -> None:
     """Positions 3 to 6 over pages 7 and 2 of four tokens: the last slot of page 7, the first three of page 2."""
     batch = builder().build(StepPlan((piece("a", 3, 4, [7, 2]),)))
 
-    assert batch.slots.tolist() == [31, 8, 9, 10]
+    assert batch.row_pages.tolist() == [7, 2, 2, 2]
+    assert batch.row_offsets.tolist() == [3, 0, 1, 2]
     assert batch.positions.tolist() == [3, 4, 5, 6]
 
 
@@ -83,7 +84,8 @@ def test_a_small_batch_is_padded_with_rows_of_nobody() -> None:
     batch = builder(RowRules(4, 16)).build(StepPlan((piece("a", 0, 2, [1]),)))
 
     assert len(batch.token_ids) == len(batch.positions) == 4
-    assert batch.slots.tolist() == [4, 5, (NULL_PAGE + 1) * 4, (NULL_PAGE + 1) * 4]
+    assert batch.row_pages.tolist() == [1, 1, NULL_PAGE + 1, NULL_PAGE + 1]
+    assert batch.row_offsets.tolist() == [0, 1, 0, 0]
     assert batch.num_sampled == 0
 
 

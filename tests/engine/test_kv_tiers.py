@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from graftwork.engine.attention import KvCache
+from graftwork.engine.attention import KvCache, bytes_per_page
 from graftwork.engine.disk_tier import DiskTier
+from graftwork.engine.frame_arena import FrameArena
 from graftwork.engine.host_pages import HostPages
 from graftwork.engine.model_config import read_model_config
 from graftwork.engine.page_copier import PageCopier
@@ -179,12 +180,14 @@ def test_a_miss_says_why(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("page_tokens", [4, 16])
+@pytest.mark.parametrize(("page_tokens", "padding"), [(4, 0), (16, 0), (16, 40)])
 def test_every_round_trip_brings_back_the_same_bytes(
-    lab: Lab, tmp_path: Path, dtype: torch.dtype, page_tokens: int
+    lab: Lab, tmp_path: Path, dtype: torch.dtype, page_tokens: int, padding: int
 ) -> None:
     """Random pages go to the host, to files, and come back from each to other device pages, bit for bit."""
-    cache = KvCache(read_model_config(lab.base), 12, page_tokens, torch.device("cpu"), dtype)
+    model = read_model_config(lab.base)
+    arena = FrameArena(12, bytes_per_page(model, page_tokens, dtype) + padding, torch.device("cpu"))
+    cache = KvCache(model, arena, page_tokens, dtype)
     host = HostPages(4, cache.page_shape, dtype, pinned=False)
     noise = torch.randint(0, 256, (4, host.page_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     originals = noise.view(dtype).view(4, *cache.page_shape)
