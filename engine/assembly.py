@@ -77,7 +77,7 @@ def build_engine(
     builder = BatchBuilder(config.page_tokens, store.arena.null_frame, device, RowRules.of(dtype))
     runner = ModelRunner(decoder, store.cache, builder, adapters, lora, MaskFiller(model.vocab_size))
     costs = costs or measure(store, runner.run, _limits(config, model))
-    memory, copier = build_memory(store, costs, inbox.put, clock)
+    memory, copier = build_memory(config, store, costs, inbox.put, clock)
     scopes = ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}")
     scheduler = Scheduler(
         _limits(config, model),
@@ -94,7 +94,9 @@ def build_engine(
             lambda sequence: grammars.constraint(sequence.request_id),
         ),
     )
-    return Engine(EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, runner), description)
+    return Engine(
+        EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner), description
+    )
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarDesk:

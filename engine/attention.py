@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from graftwork.engine.batch_tensors import BatchTensors, ChunkRows, DecodeRows, VisibleKeys
 from graftwork.engine.frame_arena import FrameArena
+from graftwork.engine.layer_gates import LayerGates
 from graftwork.engine.model_config import ModelConfig
 
 
@@ -24,6 +25,12 @@ class KvCache:
         elements = torch.Size(self.page_shape).numel()
         frames = arena.memory.view(dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
+        self.gates = LayerGates()
+        """What layers wait for before they read."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.page_shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -41,6 +48,12 @@ class KvCache:
         """Make one page hold `source`, a tensor of `page_shape`."""
         self._pages[page].copy_(source)
 
+    def write_layers(self, page: int, source: torch.Tensor, layers: range) -> None:
+        """Make a page hold some layers of `source`, a tensor of `page_shape`; on CUDA, once the stream is there."""
+        for part in range(2):  # keys, values: each is one run of bytes
+            target = self._pages[page, part, layers.start : layers.stop]
+            target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
+
     def attend(
         self,
         layer: int,
@@ -50,11 +63,12 @@ class KvCache:
         batch: BatchTensors,
         visible: VisibleKeys,
     ) -> torch.Tensor:
-        """Write the rows' keys and values, then mix what each row may see in this layer.
+        """Write the rows' keys and values, then mix what each row may see in this layer. Raises LoadFailed.
 
         query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
         Returns [num_tokens, heads * head_dim].
         """
+        self.gates.wait(layer)
         keys, values = self._pages[:, 0, layer], self._pages[:, 1, layer]  # [frames, page_tokens, kv_heads, head_dim]
         self._write(keys, key, batch)
         self._write(values, value, batch)

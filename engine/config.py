@@ -28,6 +28,8 @@ class EngineConfig:
     """Bytes of KV in `kv_folder`, which outlive the process; 0 keeps none there."""
     kv_folder: Path | None = None
     """Where KV files lie; needed where `disk_kv_bytes` is not 0."""
+    overlap_loads: bool | None = None
+    """Whether a step begins while its KV comes up from the host, and waits layer by layer; None: on CUDA."""
     kv_reserve_share: float = 0.5
     """Of each tier, from 0 to 1: parted among the tenants present, whom others cannot push below it."""
     lora_pool_bytes: int = 256 * 2**20

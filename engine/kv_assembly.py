@@ -35,9 +35,12 @@ def lay_out_kv(
     return KvStore(sizes, arena, cache, host, _open_files(config, f"{fingerprint}/{dtype}/{cache.page_shape}"))
 
 
-def build_memory(store: KvStore, costs: LoadCost, report: Report, clock: Clock) -> tuple[KvMemory, PageCopier]:
+def build_memory(
+    config: EngineConfig, store: KvStore, costs: LoadCost, report: Report, clock: Clock
+) -> tuple[KvMemory, PageCopier]:
     """The memory over a store, and the threads that copy for it."""
-    copier = PageCopier(store.cache, store.host, store.files, report, clock)
+    overlaps = store.arena.device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
+    copier = PageCopier(store.cache, store.host, store.files, report, clock, overlaps_loads=overlaps)
     lower = LowerTiers(copier, CostTracker(costs), store.files or NoDisk())
     return KvMemory(store.sizes, lower, clock), copier
 

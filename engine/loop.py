@@ -14,11 +14,12 @@ from graftwork.engine.batch import StepPlan, StepResult
 from graftwork.engine.grammar.compiler import GrammarCompiled
 from graftwork.engine.grammar.desk import GrammarDesk
 from graftwork.engine.kv_memory import KvMemory
+from graftwork.engine.layer_gates import LayerGates
 from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
 from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, SessionTending
 from graftwork.engine.scheduler import Scheduler
-from graftwork.engine.transfers import CopyEngine, TransferDone
+from graftwork.engine.transfers import CopyEngine, LoadReadable, TransferDone
 from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId
 
@@ -87,6 +88,7 @@ Message = (
     | ReadStats
     | AdapterLoaded
     | GrammarCompiled
+    | LoadReadable
     | TransferDone
     | Stop
 )
@@ -109,6 +111,7 @@ class EngineLoop:
         grammars: GrammarDesk,
         memory: KvMemory,
         copies: CopyEngine,
+        gates: LayerGates,
         runner: Runner,
     ) -> None:
         self.inbox = inbox
@@ -117,6 +120,7 @@ class EngineLoop:
         self._grammars = grammars
         self._memory = memory
         self._copies = copies
+        self._gates = gates
         self._runner = runner
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
@@ -186,7 +190,11 @@ class EngineLoop:
                 self._scheduler.speculator.forget_adapter(digest)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
+            case LoadReadable(plan, gate):
+                self._gates.add(plan, gate)
+                self._deliver(self._scheduler.absorb_readable(plan))
             case TransferDone():
+                self._gates.remove(message.plan)
                 self._deliver(self._scheduler.absorb_transfer(message))
             case TendSession(tending, answer_tending):
                 answer_tending(self._scheduler.tend(tending))

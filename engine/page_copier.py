@@ -2,7 +2,8 @@
 
 Owns no page and decides nothing: every plan names what it touches, and all of it is leased until the report.
 On CUDA the copies run on a stream of their own, which waits for the compute that wrote their sources and is waited
-for before the report: what is reported has happened.
+for before the report: what is reported as done has happened. Loads from the host are readable before that: they go a
+few layers at a time, and the step that reads them waits for each layer alone (see layer_gates).
 """
 
 import hashlib
@@ -16,11 +17,15 @@ import torch
 
 from graftwork.engine.attention import KvCache
 from graftwork.engine.host_pages import HostPages
+from graftwork.engine.layer_gates import LayerGate, OnStream
 from graftwork.engine.page_key import PageKey
-from graftwork.engine.transfers import Report, TransferDone, TransferKind, TransferPlan
+from graftwork.engine.transfers import LoadReadable, Report, TransferDone, TransferKind, TransferPlan
 from graftwork.platform.clock import Clock
 
 _log = logging.getLogger(__name__)
+
+_LOAD_PARTS = 4
+"""Groups of layers of one load: more begin sooner and cost more calls, of which each page takes two a group."""
 
 
 class PageFiles(Protocol):
@@ -42,12 +47,23 @@ class PageFiles(Protocol):
 class PageCopier:
     """A CopyEngine over real memory. Reports come on its own threads."""
 
-    def __init__(self, cache: KvCache, host: HostPages, files: PageFiles | None, report: Report, clock: Clock) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        host: HostPages,
+        files: PageFiles | None,
+        report: Report,
+        clock: Clock,
+        *,
+        overlaps_loads: bool = False,
+    ) -> None:
+        """`overlaps_loads` reports loads as readable when they begin."""
         self._cache = cache
         self._host = host
         self._files = files
         self._report = report
         self._clock = clock
+        self._overlaps_loads = overlaps_loads
         self._lanes = {True: _Lane("kv-copies", self._carry_out), False: _Lane("kv-files", self._carry_out)}
 
     def begin(self, plan: TransferPlan) -> None:
@@ -63,28 +79,41 @@ class PageCopier:
 
     def _carry_out(self, plan: TransferPlan) -> None:
         started = self._clock.monotonic()
+        gate = self._announce(plan)
         try:
-            num_good = self._copy(plan)
+            num_good = self._copy(plan, gate)
         except Exception:  # noqa: BLE001 - a copy that cannot be made is a copy that failed: its pages are recomputed
             _log.exception("transfer_failed", extra={"kind": plan.kind, "pages": len(plan.moves)})
             num_good = 0
+            if gate is not None:
+                gate.fail()
         self._report(TransferDone(plan, num_good, self._clock.monotonic() - started))
 
+    def _announce(self, plan: TransferPlan) -> LayerGate | None:
+        """Let a load be planned with, where loads are overlapped."""
+        if not self._overlaps_loads or plan.kind is not TransferKind.LOAD:
+            return None
+        gate = LayerGate(self._cache.num_layers)
+        self._report(LoadReadable(plan, gate))
+        return gate
+
     @torch.inference_mode()
-    def _copy(self, plan: TransferPlan) -> int:
+    def _copy(self, plan: TransferPlan, gate: LayerGate | None) -> int:
         if self._cache.device.type != "cuda":
-            return self._copy_now(plan)
+            return self._copy_now(plan, gate)
         with torch.cuda.stream(torch.cuda.Stream(self._cache.device)):  # type: ignore[no-untyped-call]
             torch.cuda.current_stream().wait_stream(torch.cuda.default_stream(self._cache.device))
-            num_good = self._copy_now(plan)
+            num_good = self._copy_now(plan, gate)
             torch.cuda.current_stream().synchronize()
         return num_good
 
-    def _copy_now(self, plan: TransferPlan) -> int:
+    def _copy_now(self, plan: TransferPlan, gate: LayerGate | None) -> int:
         if plan.kind is TransferKind.STORE:
             return self._store(plan)
         if plan.kind is TransferKind.FETCH:
             return self._fetch(plan)
+        if gate is not None:
+            return self._load_by_layers(plan, gate)
         for move in plan.moves:
             assert move.source is not None
             assert move.target is not None
@@ -93,6 +122,26 @@ class PageCopier:
             else:
                 self._cache.write_page(move.target, self._host.page(move.source))
         return len(plan.moves)
+
+    def _load_by_layers(self, plan: TransferPlan, gate: LayerGate) -> int:
+        num_layers = self._cache.num_layers
+        step = -(-num_layers // _LOAD_PARTS)
+        for start in range(0, num_layers, step):
+            layers = range(start, min(start + step, num_layers))
+            for move in plan.moves:
+                assert move.source is not None
+                assert move.target is not None
+                self._cache.write_layers(move.target, self._host.page(move.source), layers)
+            gate.let_through(layers.stop, self._marked())
+        return len(plan.moves)
+
+    def _marked(self) -> OnStream:
+        """Waits, on the stream of whoever calls it, for what this thread's stream has been given so far."""
+        if self._cache.device.type != "cuda":
+            return _nothing
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.wait
 
     def _store(self, plan: TransferPlan) -> int:
         """One file for each run of pages of one path."""
@@ -115,6 +164,10 @@ class PageCopier:
             assert move.target is not None
             self._cache.write_page(move.target, scratch.page(index))
         return num_good
+
+
+def _nothing() -> None:
+    """The copies have been made."""
 
 
 class _Lane:

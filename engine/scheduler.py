@@ -36,12 +36,15 @@ from graftwork.engine.sequence import Sequence
 from graftwork.engine.session_tending import SessionTender
 from graftwork.engine.slicing import Slicer
 from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferDone
+from graftwork.engine.transfers import TransferDone, TransferPlan
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityContended, Conflict, GraftworkError
+from graftwork.platform.errors import CapacityContended, Conflict, GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId
 
 _NO_GRAMMARS = NoGrammars()
+_NOT_LOADED = (
+    "KV could not be copied from the host to the device while this request was computed; the engine's log says why."
+)
 
 
 class Scheduler:
@@ -219,10 +222,26 @@ class Scheduler:
         """Look after a session's KV between its turns."""
         return self._tender.tend(tending)
 
-    def absorb_transfer(self, done: TransferDone) -> list[Output]:
-        """Pages have been copied: whoever waited for them goes on, without those that could not be read."""
-        failed_from = self._memory.absorb(done)
+    def absorb_readable(self, plan: TransferPlan) -> list[Output]:
+        """Pages may be planned with before they have been copied: whoever waited for them goes on."""
         outputs: list[Output] = []
+        for sequence in self._running.values():
+            if plan in sequence.arrivals:
+                sequence.arrivals.discard(plan)
+                sequence.reading.add(plan)
+                outputs += [] if sequence.arrivals else self._arrived(sequence)
+        return outputs
+
+    def absorb_transfer(self, done: TransferDone) -> list[Output]:
+        """Pages have been copied: whoever waited for them goes on, without those that could not be read.
+
+        Who has gone on before cannot: what it has computed since is worth nothing.
+        """
+        failed_from = self._memory.absorb(done)
+        reading = [sequence for sequence in self._running.values() if done.plan in sequence.reading]
+        outputs = [] if failed_from is None else self._fail(reading, InternalFailure(_NOT_LOADED))
+        for sequence in reading:
+            sequence.reading.discard(done.plan)
         for sequence in self._running.values():
             if done.plan in sequence.arrivals:
                 if failed_from is not None:
@@ -390,6 +409,7 @@ class Scheduler:
         del self._running[sequence.request_id]
         self._starved.discard(sequence.request_id)
         sequence.pages = []
+        sequence.reading.clear()
         self._grammars.close(sequence.request_id)
         for digest in sequence.request.adapter_digests:
             self._adapters.unpin(digest)

@@ -39,6 +39,8 @@ class Sequence:
     """Tokens whose KV is in `pages`, once `arrivals` have landed."""
     arrivals: set[TransferPlan] = field(default_factory=set)
     """Copies into `pages` that it waits for."""
+    reading: set[TransferPlan] = field(default_factory=set)
+    """Copies into `pages` that it has been planned with before they ended."""
     tiers: tuple[Tier, ...] = ()
     """Where the KV of its first pages was found."""
     miss_reason: MissReason | None = None

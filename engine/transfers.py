@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from graftwork.engine.disk_tally import DiskCounters
+from graftwork.engine.layer_gates import LayerGate
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import Node, Owner
@@ -66,15 +67,26 @@ class TransferDone:
     seconds: float
 
 
-Report = Callable[[TransferDone], None]
-"""Takes the end of a transfer; called on whichever thread has carried it out."""
+@dataclass(frozen=True, slots=True)
+class LoadReadable:
+    """A load has begun, and steps may be planned with its pages: each layer waits at the gate for what is missing."""
+
+    plan: TransferPlan
+    gate: LayerGate
+
+
+Report = Callable[[TransferDone | LoadReadable], None]
+"""Takes the end of a transfer, and before it what else is known; called on whichever thread carries it out."""
 
 
 class CopyEngine(Protocol):
     """Moves bytes. Plans of one kind are carried out in the order in which they are begun."""
 
     def begin(self, plan: TransferPlan) -> None:
-        """Start a plan and return at once; its end is reported exactly once, whatever happens."""
+        """Start a plan and return at once; its end is reported exactly once, whatever happens.
+
+        A load may be reported as readable before, once.
+        """
         ...
 
     def close(self) -> None:
