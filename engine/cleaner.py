@@ -200,11 +200,14 @@ class Cleaner:
         self._copies.begin(TransferPlan(TransferKind.STORE, chosen[0].owner, moves, tuple(chosen)))
 
     def _absorb_store(self, done: TransferDone) -> None:
-        for node, move in zip(done.plan.nodes, done.plan.moves, strict=True):
+        closed = [node for node in done.plan.nodes if not node.in_tree and not self._is_reached(node.key)]
+        for move in done.plan.moves:
             assert move.source is not None
             self._residency.land(Tier.HOST, [move.source])
-            if not node.in_tree and not self._is_reached(node.key):
-                self._residency.disk.forget(node.key)  # it was closed while it was written
+        for node in closed:  # while it was written
+            self._residency.disk.forget(node.key)
+        if closed:
+            self._copies.sweep()
         for owner in dict.fromkeys(node.owner for node in done.plan.nodes):
             self.relieve(owner)
 
