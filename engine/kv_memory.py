@@ -235,3 +235,4 @@ class KvMemory:
         """Recount everything."""
         self.residency.check_integrity()
         self.sessions.check_integrity()
+        self.cleaner.check_integrity()
