@@ -92,6 +92,7 @@ def measure_disk(files: DiskTier | None, page_bytes: int, host: TransferCost) ->
     samples = [TransferSample(count, _fastest(read, count)) for count in _PAGES if count <= stored]
     for key in keys:
         files.forget(key)
+    files.sweep()
     if not samples:
         return _NEVER
     cost = fit_transfer(samples)

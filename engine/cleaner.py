@@ -6,7 +6,7 @@ Invariant: a page's parent is on the host before it is.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from graftwork.engine.page_key import PageKey
@@ -19,6 +19,8 @@ LOW_WATER = 0.25
 """Share of a tier's pages: with fewer free ones, idle pages are copied down."""
 _BATCH_PAGES = 64
 """Of one background copy."""
+_SLACK = 64
+"""Nodes that a line may hold beside twice the pages of its tier, before those that left it are taken out."""
 
 
 class Cleaner:
@@ -42,7 +44,7 @@ class Cleaner:
         if not self._residency.host.num_pages:
             return
         self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_leaving)
-        if len(self._dirty) > 64 + 2 * self._residency.device.num_pages:
+        if self._is_too_long(self._dirty, Tier.DEVICE):
             self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
 
     def tick(self) -> None:
@@ -68,7 +70,7 @@ class Cleaner:
     def keep_on_disk(self, nodes: Iterable[Node]) -> None:
         """Pages of a session's history are to survive this process."""
         if self._has_disk:
-            self._wanted_on_disk.update((node, None) for node in nodes if node.host is not None)
+            self._want_on_disk(nodes)
             self.tick()
 
     def relieve(self, owner: Owner) -> None:
@@ -79,7 +81,7 @@ class Cleaner:
             self._save(sorted(dirty, key=lambda node: node.depth))
             residency.enforce_limit(Tier.DEVICE, owner)
         if residency.excess_pages(Tier.HOST, owner):
-            self._wanted_on_disk.update((node, None) for node in self._only_on_host if node.owner == owner)
+            self._want_on_disk(node for node in self._only_on_host if node.owner == owner)
             self._begin_store()
             if not any(node.owner == owner for node in self._wanted_on_disk):
                 residency.enforce_limit(Tier.HOST, owner)
@@ -124,10 +126,11 @@ class Cleaner:
     def _save(self, dirty: Sequence[Node]) -> None:
         if not dirty:
             return
-        residency, owner = self._residency, dirty[0].owner
-        anchors = [node.parent.host for node in dirty if node.parent is not None and node.parent.host is not None]
+        residency, owner = self._residency, dirty[-1].owner  # the first ones may be public, and nobody's to make room
+        chosen = _hanging(dirty)
+        anchors = [node.parent.host for node in chosen if node.parent is not None and node.parent.host is not None]
         residency.host.take_off(anchors)  # the host must not make room by dropping what they hang on
-        chosen = _hanging(dirty)[: residency.make_room(Tier.HOST, len(dirty), owner)]
+        chosen = chosen[: residency.make_room(Tier.HOST, len(chosen), owner)]
         targets = residency.host.take(len(chosen))
         residency.land(Tier.HOST, anchors)
         moves = tuple(PageMove(node.key, node.device, page) for node, page in zip(chosen, targets, strict=True))
@@ -156,12 +159,11 @@ class Cleaner:
         saved = [node for node in plan.nodes if node.host is not None]
         if self._has_disk:
             self._only_on_host.update(dict.fromkeys(saved))
-            if len(self._only_on_host) > 64 + 2 * residency.host.num_pages:
-                on_host = [node for node in self._only_on_host if node.in_tree and node.host is not None]
-                self._only_on_host = OrderedDict.fromkeys(on_host)
+            if self._is_too_long(self._only_on_host, Tier.HOST):
+                self._only_on_host = _on_host(self._only_on_host)
             self.keep_on_disk(node for node in saved if self._is_reached(node.key))
         self._give_up()
-        self.relieve(plan.owner)
+        self._relieve_all(plan.nodes)
 
     def _give_up(self) -> None:
         """Drop the device's copies of suspended pages that stand on the host, from the end of each path."""
@@ -184,6 +186,12 @@ class Cleaner:
         elif not self._stores and self._only_on_host and _runs_short(self._residency, Tier.HOST):
             self._store(self._only_on_host)
 
+    def _want_on_disk(self, nodes: Iterable[Node]) -> None:
+        """Put those of some nodes that are on the host at the end of the line to the disk."""
+        self._wanted_on_disk.update(_on_host(nodes))
+        if self._is_too_long(self._wanted_on_disk, Tier.HOST):
+            self._wanted_on_disk = _on_host(self._wanted_on_disk)
+
     def _store(self, waiting: OrderedDict[Node, None]) -> None:
         """Write the oldest of some pages."""
         chosen: list[Node] = []
@@ -200,19 +208,42 @@ class Cleaner:
         self._copies.begin(TransferPlan(TransferKind.STORE, chosen[0].owner, moves, tuple(chosen)))
 
     def _absorb_store(self, done: TransferDone) -> None:
-        for node, move in zip(done.plan.nodes, done.plan.moves, strict=True):
+        closed = [node for node in done.plan.nodes if not node.in_tree and not self._is_reached(node.key)]
+        for move in done.plan.moves:
             assert move.source is not None
             self._residency.land(Tier.HOST, [move.source])
-            if not node.in_tree and not self._is_reached(node.key):
-                self._residency.disk.forget(node.key)  # it was closed while it was written
-        for owner in dict.fromkeys(node.owner for node in done.plan.nodes):
+        for node in closed:  # while it was written
+            self._residency.disk.forget(node.key)
+        if closed:
+            self._copies.sweep()
+        self._relieve_all(done.plan.nodes)
+
+    # ---- bookkeeping ------------------------------------------------------------------------------------------
+
+    def _relieve_all(self, nodes: Iterable[Node]) -> None:
+        """Bring everyone within their limits whose pages have been copied."""
+        for owner in dict.fromkeys(node.owner for node in nodes):
             self.relieve(owner)
+
+    def _is_too_long(self, line: Collection[Node], tier: Tier) -> bool:
+        return len(line) > _SLACK + 2 * self._residency.pool(tier).num_pages
+
+    def check_integrity(self) -> None:
+        """Nothing that waits is remembered without bound."""
+        assert not self._is_too_long(self._dirty, Tier.DEVICE)
+        assert not self._is_too_long(self._wanted_on_disk, Tier.HOST)
+        assert not self._is_too_long(self._only_on_host, Tier.HOST)
 
 
 def _can_be_saved(node: Node) -> bool:
     return (
         node.in_tree and node.device is not None and node.host is None and not node.is_arriving and not node.is_leaving
     )
+
+
+def _on_host(line: Iterable[Node]) -> OrderedDict[Node, None]:
+    """Those that are still there."""
+    return OrderedDict.fromkeys(node for node in line if node.in_tree and node.host is not None)
 
 
 def _runs_short(residency: Residency, tier: Tier) -> bool:

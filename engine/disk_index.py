@@ -28,6 +28,8 @@ class DiskIndex:
         self._accounts = OwnerAccounts(shared_reserve_bytes)
         self._unlisted: dict[str, PageRun] = {}
         """Claimed or retired: counted, and not to be found."""
+        self._emptied: dict[str, PageRun] = {}
+        """Published, and without a page that is found here."""
         self._last_stamp_ns = 0
 
     @property
@@ -82,6 +84,7 @@ class DiskIndex:
             self._unlisted[run.name] = run
             for key in run.header.keys if run.header is not None else ():
                 self._unplace(run, key)
+            self._emptied.pop(run.name, None)
             return True
 
     def discharge(self, run: PageRun) -> None:
@@ -99,15 +102,20 @@ class DiskIndex:
             self._claim(remains)
             self._publish(remains)
 
-    def forget(self, key: PageKey) -> PageRun | None:
-        """The page is not found any more; returns its file if that was the last page of it."""
+    def forget(self, key: PageKey) -> None:
+        """The page is not found any more."""
         with self._lock:
-            place = self._places.get(key)
-            if place is None:
-                return None
-            run, _ = place
-            self._unplace(run, key)
-            return run if run.num_live == 0 else None
+            if key in self._places:
+                self._unplace(self._places[key][0], key)
+
+    def forget_owner(self, owner: bytes) -> int:
+        """No page in a party's files is found any more; returns how many were."""
+        with self._lock:
+            before = len(self._places)
+            for run in self._queues.get(owner, OrderedDict()).values():
+                for key in run.header.keys if run.header is not None else ():
+                    self._unplace(run, key)
+            return before - len(self._places)
 
     def touch(self, run: PageRun, now_ns: int) -> int | None:
         """The file was used just now; returns its new stamp, or None if it is gone from the index."""
@@ -145,15 +153,10 @@ class DiskIndex:
         with self._lock:
             return {self._places[key][0].name for key in keys if key in self._places}
 
-    def runs_of(self, owner: bytes) -> list[PageRun]:
-        """Every published file of a party."""
+    def emptied_runs(self) -> list[PageRun]:
+        """Files whose every page was forgotten, or is found in a newer one."""
         with self._lock:
-            return list(self._queues.get(owner, OrderedDict()).values())
-
-    def runs_without_pages(self) -> list[PageRun]:
-        """Files of our own whose every page is found in a newer one."""
-        with self._lock:
-            return [run for queue in self._queues.values() for run in queue.values() if run.header and not run.num_live]
+            return list(self._emptied.values())
 
     def victims_for(self, owner: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageRun] | None:
         """The files to remove so that `owner` can have `num_bytes` more; None if no choice makes that room.
@@ -179,6 +182,8 @@ class DiskIndex:
             assert len(set(names)) == len(names), "a file is counted twice"
             self._check_bytes([*listed, *self._unlisted.values()])
             self._check_places(listed)
+            emptied = {run.name for run in listed if run.header is not None and not run.num_live}
+            assert emptied == self._emptied.keys(), "a file without pages is not to be swept, or another is"
             for queue in self._queues.values():
                 stamps = [run.used_at_ns for run in queue.values()]
                 assert stamps == sorted(stamps), "a queue is out of order"
@@ -220,6 +225,8 @@ class DiskIndex:
         if place is not None and place[0] is run:
             del self._places[key]
             run.num_live -= 1
+            if not run.num_live:
+                self._emptied[run.name] = run
 
     def _new_stamp(self, now_ns: int) -> int:
         self._last_stamp_ns = max(self._last_stamp_ns + 1, now_ns)

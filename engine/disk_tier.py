@@ -8,8 +8,8 @@ holds more than `max_bytes` of pages, not even while a file is being written.
 A file appears under its name only when it is whole: it is written under another name, brought to the disk, and
 renamed. What was used last survives a restart as each file's time of change.
 
-Writes and removals run one at a time and reads beside them, on worker threads; `holds` and the counts may be asked
-from any thread at any time. A reader that has opened a file reads it to its end even if it is evicted meanwhile.
+Writes and removals run one at a time and reads beside them, on worker threads; `holds`, the counts, `forget` and
+`forget_owner` touch no file and may be called from any thread at any time. A reader that has opened a file reads it to its end even if it is evicted meanwhile.
 """
 
 import threading
@@ -101,7 +101,7 @@ class DiskTier:
         for run in FolderScan(self._files, self._tally, self._layout).runs():
             self._index.add(run)
         with self._writing:
-            self._remove_all(self._index.runs_without_pages())
+            self._remove_all(self._index.emptied_runs())
             self._evict(self._index.victims_for(None, 0, ()) or [])
 
     def close(self) -> None:
@@ -112,15 +112,21 @@ class DiskTier:
         """Whether a page is there, as far as is known without reading it. O(1), from any thread."""
         return self._index.holds(key)
 
-    def write(self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer]) -> int:
+    def write(
+        self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
+    ) -> int:
         """Store a run of pages, all of one size, those of the beginning first; returns how many are new.
 
-        Pages that are there already are skipped, and neither they nor what is stored now is evicted for the rest of
-        the run. Less is stored where no more room can be made, and nothing more once the disk refuses.
+        `above` are the pages that the run stands behind, from the root down: without them it is worth nothing.
+        Those that are there already are skipped; neither they, nor those above, nor what is stored now is evicted for
+        the rest of the run, and all of them have been used now. Less is stored where no more room can be made, and
+        nothing more once the disk refuses.
         """
         assert len(owner) == _DIGEST_BYTES, "an owner is a digest of 32 bytes"
+        path = [*above, *keys]
         with self._writing:
-            kept = self._index.names_holding(keys)
+            self._remove_all(self._index.emptied_runs())
+            kept = self._index.names_holding(path)
             views = {key: memoryview(page).cast("B") for key, page in zip(keys, pages, strict=True)}
             fresh = [(key, view) for key, view in views.items() if not self._index.holds(key)]
             runs: list[PageRun] = []
@@ -129,7 +135,7 @@ class DiskTier:
                 kept.add(run.name)
                 runs.append(run)
                 stored += run.num_pages
-            self._settle(runs)
+            self._settle(path, runs)
         self._tally.add("written", stored)
         return stored
 
@@ -163,14 +169,16 @@ class DiskTier:
 
     def forget(self, key: PageKey) -> None:
         """Answer this page no more. Its bytes go with its file's last page; until then a restart finds it again."""
-        run = self._index.forget(key)
-        if run is not None:
-            self._remove(run)
+        self._index.forget(key)
 
     def forget_owner(self, owner: bytes) -> int:
-        """Remove every file that a party wrote; returns how many pages went."""
+        """Answer no page any more that a party wrote; returns how many there were."""
+        return self._index.forget_owner(owner)
+
+    def sweep(self) -> None:
+        """Remove the files of which every page was forgotten."""
         with self._writing:
-            return self._remove_all(self._index.runs_of(owner))
+            self._remove_all(self._index.emptied_runs())
 
     def enforce_limits(self) -> int:
         """Evict what parties have above their limits; returns how many pages went."""
@@ -218,10 +226,9 @@ class DiskTier:
             self._index.discharge(run)
         return False
 
-    def _settle(self, runs: list[PageRun]) -> None:
-        """Make new names last, and the file with the beginning of a run the last of them to be evicted."""
-        if len(runs) > 1:
-            self._touch(runs)
+    def _settle(self, path: Sequence[PageKey], runs: list[PageRun]) -> None:
+        """Make new names last, and the file with the beginning of a path the last of its files to be evicted."""
+        self._touch([*(stretch.run for stretch in self._index.stretches(path)), *runs])
         if runs:
             self._files.sync()
 

@@ -55,7 +55,7 @@ class OwnerAccounts:
 
     def is_borrowing(self, owner: Owner, num_bytes: int) -> bool:
         """Whether an owner that has `num_bytes` has more than its reserve."""
-        parties = sum(other is not None for other in self._bytes)
+        parties = len(self._bytes) - (None in self._bytes)
         shared = 0 if owner is None else self._shared_reserve_bytes // max(parties, 1)
         return num_bytes > max(self._reserves.get(owner, 0), shared)
 

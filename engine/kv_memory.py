@@ -45,6 +45,7 @@ class KvMemory:
         """`ranking` replaces the order in which pages go, for comparisons."""
         self._clock = clock
         self._disk = lower.disk
+        self._copies = lower.copies
         self.sessions = SessionTable(max_keys=1024 + 16 * (sizes.device_pages + sizes.host_pages))
         retention = Retention(
             clock, lower.costs, sizes.page_tokens, self.sessions.reaches, lower.disk.holds, self._is_in_use
@@ -141,6 +142,7 @@ class KvMemory:
         own = [*(node.key for node in nodes if not node.is_loose), *self._keys_behind(path, nodes)]
         keys = dict.fromkeys((*self.sessions.remove(path.owner, session.session), *own))
         self.residency.forget(key for key in keys if not self.sessions.reaches(key))
+        self._copies.sweep()
 
     def is_on_disk(self, key: PageKey) -> bool:
         return self._disk.holds(key)
@@ -233,3 +235,4 @@ class KvMemory:
         """Recount everything."""
         self.residency.check_integrity()
         self.sessions.check_integrity()
+        self.cleaner.check_integrity()

@@ -155,7 +155,7 @@ class EngineLoop:
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
             _log.exception("step_failed", extra={"request_ids": [piece.request_id for piece in plan.slices]})
             failure = InternalFailure("The engine failed while it computed this request; the engine's log says why.")
-            return self._scheduler.fail_running([piece.request_id for piece in plan.slices], failure)
+            return self._scheduler.fail([piece.request_id for piece in plan.slices], failure)
 
     # ---- in ---------------------------------------------------------------------------------------------------
 

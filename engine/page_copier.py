@@ -19,24 +19,40 @@ from graftwork.engine.attention import KvCache
 from graftwork.engine.host_pages import HostPages
 from graftwork.engine.layer_gates import LayerGate, OnStream
 from graftwork.engine.page_key import PageKey
-from graftwork.engine.transfers import LoadReadable, Report, TransferDone, TransferKind, TransferPlan
+from graftwork.engine.prefix_tree import Node
+from graftwork.engine.transfers import (
+    LoadReadable,
+    PageMove,
+    Report,
+    TransferDone,
+    TransferKind,
+    TransferPlan,
+)
 from graftwork.platform.clock import Clock
 
 _log = logging.getLogger(__name__)
 
 _LOAD_PARTS = 4
 """Groups of layers of one load: more begin sooner and cost more calls, of which each page takes two a group."""
+_FETCH_BYTES = 16 * 2**20
+"""Read from the disk before the first of them is copied on."""
 
 
 class PageFiles(Protocol):
     """The disk tier, as far as bytes are concerned."""
 
-    def write(self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview]) -> int:
-        """Store a run of pages; returns how many are new."""
+    def write(
+        self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview], above: Sequence[PageKey] = ()
+    ) -> int:
+        """Store a run of pages, which stand behind those of `above`; returns how many are new."""
         ...
 
     def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
         """Read consecutive pages into one run of bytes; returns how many are good, counted from the first."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what was forgotten."""
         ...
 
     def close(self) -> None:
@@ -64,16 +80,22 @@ class PageCopier:
         self._report = report
         self._clock = clock
         self._overlaps_loads = overlaps_loads
-        self._lanes = {True: _Lane("kv-copies", self._carry_out), False: _Lane("kv-files", self._carry_out)}
+        self._copying, self._filing = _Lane("kv-copies"), _Lane("kv-files")
 
     def begin(self, plan: TransferPlan) -> None:
         """Queue a plan behind those of its lane."""
-        self._lanes[plan.kind in (TransferKind.SAVE, TransferKind.LOAD)].put(plan)
+        lane = self._copying if plan.kind in (TransferKind.SAVE, TransferKind.LOAD) else self._filing
+        lane.put(lambda: self._carry_out(plan))
+
+    def sweep(self) -> None:
+        """Remove forgotten files, behind what is being written."""
+        if self._files is not None:
+            self._filing.put(self._files.sweep)
 
     def close(self) -> None:
         """Carry out what has begun, and end the threads."""
-        for lane in self._lanes.values():
-            lane.close()
+        self._copying.close()
+        self._filing.close()
         if self._files is not None:
             self._files.close()
 
@@ -144,26 +166,35 @@ class PageCopier:
         return event.wait
 
     def _store(self, plan: TransferPlan) -> int:
-        """One file for each run of pages of one path."""
-        assert self._files is not None
+        """One file for each run of pages of one path and one party."""
         start = 0
         for end in range(1, len(plan.nodes) + 1):
-            if end < len(plan.nodes) and plan.nodes[end].parent is plan.nodes[end - 1]:
-                continue
-            run = plan.moves[start:end]
-            pages = [self._host.bytes_of(move.source) for move in run if move.source is not None]
-            self._files.write(hashlib.sha256(plan.nodes[start].owner).digest(), [move.key for move in run], pages)
-            start = end
+            if end == len(plan.nodes) or not _goes_on(plan.nodes[end - 1], plan.nodes[end]):
+                self._store_run(plan.nodes[start:end], plan.moves[start:end])
+                start = end
         return len(plan.moves)
 
-    def _fetch(self, plan: TransferPlan) -> int:
+    def _store_run(self, nodes: Sequence[Node], moves: Sequence[PageMove]) -> None:
         assert self._files is not None
-        scratch = HostPages(len(plan.moves), self._cache.page_shape, self._cache.dtype, pinned=False)
-        num_good = self._files.read_run([move.key for move in plan.moves], scratch.all_bytes())
-        for index, move in enumerate(plan.moves[:num_good]):
-            assert move.target is not None
-            self._cache.write_page(move.target, scratch.page(index))
-        return num_good
+        pages = [self._host.bytes_of(move.source) for move in moves if move.source is not None]
+        keys = [move.key for move in moves]
+        self._files.write(hashlib.sha256(nodes[0].owner).digest(), keys, pages, _keys_above(nodes[0]))
+
+    def _fetch(self, plan: TransferPlan) -> int:
+        """A bounded number of pages at a time: what is read stands beside all that the host is allowed."""
+        assert self._files is not None
+        at_once = min(max(_FETCH_BYTES // self._host.page_bytes, 1), len(plan.moves))
+        scratch = HostPages(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
+        for start in range(0, len(plan.moves), at_once):
+            moves = plan.moves[start : start + at_once]
+            space = scratch.all_bytes()[: len(moves) * scratch.page_bytes]
+            num_good = self._files.read_run([move.key for move in moves], space)
+            for index, move in enumerate(moves[:num_good]):
+                assert move.target is not None
+                self._cache.write_page(move.target, scratch.page(index))
+            if num_good < len(moves):
+                return start + num_good
+        return len(plan.moves)
 
 
 def _nothing() -> None:
@@ -171,21 +202,34 @@ def _nothing() -> None:
 
 
 class _Lane:
-    """A thread that works through plans in their order."""
+    """A thread that works through jobs in their order. None of them may raise."""
 
-    def __init__(self, name: str, carry_out: Callable[[TransferPlan], None]) -> None:
-        self._plans: SimpleQueue[TransferPlan | None] = SimpleQueue()
-        self._carry_out = carry_out
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, plan: TransferPlan) -> None:
-        self._plans.put(plan)
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
 
     def close(self) -> None:
-        self._plans.put(None)
+        self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (plan := self._plans.get()) is not None:
-            self._carry_out(plan)
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _goes_on(node: Node, following: Node) -> bool:
+    """Whether two pages may stand in one file: on one path, and charged to one party."""
+    return following.parent is node and following.owner == node.owner
+
+
+def _keys_above(node: Node) -> list[PageKey]:
+    """The keys of a page's ancestors, from the root down."""
+    keys: list[PageKey] = []
+    while node.parent is not None:
+        node = node.parent
+        keys.append(node.key)
+    return keys[::-1]

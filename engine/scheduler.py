@@ -126,17 +126,18 @@ class Scheduler:
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[Output]:
         """End every queued request that needs an adapter that could not be loaded."""
-        failed = [sequence for sequence in self._waiting if digest in sequence.request.adapter_digests]
-        return self._fail(failed, error)
+        failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
+        return self.fail(failed, error)
 
-    def fail_running(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[Output]:
-        """End the requests of a step that could not be carried out; their KV is not kept."""
-        return self._fail([self._running[request_id] for request_id in request_ids], error)
+    def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[Output]:
+        """End requests with an error; their KV is not kept.
 
-    def _fail(self, sequences: list[Sequence], error: GraftworkError) -> list[Output]:
-        for sequence in sequences:
-            self.cancel(sequence.request_id)
-        return [Output(sequence.request_id, error) for sequence in sequences]
+        One that the step which failed had ended already is told the same: nobody has heard of its end.
+        """
+        outputs = [Output(request_id, error) for request_id in request_ids]
+        for output in outputs:
+            self.cancel(output.request_id)
+        return outputs
 
     # ---- admit ------------------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class Scheduler:
         for sequence in candidates:
             refusal = self._adapters.refusal(sequence.request.adapters) or self._grammars.refusal(sequence.request)
             if refusal is not None:
-                outputs += self._fail([sequence], refusal)
+                outputs += self.fail([sequence.request_id], refusal)
                 continue
             if not all(self._adapters.is_ready(digest) for digest in sequence.request.adapter_digests):
                 continue
@@ -239,7 +240,7 @@ class Scheduler:
         """
         failed_from = self._memory.absorb(done)
         reading = [sequence for sequence in self._running.values() if done.plan in sequence.reading]
-        outputs = [] if failed_from is None else self._fail(reading, InternalFailure(_NOT_LOADED))
+        outputs = [] if failed_from is None else self.fail([one.request_id for one in reading], InternalFailure(_NOT_LOADED))
         for sequence in reading:
             sequence.reading.discard(done.plan)
         for sequence in self._running.values():
@@ -344,7 +345,6 @@ class Scheduler:
         """Take a step's tokens in, and end the sequences that are complete."""
         self.speculator.step_ended()
         outputs: list[Output] = []
-        self.speculator.step_ended()
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
             sequence.num_computed = piece.known_end
@@ -365,7 +365,7 @@ class Scheduler:
         for token_id in token_ids:
             error = self._grammars.accept(sequence.request_id, token_id)
             if error is not None:
-                return self._fail([sequence], error)
+                return self.fail([sequence.request_id], error)
         outputs: list[Output] = []
         if token_ids:
             sequence.num_computed = len(sequence.token_ids) - 1
@@ -381,7 +381,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, error: GraftworkError | None) -> list[Output]:
         """A grammar left no token to choose: the answer was complete, or the request has failed."""
-        return [self._finish(sequence, FinishReason.STOP)] if error is None else self._fail([sequence], error)
+        return [self._finish(sequence, FinishReason.STOP)] if error is None else self.fail([sequence.request_id], error)
 
     def _enter(self, sequence: Sequence) -> None:
         """Let others find what is computed of a sequence, which goes on with the pages that all share."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from graftwork.engine.loop import (
     ForgetAdapter,
     ProbeAdapter,
     ReadStats,
+    Sink,
     Stop,
     SubmitRequest,
     TendSession,
@@ -26,7 +27,7 @@ from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineStats, SessionMemory
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
-from graftwork.platform.errors import GraftworkError, InternalFailure
+from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 
 _log = logging.getLogger(__name__)
@@ -64,12 +65,23 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             reading.cancel()
             self._inbox.put(CancelSink(sink))
 
-    async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Callable[[list[Output]], None]) -> None:
+    async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Sink) -> None:
         async for message in messages:
             if message.WhichOneof("message") == "submit":
-                self._inbox.put(SubmitRequest(codec.request_from_wire(message.submit), sink))
+                self._submit(message.submit, sink)
             else:
                 self._inbox.put(CancelRequest(RequestId(message.cancel.request_id)))
+
+    def _submit(self, submit: wire.Submit, sink: Sink) -> None:
+        try:
+            request = codec.request_from_wire(submit)
+        except ValueError as error:  # a word of another version
+            refusal = InvalidRequest(
+                f"The engine does not know what is asked: {error}. Run gateway and engine of one version."
+            )
+            sink([Output(RequestId(submit.request_id), refusal)])
+        else:
+            self._inbox.put(SubmitRequest(request, sink))
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.Description:  # noqa: N802
         return codec.description_to_wire(self._description)

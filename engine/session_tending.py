@@ -108,6 +108,7 @@ class SessionTender:
         record = self._memory.follow(path, use)
         if record.lease is not None:
             record.lease.until = min(record.lease.until, self._clock.monotonic())
+            self._memory.residency.reconsider(record.keys)
         nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
         self._memory.cleaner.suspend(nodes)
         self._memory.cleaner.keep_on_disk(nodes)

@@ -89,6 +89,10 @@ class CopyEngine(Protocol):
         """
         ...
 
+    def sweep(self) -> None:
+        """Have what was forgotten removed from the disk, behind the plans that write there; returns at once."""
+        ...
+
     def close(self) -> None:
         """Finish what has begun, and stop."""
         ...
@@ -111,7 +115,7 @@ class DiskPages(Protocol):
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Give a page up."""
+        """Answer a page no more, at once; a sweep removes what lies there."""
         ...
 
 

@@ -96,6 +96,9 @@ class SimulatedCopies:
         self._free_at[plan.kind] = ends_at
         self._timeline.after(ends_at - self._timeline.now, lambda: self._end(plan, seconds))
 
+    def sweep(self) -> None:
+        """What is forgotten is gone at once."""
+
     def close(self) -> None:
         """Nothing runs by itself."""
 

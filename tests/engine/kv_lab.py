@@ -80,6 +80,9 @@ class FakeCopies:
         self.moved[plan.kind] += good
         return TransferDone(plan, good, seconds=1e-6 * len(plan.moves))
 
+    def sweep(self) -> None:
+        """What is forgotten is gone at once."""
+
     def close(self) -> None:
         """Nothing runs by itself."""
 

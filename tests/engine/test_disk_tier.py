@@ -239,6 +239,7 @@ def test_a_forgotten_page_is_not_answered(tmp_path: Path) -> None:
 
     assert readable(tier, keys) == [keys[1]]
     tier.forget(keys[1])
+    tier.sweep()
     assert (tier.bytes_used, bytes_in(tmp_path)) == (0, 0)
 
 
@@ -250,7 +251,27 @@ def test_a_forgotten_party_leaves_nothing(tmp_path: Path) -> None:
     store(tier, "y", chain("c", 1))
 
     assert tier.forget_owner(party("x")) == 4
+    assert readable(tier, [*chain("a", 3), *chain("b", 1)]) == []
+    tier.sweep()
     assert bytes_in(tmp_path) == tier.bytes_used == ONE_PAGE_FILE
+
+
+def test_forgetting_touches_no_file(tmp_path: Path) -> None:
+    """The engine's loop forgets, and must not wait for a disk: files go with the next sweep, or before the next write."""
+    files = FragileFiles(tmp_path)
+    tier = opened(tmp_path, max_bytes=3 * ONE_PAGE_FILE, files=files)
+    for scope in "abc":
+        store(tier, "x", chain(scope, 1))
+    before = files.num_operations
+
+    tier.forget(chain("a", 1)[0])
+    tier.forget_owner(party("x"))
+
+    assert (files.num_operations, tier.num_pages, bytes_in(tmp_path)) == (before, 0, 3 * ONE_PAGE_FILE)
+    tier.check_integrity()
+    assert store(tier, "x", chain("d", 1)) == 1
+    assert (tier.counters.evicted, bytes_in(tmp_path)) == (0, ONE_PAGE_FILE)
+    tier.check_integrity()
 
 
 def test_pages_of_another_layout_are_passed_over_and_kept(tmp_path: Path) -> None:

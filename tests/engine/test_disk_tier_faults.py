@@ -96,6 +96,17 @@ class DiskMachine(RuleBasedStateMachine):
         self.tier.forget(key)
         assert not self.tier.holds(key)
 
+    @rule(owner=st.sampled_from("xy"))
+    def forget_owner(self, owner: str) -> None:
+        held = self.tier.num_pages
+        assert self.tier.forget_owner(party(owner)) == held - self.tier.num_pages
+
+    @rule()
+    def sweep(self) -> None:
+        self.tier.sweep()
+        if self.is_sound:
+            assert bytes_in(self.folder) == self.tier.bytes_used
+
     @rule(owner=st.sampled_from("xy"), limit=st.integers(0, MAX_BYTES), reserve=st.integers(0, MAX_BYTES))
     def set_quota(self, owner: str, limit: int, reserve: int) -> None:
         self.tier.set_limit(party(owner), limit)

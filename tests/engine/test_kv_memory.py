@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from graftwork.engine.arrivals import Path, Residence
-from graftwork.engine.page_path import SequenceScope
 from graftwork.engine.request import KvLimits, SessionKey, SessionTending, SessionUse, SessionVerb, ToolWait
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
@@ -33,6 +32,11 @@ OPERATIONS = [
 """By weight."""
 number = st.integers(0, 7)
 new_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=2 * SIZE)
+
+
+def public_tokens(tokens: Sequence[int]) -> int:
+    """The operator has declared one beginning public: a page of zeros."""
+    return SIZE if not any(tokens[:SIZE]) else 0
 
 
 @dataclass(eq=False)
@@ -172,14 +176,13 @@ class World:
     # ---- copies -----------------------------------------------------------------------------------------------
 
     def land(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A copy ends: any of those under way; one in four of those from disk is cut short."""
+        """A copy ends: any of those under way; one in four is cut short."""
         if not self.lab.copies.under_way:
             return
         index = first % len(self.lab.copies.under_way)
-        is_fetch = self.lab.copies.under_way[index][0].kind is TransferKind.FETCH
-        done = self.lab.copies.fire(index, second if is_fetch and second < 2 else None)
+        done = self.lab.copies.fire(index, second if second < 2 else None)
         self.seen[done.plan.kind] += done.num_good
-        self.seen["cut short"] += done.num_good < len(done.plan.moves)
+        self.seen[f"{done.plan.kind} cut short"] += done.num_good < len(done.plan.moves)
         failed_from = self.lab.memory.absorb(done)
         for one in self.running:
             if done.plan in one.residence.arrivals:
@@ -241,7 +244,8 @@ class World:
     # ---- helpers ----------------------------------------------------------------------------------------------
 
     def path(self, owner: bytes, tokens: Sequence[int]) -> Path:
-        return Path(SequenceScope(MAKER.scope(IsolationDomain(owner), ())), tuple(tokens), owner)
+        scope = MAKER.within(MAKER.scope(IsolationDomain(owner), ()), (), public_tokens(tokens) // SIZE)
+        return Path(scope, tuple(tokens), owner)
 
     def idle(self, index: int) -> Agent | None:
         busy = {one.agent for one in self.running}
@@ -258,7 +262,15 @@ class World:
 
     def tend(self, agent: Agent, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
         answer = self.tender.tend(
-            SessionTending(verb, SessionKey(agent.name), IsolationDomain(agent.owner), (), agent.tokens, 0, waits)
+            SessionTending(
+                verb,
+                SessionKey(agent.name),
+                IsolationDomain(agent.owner),
+                (),
+                agent.tokens,
+                public_tokens(agent.tokens),
+                waits,
+            )
         )
         parts = answer.device_tokens + answer.host_tokens + answer.disk_tokens + answer.missing_tokens
         assert parts == len(agent.tokens)
@@ -295,4 +307,5 @@ def test_thousands_of_operations_break_no_promise(seed: int) -> None:
         world.operate(random.choice(OPERATIONS), random.randrange(8), random.randrange(8), tokens)
     world.end()
 
-    assert {*Tier, *TransferKind, "waits", "cut short", "restarts", "no room"} <= set(+world.seen)
+    cut_short = {f"{kind} cut short" for kind in TransferKind}
+    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "no room"} <= set(+world.seen)

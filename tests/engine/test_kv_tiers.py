@@ -121,7 +121,8 @@ def test_requests_that_outgrow_the_device_together_answer_as_if_alone(
 
 
 def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """After two sessions with a common start are closed, no page is owned on the device, the host or the disk."""
+    """After two sessions with a common start are closed, no page is owned on the device, the host or the disk, and no
+    file is left of them."""
     harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
     history = first_turn(harness, None)
     longer = history + SECOND + second_turn(harness, history, None, session="t").token_ids
@@ -139,6 +140,7 @@ def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_p
     assert (stats.cached_pages, stats.active_pages, stats.in_flight_pages) == (0, 0, 0)
     assert (stats.host_cached_pages, stats.host_in_flight_pages, stats.disk_pages) == (0, 0, 0)
     harness.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tenants_share_what_is_public_and_nothing_behind_it(make_engine: MakeEngine) -> None:

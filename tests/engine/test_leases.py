@@ -30,8 +30,8 @@ class AdviceByName:
 class LeaseLab:
     """A device of six pages, and sessions of two pages each that wait for tools."""
 
-    def __init__(self) -> None:
-        self.lab = KvLab(device=6, host=20)
+    def __init__(self, host: int = 20) -> None:
+        self.lab = KvLab(device=6, host=host)
         self.tender = SessionTender(self.lab.memory, MAKER, AdviceByName(), self.lab.clock)
 
     def turn(self, name: str, tool: str | None) -> None:
@@ -117,3 +117,17 @@ def test_the_end_of_a_turn_takes_back_what_its_beginning_was_given() -> None:
 
     assert lab.is_on_device("else")
     assert not lab.is_on_device("back")
+
+
+def test_a_suspended_session_that_the_host_has_no_room_for_goes_first() -> None:
+    """It said that it will not go on soon: its lease is over from then on, wherever its pages are."""
+    lab = LeaseLab(host=0)
+    for name in ("else", "gone", "idle", "next"):  # the last one at the cost of the first
+        lab.turn(name, "1000")
+    lab.turn("idle", None)
+
+    lab.tend("gone", SessionVerb.SUSPEND)
+    lab.turn("last", "1000")
+
+    assert not lab.is_on_device("gone")
+    assert lab.is_on_device("idle")

@@ -1,6 +1,7 @@
 """The loop: what goes wrong in one place stays there."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from graftwork.engine.batch import StepPlan, StepResult
 from graftwork.engine.loop import CancelSink, Runner
@@ -33,6 +34,39 @@ def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) 
     served = harness.run([5, 6, 7])
 
     assert isinstance(failed.error, InternalFailure)
+    assert served.finish is not None
+    assert harness.loop.stats().active_pages == 0
+
+
+class LosesAnAnswer:
+    """A runner that once forgets what it chose for the last request of a step."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._has_lost = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = self._runner.run(plan)
+        if len(plan.slices) > 1 and not self._has_lost:
+            self._has_lost = True
+            chosen = dict(result.token_ids)
+            del chosen[plan.slices[-1].request_id]
+            return replace(result, token_ids=chosen)
+        return result
+
+
+def test_a_step_that_fails_when_some_of_it_has_ended_ends_them_all(make_engine: MakeEngine) -> None:
+    """The request that had its last token, the one without any: both are told, and the engine goes on."""
+    harness = make_engine()
+    harness.loop._runner = LosesAnAnswer(harness.loop._runner)
+
+    over = harness.submit([5, 6, 7], max_tokens=1)
+    lost = harness.submit([7, 6, 5], max_tokens=5)
+    harness.finish()
+    served = harness.run([5, 6, 7])
+
+    assert isinstance(over.error, InternalFailure)
+    assert isinstance(lost.error, InternalFailure)
     assert served.finish is not None
     assert harness.loop.stats().active_pages == 0
 

@@ -19,7 +19,7 @@ from graftwork.engine.request import (
     TokensGenerated,
 )
 from graftwork.engine.server import EngineServer
-from graftwork.platform.errors import CapacityAbsent, CapacityContended, ContextLengthExceeded, NotFound
+from graftwork.platform.errors import CapacityAbsent, CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from tests.engine.conftest import Lab
 
@@ -160,6 +160,20 @@ async def test_errors_keep_their_class_and_fields(connect: Connect) -> None:
     assert too_long.value.param == "prompt"
     for stream in crowd:
         await stream.aclose()
+
+
+async def test_a_request_that_cannot_be_read_ends_alone(connect: Connect) -> None:
+    """A gateway of a later version asks for a class of service that is not known here: it is told so, and what it
+    sends behind that is served."""
+    client = connect()
+    unheard_of = replace(request([5]), tier="overnight")  # type: ignore[arg-type]
+
+    async with asyncio.timeout(20):
+        with pytest.raises(InvalidRequest, match="overnight"):
+            await anext(client.generate(unheard_of))
+        events = [event async for event in client.generate(request([5, 6]))]
+
+    assert isinstance(events[-1], RequestFinished)
 
 
 async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(

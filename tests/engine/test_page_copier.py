@@ -1,0 +1,125 @@
+"""Copies between real memory and real files: whose file a page goes to, what stays beside it, how much is read at once."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from graftwork.engine.attention import KvCache, bytes_per_page
+from graftwork.engine.disk_tier import DiskTier
+from graftwork.engine.host_pages import HostPages
+from graftwork.engine.model_config import read_model_config
+from graftwork.engine.page_copier import PageCopier
+from graftwork.engine.page_file import file_bytes
+from graftwork.engine.page_key import PageKey
+from graftwork.engine.page_path import CacheScope
+from graftwork.engine.pages import PageId
+from graftwork.engine.prefix_tree import PUBLIC, Node, Owner
+from graftwork.engine.transfers import PageMove, TransferDone, TransferKind, TransferPlan
+from graftwork.platform.clock import SystemClock
+from tests.engine.conftest import Lab
+from tests.engine.disk_lab import LAYOUT, chain
+
+ALICE, BOB = b"alice", b"bob"
+
+
+class WatchedTier(DiskTier):
+    """Notes how many pages are asked for at once."""
+
+    most_at_once = 0
+
+    def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
+        self.most_at_once = max(self.most_at_once, len(keys))
+        return super().read_run(keys, into)
+
+
+class CopierLab:
+    """A copier over a few pages of each kind, and what it reports."""
+
+    def __init__(self, lab: Lab, folder: Path, num_pages: int, page_tokens: int, num_files: int) -> None:
+        """The disk has room for `num_files` files of one page."""
+        model, device = read_model_config(lab.base), torch.device("cpu")
+        self.cache = KvCache(model, num_pages, page_tokens, device, torch.float32)
+        self.host = HostPages(num_pages, self.cache.page_shape, torch.float32, pinned=False)
+        self.one_file = file_bytes(1, self.host.page_bytes)
+        self.files = WatchedTier(folder, num_files * self.one_file, LAYOUT)
+        self.files.open()
+        self.reports: SimpleQueue[TransferDone] = SimpleQueue()
+        self.copier = PageCopier(self.cache, self.host, self.files, self.reports.put, SystemClock())
+
+    def carry_out(self, kind: TransferKind, nodes: Sequence[Node]) -> int:
+        """Copy the page of each node, between equal numbers; returns how many moves succeeded."""
+        source, target = kind is not TransferKind.FETCH, kind is not TransferKind.STORE
+        moves = [
+            PageMove(node.key, PageId(number) if source else None, PageId(number) if target else None)
+            for number, node in enumerate(nodes)
+        ]
+        self.copier.begin(TransferPlan(kind, nodes[-1].owner, tuple(moves), tuple(nodes)))
+        return self.reports.get(timeout=20).num_good
+
+    def bytes_of(self, owner: Owner) -> int:
+        """What lies on the disk for a party."""
+        return self.files.bytes_of(hashlib.sha256(owner).digest())
+
+
+@pytest.fixture
+def small(lab: Lab, tmp_path: Path) -> Iterator[CopierLab]:
+    """Pages of four tokens, and room for twelve files on the disk."""
+    copier_lab = CopierLab(lab, tmp_path / "kv", num_pages=4, page_tokens=4, num_files=12)
+    yield copier_lab
+    copier_lab.copier.close()
+
+
+def path_of(name: str, *owners: Owner) -> list[Node]:
+    """The nodes of one path, a page for each of the owners."""
+    nodes: list[Node] = []
+    for depth, (key, owner) in enumerate(zip(chain(name, len(owners)), owners, strict=True)):
+        nodes.append(Node(nodes[-1] if nodes else None, CacheScope(b"scope"), (depth,), key, depth, owner, 0))
+    return nodes
+
+
+def test_pages_behind_public_ones_are_charged_to_their_party(small: CopierLab) -> None:
+    """Of a path that begins with a public page and goes on with two of a tenant's, each pays for its own."""
+    nodes = path_of("prompt", PUBLIC, ALICE, ALICE)
+
+    assert small.carry_out(TransferKind.STORE, nodes) == 3
+
+    assert small.bytes_of(PUBLIC) == small.one_file
+    assert small.bytes_of(ALICE) == file_bytes(2, small.host.page_bytes)
+
+
+def test_a_history_that_was_written_turn_by_turn_loses_its_end_first(small: CopierLab) -> None:
+    """Each turn's pages are a file of their own; while others need room, what is left of them is a beginning."""
+    history = path_of("history", *[ALICE] * 6)
+    for turn in range(6):
+        small.carry_out(TransferKind.STORE, history[turn : turn + 1])
+
+    for number in range(9):
+        small.carry_out(TransferKind.STORE, path_of(f"other {number}", BOB))
+
+    held = [small.files.holds(node.key) for node in history]
+    assert held == sorted(held, reverse=True)
+    assert 0 < sum(held) < 6
+
+
+def test_a_long_fetch_reads_a_bounded_part_at_a_time(lab: Lab, tmp_path: Path) -> None:
+    """Twenty pages of a megabyte come in two readings, right to the last; with one of the second gone, up to that."""
+    page_tokens = 2**20 // bytes_per_page(read_model_config(lab.base), 1, torch.float32)
+    big = CopierLab(lab, tmp_path / "kv", num_pages=20, page_tokens=page_tokens, num_files=60)
+    nodes = path_of("long", *[ALICE] * 20)
+    for number in range(20):
+        big.host.page(number).fill_(number + 1)
+    big.carry_out(TransferKind.STORE, nodes)
+
+    assert big.carry_out(TransferKind.FETCH, nodes) == 20
+    read = torch.empty(big.cache.page_shape)
+    for number in range(20):
+        big.cache.read_page(number, read)
+        assert bool((read == number + 1).all())
+    assert big.files.most_at_once == 16
+    big.files.forget(nodes[18].key)
+    assert big.carry_out(TransferKind.FETCH, nodes) == 18
+    big.copier.close()
