@@ -20,7 +20,7 @@ from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, 
 from graftwork.engine.scheduler import Scheduler
 from graftwork.engine.transfers import CopyEngine, TransferDone
 from graftwork.platform.errors import GraftworkError, InternalFailure
-from graftwork.platform.ids import RequestId
+from graftwork.platform.ids import IsolationDomain, RequestId
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,13 @@ class CancelSink:
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetDomain:
+    """A party is gone: give up its KV."""
+
+    isolation: IsolationDomain
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ Message = (
     | CancelRequest
     | CancelSink
     | ForgetAdapter
+    | ForgetDomain
     | ProbeAdapter
     | TendSession
     | ReadStats
@@ -184,6 +192,8 @@ class EngineLoop:
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
+            case ForgetDomain(isolation):
+                self._memory.forget_owner(isolation)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case TransferDone():

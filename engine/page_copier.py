@@ -5,7 +5,6 @@ On CUDA the copies run on a stream of their own, which waits for the compute tha
 for before the report: what is reported has happened.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -18,7 +17,7 @@ from graftwork.engine.attention import KvCache
 from graftwork.engine.host_pages import HostPages
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.prefix_tree import Node
-from graftwork.engine.transfers import PageMove, Report, TransferDone, TransferKind, TransferPlan
+from graftwork.engine.transfers import PageMove, Report, TransferDone, TransferKind, TransferPlan, file_owner
 from graftwork.platform.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -123,7 +122,7 @@ class PageCopier:
         assert self._files is not None
         pages = [self._host.bytes_of(move.source) for move in moves if move.source is not None]
         keys = [move.key for move in moves]
-        self._files.write(hashlib.sha256(nodes[0].owner).digest(), keys, pages, _keys_above(nodes[0]))
+        self._files.write(file_owner(nodes[0].owner), keys, pages, _keys_above(nodes[0]))
 
     def _fetch(self, plan: TransferPlan) -> int:
         """A bounded number of pages at a time: what is read stands beside all that the host is allowed."""

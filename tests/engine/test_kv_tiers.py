@@ -12,14 +12,16 @@ import torch
 from graftwork.engine.attention import KvCache
 from graftwork.engine.disk_tier import DiskTier
 from graftwork.engine.host_pages import HostPages
+from graftwork.engine.loop import ForgetDomain
 from graftwork.engine.model_config import read_model_config
 from graftwork.engine.page_copier import PageCopier
 from graftwork.engine.page_key import first_key, next_key
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import Node
-from graftwork.engine.request import MissReason, SessionKey, SessionUse, SessionVerb, ToolWait
+from graftwork.engine.request import MissReason, SessionKey, SessionMemory, SessionUse, SessionVerb, ToolWait
 from graftwork.engine.transfers import PageMove, TransferDone, TransferKind, TransferPlan
 from graftwork.platform.clock import SystemClock
+from graftwork.platform.ids import IsolationDomain
 from tests.engine.conftest import Lab
 from tests.engine.harness import Harness, Outcome
 
@@ -140,6 +142,29 @@ def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_p
     assert (stats.host_cached_pages, stats.host_in_flight_pages, stats.disk_pages) == (0, 0, 0)
     harness.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_party_that_is_forgotten_leaves_nothing_on_any_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """Of two tenants one is forgotten: its history is missing and its files are gone, the other's is where it was,
+    and a new engine on the same folder finds that one alone."""
+    harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
+    for domain in (b"gone", b"stays"):
+        harness.run(FIRST, domain=domain, session=SessionUse(SessionKey("s")), max_tokens=1)
+        harness.tend(SessionVerb.HOLD, "s", FIRST, domain=domain)
+    before = harness.tend(SessionVerb.READ, "s", FIRST, domain=b"stays")
+    num_pages = harness.loop.stats().disk_pages
+
+    harness.loop.take(ForgetDomain(IsolationDomain(b"gone")))
+
+    assert harness.tend(SessionVerb.READ, "s", FIRST, domain=b"gone") == SessionMemory(missing_tokens=len(FIRST))
+    assert harness.tend(SessionVerb.READ, "s", FIRST, domain=b"stays") == before
+    assert before.disk_bytes > 0
+    assert harness.loop.stats().disk_pages == num_pages // 2
+    harness.close()
+    restarted = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
+    assert restarted.loop.stats().disk_pages == num_pages // 2
+    assert restarted.tend(SessionVerb.READ, "s", FIRST, domain=b"stays").disk_bytes == before.disk_bytes
+    restarted.close()
 
 
 def test_tenants_share_what_is_public_and_nothing_behind_it(make_engine: MakeEngine) -> None:
