@@ -16,6 +16,7 @@ from graftwork.engine.request import (
     TokensGenerated,
 )
 from graftwork.platform.clock import Clock
+from graftwork.platform.ids import IsolationDomain
 from graftwork.platform.telemetry import Telemetry
 
 
@@ -48,6 +49,9 @@ class TimedEngine:
 
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
+        await self._engine.forget_domain(isolation)
 
     async def close(self) -> None:
         await self._engine.close()

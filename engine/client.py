@@ -11,6 +11,7 @@ from graftwork.engine.request import (
     SessionMemory,
     SessionTending,
 )
+from graftwork.platform.ids import IsolationDomain
 
 
 class EngineClient(Protocol):
@@ -48,6 +49,13 @@ class EngineClient(Protocol):
 
     async def forget_adapter(self, digest: str) -> None:
         """Free an adapter's memory once the requests that use it have ended; new ones may load it again."""
+        ...
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
+        """Give up all KV of an isolation domain, in memory and in files; its requests that still run go on.
+
+        Raises CapacityAbsent while no engine answers; what lies in files is then found again by the next one.
+        """
         ...
 
     async def close(self) -> None:

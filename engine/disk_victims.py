@@ -2,7 +2,8 @@
 
 A party's limit is the most that it may have; its reserve is what others cannot take from it. What lies between is
 borrowed, and borrowed room is what goes: the files of parties over their limit first, then the least recently used
-file of any party above its reserve, and what a party has within its reserve only for its own newer pages.
+file of any party that keeps its reserve without it, then one that reaches into the reserve of a party that has more,
+and what a party has within its reserve only for its own newer pages.
 """
 
 from collections import OrderedDict, defaultdict
@@ -53,11 +54,11 @@ class OwnerAccounts:
         """Whether `num_bytes` is more than an owner may have."""
         return owner in self._limits and num_bytes > self._limits[owner]
 
-    def is_borrowing(self, owner: Owner, num_bytes: int) -> bool:
-        """Whether an owner that has `num_bytes` has more than its reserve."""
+    def reserve_of(self, owner: Owner) -> int:
+        """Bytes that others cannot take from an owner."""
         parties = len(self._bytes) - (None in self._bytes)
         shared = 0 if owner is None else self._shared_reserve_bytes // max(parties, 1)
-        return num_bytes > max(self._reserves.get(owner, 0), shared)
+        return max(self._reserves.get(owner, 0), shared)
 
     def check_integrity(self, bytes_by_owner: Mapping[Owner, int]) -> None:
         """Compare with a recount."""
@@ -99,6 +100,7 @@ class VictimChoice:
     def _take_for(self, owner: Owner) -> bool:
         return (
             self._take_oldest(self._is_over_limit)
+            or self._take_oldest(self._can_spare)
             or self._take_oldest(self._is_borrowing)
             or self._take_oldest(lambda other: other == owner)
         )
@@ -106,8 +108,13 @@ class VictimChoice:
     def _is_over_limit(self, owner: Owner) -> bool:
         return self._accounts.is_over_limit(owner, self._bytes[owner])
 
+    def _can_spare(self, owner: Owner) -> bool:
+        """Whether an owner keeps its reserve without its oldest file."""
+        oldest = self._oldest[owner]
+        return oldest is not None and self._bytes[owner] - oldest.num_bytes >= self._accounts.reserve_of(owner)
+
     def _is_borrowing(self, owner: Owner) -> bool:
-        return self._accounts.is_borrowing(owner, self._bytes[owner])
+        return self._bytes[owner] > self._accounts.reserve_of(owner)
 
     def _take_oldest(self, may_lose: Callable[[Owner], bool]) -> bool:
         """Note the least recently used file of the parties that may lose one."""

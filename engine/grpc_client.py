@@ -20,7 +20,7 @@ from graftwork.engine.request import (
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
 from graftwork.platform.errors import CapacityAbsent, GraftworkError
-from graftwork.platform.ids import RequestId
+from graftwork.platform.ids import IsolationDomain, RequestId
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,9 @@ class GrpcEngineClient:
 
     async def forget_adapter(self, digest: str) -> None:
         await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
+        await self._ask(self._stub.ForgetDomain, wire.ForgetDomainRequest(isolation=isolation))
 
     async def probe_adapter(self, digest: str) -> None:
         reply = await self._ask(self._stub.ProbeAdapter, wire.ProbeAdapterRequest(digest=digest), _PROBED_WITHIN_S)

@@ -20,12 +20,12 @@ from graftwork.engine.page_key import PageKey
 from graftwork.engine.page_path import page_key, pages_for
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import Lease, Node, Owner
-from graftwork.engine.request import KvLimits, MissReason, SessionUse
+from graftwork.engine.request import NO_KV_LIMITS, KvLimits, MissReason, SessionUse
 from graftwork.engine.residency import KvSizes, Residency
 from graftwork.engine.retention import Retention
 from graftwork.engine.session_table import SessionRecord, SessionTable
 from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import CopyEngine, DiskPages, NoDisk, TransferDone, TransferKind
+from graftwork.engine.transfers import CopyEngine, DiskPages, NoDisk, TransferDone, TransferKind, file_owner
 from graftwork.platform.clock import Clock
 
 
@@ -142,6 +142,17 @@ class KvMemory:
         own = [*(node.key for node in nodes if not node.is_loose), *self._keys_behind(path, nodes)]
         keys = dict.fromkeys((*self.sessions.remove(path.owner, session.session), *own))
         self.residency.forget(key for key in keys if not self.sessions.reaches(key))
+        self._copies.sweep()
+
+    def forget_owner(self, owner: Owner) -> None:
+        """Give up everything of a party, on every tier. What its requests that still run make is cached as ever."""
+        self.sessions.remove_owner(owner)
+        self.residency.set_limits(owner, NO_KV_LIMITS)
+        tree = self.residency.tree
+        for node in [*tree.nodes_on(Tier.DEVICE), *tree.nodes_on(Tier.HOST)]:
+            if node.owner == owner and node.in_tree:
+                tree.cut(node)
+        self._disk.forget_owner(file_owner(owner))
         self._copies.sweep()
 
     def is_on_disk(self, key: PageKey) -> bool:

@@ -1,13 +1,13 @@
 """Loads that are read while they are still under way: attention in a layer waits for that layer's KV alone.
 
     copier    opens a gate, copies the layers from the first on, lets each group of them through
-    loop      adds the gate when its pages may be planned with
-    attend    waits, in each layer, for all gates
+    loop      adds the gate when its pages may be planned with, and heeds it in the steps that read them
+    attend    waits, in each layer, for the gates that are heeded
 
 On CUDA nothing waits but the stream: the gate hands the compute stream the event that the copy stream recorded.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from threading import Condition
 
@@ -64,23 +64,25 @@ class LayerGate:
 
 
 class LayerGates:
-    """All gates that steps have to heed, by whose they are. Used by the loop's thread alone."""
+    """The gates of all loads under way, and which of them the step that runs has to heed. Used by the loop's thread."""
 
     def __init__(self) -> None:
         self._gates: dict[Hashable, LayerGate] = {}
-
-    def __len__(self) -> int:
-        return len(self._gates)
+        self._heeded: tuple[LayerGate, ...] = ()
 
     def add(self, load: Hashable, gate: LayerGate) -> None:
-        """From the next step on, layers wait for this load."""
+        """A load is under way."""
         self._gates[load] = gate
 
     def remove(self, load: Hashable) -> None:
         """A load has ended: everything has arrived, or its pages are nobody's any more. No error if it had no gate."""
         self._gates.pop(load, None)
 
+    def heed(self, loads: Iterable[Hashable]) -> None:
+        """The next step reads what these loads bring; what others bring is not waited for."""
+        self._heeded = tuple(self._gates[load] for load in loads if load in self._gates)
+
     def wait(self, layer: int) -> None:
-        """Return once a layer of every load may be read. Raises LoadFailed."""
-        for gate in self._gates.values():
+        """Return once a layer of every load that is heeded may be read. Raises LoadFailed."""
+        for gate in self._heeded:
             gate.wait(layer)

@@ -21,7 +21,7 @@ from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, 
 from graftwork.engine.scheduler import Scheduler
 from graftwork.engine.transfers import CopyEngine, LoadReadable, TransferDone
 from graftwork.platform.errors import GraftworkError, InternalFailure
-from graftwork.platform.ids import RequestId
+from graftwork.platform.ids import IsolationDomain, RequestId
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,13 @@ class CancelSink:
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetDomain:
+    """A party is gone: give up its KV."""
+
+    isolation: IsolationDomain
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,7 @@ Message = (
     | CancelRequest
     | CancelSink
     | ForgetAdapter
+    | ForgetDomain
     | ProbeAdapter
     | TendSession
     | ReadStats
@@ -150,6 +158,7 @@ class EngineLoop:
         return True
 
     def _carry_out(self, plan: StepPlan) -> list[Output]:
+        self._gates.heed(self._scheduler.loads_read_by(plan))
         try:
             return self._scheduler.absorb(plan, self._runner.run(plan))
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
@@ -188,6 +197,8 @@ class EngineLoop:
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
+            case ForgetDomain(isolation):
+                self._memory.forget_owner(isolation)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):

@@ -1,15 +1,17 @@
 """Carries transfers out: one thread between device and host, one between host, device and disk.
 
+On each of them what somebody waits for goes before copies made in advance.
 Owns no page and decides nothing: every plan names what it touches, and all of it is leased until the report.
 On CUDA the copies run on a stream of their own, which waits for the compute that wrote their sources and is waited
 for before the report: what is reported as done has happened. Loads from the host are readable before that: they go a
 few layers at a time, and the step that reads them waits for each layer alone (see layer_gates).
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from enum import IntEnum
+from itertools import count
+from queue import PriorityQueue
 from threading import Thread
 from typing import Protocol
 
@@ -27,6 +29,7 @@ from graftwork.engine.transfers import (
     TransferDone,
     TransferKind,
     TransferPlan,
+    file_owner,
 )
 from graftwork.platform.clock import Clock
 
@@ -83,14 +86,15 @@ class PageCopier:
         self._copying, self._filing = _Lane("kv-copies"), _Lane("kv-files")
 
     def begin(self, plan: TransferPlan) -> None:
-        """Queue a plan behind those of its lane."""
+        """Queue a plan in its lane: a way up behind those before it, a way down behind everything."""
         lane = self._copying if plan.kind in (TransferKind.SAVE, TransferKind.LOAD) else self._filing
-        lane.put(lambda: self._carry_out(plan))
+        is_waited_for = plan.kind in (TransferKind.LOAD, TransferKind.FETCH)
+        lane.put(_Urgency.WAITED_FOR if is_waited_for else _Urgency.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
         """Remove forgotten files, behind what is being written."""
         if self._files is not None:
-            self._filing.put(self._files.sweep)
+            self._filing.put(_Urgency.BACKGROUND, self._files.sweep)
 
     def close(self) -> None:
         """Carry out what has begun, and end the threads."""
@@ -178,7 +182,7 @@ class PageCopier:
         assert self._files is not None
         pages = [self._host.bytes_of(move.source) for move in moves if move.source is not None]
         keys = [move.key for move in moves]
-        self._files.write(hashlib.sha256(nodes[0].owner).digest(), keys, pages, _keys_above(nodes[0]))
+        self._files.write(file_owner(nodes[0].owner), keys, pages, _keys_above(nodes[0]))
 
     def _fetch(self, plan: TransferPlan) -> int:
         """A bounded number of pages at a time: what is read stands beside all that the host is allowed."""
@@ -201,23 +205,36 @@ def _nothing() -> None:
     """The copies have been made."""
 
 
+class _Urgency(IntEnum):
+    """What goes first in a lane."""
+
+    WAITED_FOR = 0
+    """Somebody's next token needs it."""
+    BACKGROUND = 1
+    LAST = 2
+
+
 class _Lane:
-    """A thread that works through jobs in their order. None of them may raise."""
+    """A thread that works through jobs, the more urgent first, else in their order. None of them may raise.
+
+    No page is both a source and a target of plans that wait here, so plans of different kinds may overtake each other.
+    """
 
     def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: PriorityQueue[tuple[_Urgency, int, Callable[[], None] | None]] = PriorityQueue()
+        self._numbers = count()
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
+    def put(self, urgency: _Urgency, job: Callable[[], None] | None) -> None:
+        self._jobs.put((urgency, next(self._numbers), job))
 
     def close(self) -> None:
-        self._jobs.put(None)
+        self.put(_Urgency.LAST, None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()[2]) is not None:
             job()
 
 

@@ -233,6 +233,10 @@ class Scheduler:
                 outputs += [] if sequence.arrivals else self._arrived(sequence)
         return outputs
 
+    def loads_read_by(self, plan: StepPlan) -> set[TransferPlan]:
+        """Loads that have not ended, of pages that a step reads."""
+        return {load for piece in plan.slices for load in self._running[piece.request_id].reading}
+
     def absorb_transfer(self, done: TransferDone) -> list[Output]:
         """Pages have been copied: whoever waited for them goes on, without those that could not be read.
 
@@ -240,7 +244,9 @@ class Scheduler:
         """
         failed_from = self._memory.absorb(done)
         reading = [sequence for sequence in self._running.values() if done.plan in sequence.reading]
-        outputs = [] if failed_from is None else self.fail([one.request_id for one in reading], InternalFailure(_NOT_LOADED))
+        outputs = (
+            [] if failed_from is None else self.fail([one.request_id for one in reading], InternalFailure(_NOT_LOADED))
+        )
         for sequence in reading:
             sequence.reading.discard(done.plan)
         for sequence in self._running.values():

@@ -16,6 +16,7 @@ from graftwork.engine.loop import (
     CancelRequest,
     CancelSink,
     ForgetAdapter,
+    ForgetDomain,
     ProbeAdapter,
     ReadStats,
     Sink,
@@ -28,7 +29,7 @@ from graftwork.engine.request import EngineStats, SessionMemory
 from graftwork.engine.wire import codec, engine_pb2_grpc
 from graftwork.engine.wire import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
-from graftwork.platform.ids import RequestId
+from graftwork.platform.ids import IsolationDomain, RequestId
 
 _log = logging.getLogger(__name__)
 
@@ -124,6 +125,12 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     ) -> wire.ForgetAdapterReply:
         self._inbox.put(ForgetAdapter(request.digest))
         return wire.ForgetAdapterReply()
+
+    async def ForgetDomain(  # noqa: N802
+        self, request: wire.ForgetDomainRequest, context: Context
+    ) -> wire.ForgetDomainReply:
+        self._inbox.put(ForgetDomain(IsolationDomain(request.isolation)))
+        return wire.ForgetDomainReply()
 
 
 def _settle(answer: "asyncio.Future[Any]", value: object) -> None:

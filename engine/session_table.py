@@ -95,6 +95,12 @@ class SessionTable:
         self._count(record.keys, -1)
         return tuple(key for key in (*record.keys, *record.left) if key not in self._counts)
 
+    def remove_owner(self, owner: Owner) -> None:
+        """Forget every session of a party."""
+        for other, session in list(self._records):
+            if other == owner:
+                self.remove(other, session)
+
     def _record(self, owner: Owner, session: SessionKey, scope: bytes) -> SessionRecord:
         record = self.find(owner, session)
         if record is None:

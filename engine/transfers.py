@@ -7,6 +7,7 @@ nothing is dropped while a plan is made. Who waits for a page attaches to the pl
     LOAD   host → device      FETCH  disk → device
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -98,6 +99,11 @@ class CopyEngine(Protocol):
         ...
 
 
+def file_owner(owner: Owner) -> bytes:
+    """How files name a party: 32 bytes that do not tell who it is."""
+    return hashlib.sha256(owner).digest()
+
+
 class DiskPages(Protocol):
     """What the loop must know of the disk tier."""
 
@@ -118,6 +124,10 @@ class DiskPages(Protocol):
         """Answer a page no more, at once; a sweep removes what lies there."""
         ...
 
+    def forget_owner(self, owner: bytes) -> int:
+        """The same for all pages of a party, by its name in files; returns how many there were."""
+        ...
+
 
 class NoDisk:
     """A disk tier of no bytes."""
@@ -131,3 +141,6 @@ class NoDisk:
 
     def forget(self, key: PageKey) -> None:
         """There is nothing to forget."""
+
+    def forget_owner(self, owner: bytes) -> int:
+        return 0

@@ -62,7 +62,7 @@ class Principal:
 
     def isolation(self, pepper: bytes) -> IsolationDomain:
         """Whose prefixes this tenant's requests may share: its own, under a name that nobody can compute."""
-        return IsolationDomain(hmac.digest(pepper, b"graftwork isolation\0" + self.tenant_id.encode(), hashlib.sha256))
+        return isolation_of(self.tenant_id, pepper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,11 @@ class AdminPrincipal:
     """Whoever holds the admin key: may run the platform, may not run inference."""
 
     name: str = "admin"
+
+
+def isolation_of(tenant_id: TenantId, pepper: bytes) -> IsolationDomain:
+    """Whose prefixes a tenant's requests may share, authenticated or not."""
+    return IsolationDomain(hmac.digest(pepper, b"graftwork isolation\0" + tenant_id.encode(), hashlib.sha256))
 
 
 def scope_of_tenant(_admin: AdminPrincipal, tenant_id: TenantId) -> TenantScope:

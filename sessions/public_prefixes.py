@@ -19,6 +19,7 @@ from graftwork.engine.request import (
     SessionTending,
 )
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.ids import IsolationDomain
 from graftwork.sessions.messages import Message
 from graftwork.sessions.prompt_encoder import PromptEncoder
 
@@ -77,6 +78,9 @@ class PublicPrefixEngine:
 
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
+        await self._engine.forget_domain(isolation)
 
     async def close(self) -> None:
         await self._engine.close()

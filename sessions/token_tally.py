@@ -22,6 +22,7 @@ from graftwork.engine.request import (
     SessionTending,
     TokensGenerated,
 )
+from graftwork.platform.ids import IsolationDomain
 
 
 class TallyingEngine:
@@ -74,6 +75,9 @@ class TallyingEngine:
 
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
+        await self._engine.forget_domain(isolation)
 
     async def close(self) -> None:
         """The engine is shared; its owner closes it."""

@@ -1,5 +1,6 @@
 """The operator's tenants and their quotas."""
 
+import logging
 from typing import Any
 
 from fastapi import APIRouter
@@ -8,8 +9,11 @@ from graftwork.api.dependencies import Admin, AppResources
 from graftwork.api.guarded_route import AdminRoute
 from graftwork.api.pages import AskedPage, list_body
 from graftwork.api.schemas.admin import TenantBody, TenantPatch, tenant_body
+from graftwork.platform.errors import CapacityAbsent
 from graftwork.platform.ids import TenantId
-from graftwork.platform.principals import scope_of_tenant
+from graftwork.platform.principals import isolation_of, scope_of_tenant
+
+_log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/admin/tenants", tags=["admin"], route_class=AdminRoute)
 
@@ -46,9 +50,13 @@ async def update_tenant(tenant_id: str, body: TenantPatch, resources: AppResourc
 
 @router.delete("/{tenant_id}")
 async def delete_tenant(tenant_id: str, resources: AppResources, admin: Admin) -> dict[str, Any]:
-    """Its keys end first, then its adapters go; its usage and audit entries stay."""
+    """Its keys end first, then its adapters and its KV go; its usage and audit entries stay."""
     await resources.tenancy.delete_tenant(TenantId(tenant_id), actor=admin.name)
     await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
+    try:
+        await resources.engine.forget_domain(isolation_of(TenantId(tenant_id), resources.pepper))
+    except CapacityAbsent:
+        _log.warning("tenant_kv_kept", extra={"tenant_id": tenant_id, "reason": "no engine answers"})
     return {"id": tenant_id, "object": "tenant.deleted", "deleted": True}
 
 

@@ -43,6 +43,9 @@ class SimulatedDisk:
     def forget(self, key: PageKey) -> None:
         self._pages.pop(key, None)
 
+    def forget_owner(self, owner: bytes) -> int:
+        raise NotImplementedError("no party is given up in a simulation")
+
     def write(self, key: PageKey) -> None:
         """Keep a page, at the cost of the oldest."""
         self._pages[key] = None

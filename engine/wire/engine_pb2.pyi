@@ -348,6 +348,16 @@ class ProbeAdapterReply(_message.Message):
     failed: Failed
     def __init__(self, failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
 
+class ForgetDomainRequest(_message.Message):
+    __slots__ = ("isolation",)
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    isolation: bytes
+    def __init__(self, isolation: _Optional[bytes] = ...) -> None: ...
+
+class ForgetDomainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Tending(_message.Message):
     __slots__ = ("verb", "session", "isolation", "adapters", "token_ids", "public_tokens", "waits")
     VERB_FIELD_NUMBER: _ClassVar[int]

@@ -64,6 +64,11 @@ class EngineStub:
                 request_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.Tending.SerializeToString,
                 response_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.SessionMemory.FromString,
                 _registered_method=True)
+        self.ForgetDomain = channel.unary_unary(
+                '/graftwork.engine.v1.Engine/ForgetDomain',
+                request_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetDomainRequest.SerializeToString,
+                response_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetDomainReply.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -107,6 +112,12 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetDomain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +150,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.TendSession,
                     request_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.Tending.FromString,
                     response_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.SessionMemory.SerializeToString,
+            ),
+            'ForgetDomain': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetDomain,
+                    request_deserializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetDomainRequest.FromString,
+                    response_serializer=graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetDomainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -303,6 +319,33 @@ class Engine:
             '/graftwork.engine.v1.Engine/TendSession',
             graftwork_dot_engine_dot_wire_dot_engine__pb2.Tending.SerializeToString,
             graftwork_dot_engine_dot_wire_dot_engine__pb2.SessionMemory.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetDomain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/graftwork.engine.v1.Engine/ForgetDomain',
+            graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetDomainRequest.SerializeToString,
+            graftwork_dot_engine_dot_wire_dot_engine__pb2.ForgetDomainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,6 +19,7 @@ from graftwork.engine.request import (
     TokensGenerated,
 )
 from graftwork.platform.errors import GraftworkError
+from graftwork.platform.ids import IsolationDomain
 from tests.adapters import adapter_files
 from tests.sessions.fakes_text import logprobs_of, text_tokenizer, token_id
 
@@ -56,6 +57,9 @@ class FakeEngine:
     requests: list[EngineRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    forgotten_domains: list[IsolationDomain] = field(default_factory=list)
+    absence: GraftworkError | None = None
+    """Raised instead of forgetting a domain."""
     probed: list[str] = field(default_factory=list)
     probe_refusal: GraftworkError | None = None
     """Raised for every adapter that is tried."""
@@ -152,6 +156,11 @@ class FakeEngine:
 
     async def forget_adapter(self, digest: str) -> None:
         self.forgotten.append(digest)
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
+        if self.absence is not None:
+            raise self.absence
+        self.forgotten_domains.append(isolation)
 
     async def close(self) -> None:
         return None

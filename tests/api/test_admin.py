@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from graftwork.platform.errors import CapacityAbsent
 from tests.api.harness import Gateway, TestTenant, chat
 
 TENANTS = "/v1/admin/tenants"
@@ -147,7 +150,7 @@ async def test_replicas(gateway: Gateway) -> None:
 
 
 async def test_deleted_tenant(gateway: Gateway, tenant: TestTenant) -> None:
-    """A deleted tenant's keys end, its adapters go, its usage stays."""
+    """A deleted tenant's keys end, its adapters go and the KV of its requests, its usage stays."""
     await tenant.push_adapter()
     await tenant.client.post("/v1/chat/completions", json=chat())
 
@@ -155,5 +158,19 @@ async def test_deleted_tenant(gateway: Gateway, tenant: TestTenant) -> None:
 
     assert (await tenant.client.get("/v1/models")).status_code == 401
     assert len(gateway.engine.forgotten) == 1
+    assert gateway.engine.forgotten_domains == [gateway.engine.requests[0].isolation]
     rows = (await gateway.admin.get(f"/v1/admin/usage?tenant_id={tenant.id}")).json()["data"]
     assert rows[0]["requests"] == 1
+
+
+async def test_deleted_tenant_without_an_engine(
+    gateway: Gateway, tenant: TestTenant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tenant can be deleted while no engine answers; the log says that its KV lies there still."""
+    gateway.engine.absence = CapacityAbsent("No engine answers at present.", retry_after_s=1.0)
+
+    deleted = await gateway.admin.delete(f"{TENANTS}/{tenant.id}")
+
+    assert deleted.json()["deleted"] is True
+    assert (await tenant.client.get("/v1/models")).status_code == 401
+    assert [record.message for record in caplog.records if record.message.startswith("tenant_")] == ["tenant_kv_kept"]

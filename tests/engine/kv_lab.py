@@ -14,7 +14,7 @@ from graftwork.engine.pages import PageId
 from graftwork.engine.request import SessionKey, SessionUse
 from graftwork.engine.residency import KvSizes
 from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan
+from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan, file_owner
 from graftwork.platform.clock import ManualClock
 
 Tag = PageKey
@@ -31,6 +31,7 @@ class FakeDisk:
 
     pages: dict[PageKey, Tag] = field(default_factory=dict)
     max_pages: int = 1_000_000
+    owners: dict[PageKey, bytes] = field(default_factory=dict)
 
     @property
     def num_pages(self) -> int:
@@ -49,6 +50,12 @@ class FakeDisk:
 
     def forget(self, key: PageKey) -> None:
         self.pages.pop(key, None)
+
+    def forget_owner(self, owner: bytes) -> int:
+        lost = [key for key in self.pages if self.owners.get(key) == owner]
+        for key in lost:
+            self.forget(key)
+        return len(lost)
 
 
 class FakeCopies:
@@ -98,6 +105,7 @@ class FakeCopies:
         if plan.kind is TransferKind.STORE:
             if tag is not None and len(self.disk.pages) < self.disk.max_pages:
                 self.disk.pages[move.key] = tag
+                self.disk.owners[move.key] = file_owner(plan.nodes[index].owner)
             return
         assert move.target is not None
         self.tags[Tier.HOST if plan.kind is TransferKind.SAVE else Tier.DEVICE][move.target] = tag

@@ -209,6 +209,22 @@ def test_a_reserve_is_not_taken_by_others(tmp_path: Path) -> None:
     assert tier.bytes_of(party("calm")) == 2 * ONE_PAGE_FILE
 
 
+def test_a_file_that_reaches_into_a_reserve_stays_while_others_can_spare_one(tmp_path: Path) -> None:
+    """A party has one file, larger than its reserve, and used least recently; whoever has more than it needs to keep
+    gives up its own."""
+    calm, one = chain("calm", 3), ONE_PAGE_FILE
+    tier = opened(tmp_path, max_bytes=9 * one)
+    tier.set_reserve(party("calm"), file_bytes(3, PAGE_BYTES) - one)
+    store(tier, "calm", calm)
+
+    for number in range(20):
+        store(tier, "flood", chain(str(number), 1))
+
+    assert readable(tier, calm) == calm
+    assert tier.bytes_used > 8 * one
+    tier.check_integrity()
+
+
 def test_a_shared_reserve_is_parted_among_those_who_are_there(tmp_path: Path) -> None:
     """Of eight files' room half is reserved: of two parties each keeps two files against the other's flood, whoever
     it is; a party that was never there keeps nothing free."""

@@ -15,7 +15,7 @@ from graftwork.engine.request import KvLimits, SessionKey, SessionTending, Sessi
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
 from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferKind, TransferPlan
+from graftwork.engine.transfers import TransferKind, TransferPlan, file_owner
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab
 
@@ -23,7 +23,7 @@ SIZE, DEVICE, HOST, CONTEXT = 2, 14, 9, 5
 MAKER = ScopeMaker("sha256:model", "float32/2")
 OWNERS = (b"x", b"y", b"z")
 OPERATIONS = [
-    *["open", "stranger", "cancel", "offload", "fork", "rewind", "close", "limit", "wait", "tick", "restart"],
+    *["open", "stranger", "cancel", "offload", "fork", "rewind", "close", "limit", "wait", "tick", "restart", "expel"],
     *["turn"] * 5,
     *["finish"] * 6,
     *["land"] * 5,
@@ -166,6 +166,15 @@ class World:
             self.agents.remove(agent)
             self.tend(agent, SessionVerb.CLOSE)
 
+    def expel(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """A party's KV is given up; its sessions may come back."""
+        if second < 2:
+            owner, memory = OWNERS[first % 3], self.lab.memory
+            memory.forget_owner(owner)
+            self.seen["expelled"] += 1
+            assert all(memory.residency.used_pages(tier, owner) == 0 for tier in (Tier.DEVICE, Tier.HOST))
+            assert all(self.lab.disk.owners[key] != file_owner(owner) for key in self.lab.disk.pages)
+
     def limit(self, first: int, second: int, tokens: Sequence[int]) -> None:
         device, host = (None if number > 6 else number * 100 for number in (first, second))
         self.lab.memory.set_limits(OWNERS[len(tokens) % 3], KvLimits(device, host))
@@ -298,14 +307,14 @@ TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=60, d
 
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_operations_break_no_promise(seed: int) -> None:
-    """Four worlds of 2,000 operations each, in which every kind of copy, loss and wait has happened."""
+    """Four worlds of 4,000 operations each, in which every kind of copy, loss and wait has happened."""
     random = Random(seed)
     world = World(disk_pages=(200, 12)[seed % 2], host=HOST)
 
-    for _ in range(2000):
+    for _ in range(4000):
         tokens = [random.randrange(2) for _ in range(random.randint(1, 2 * SIZE))]
         world.operate(random.choice(OPERATIONS), random.randrange(8), random.randrange(8), tokens)
     world.end()
 
     cut_short = {f"{kind} cut short" for kind in TransferKind}
-    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "no room"} <= set(+world.seen)
+    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "expelled", "no room"} <= set(+world.seen)

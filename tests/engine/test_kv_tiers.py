@@ -13,14 +13,16 @@ from graftwork.engine.attention import KvCache, bytes_per_page
 from graftwork.engine.disk_tier import DiskTier
 from graftwork.engine.frame_arena import FrameArena
 from graftwork.engine.host_pages import HostPages
+from graftwork.engine.loop import ForgetDomain
 from graftwork.engine.model_config import read_model_config
 from graftwork.engine.page_copier import PageCopier
 from graftwork.engine.page_key import first_key, next_key
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import Node
-from graftwork.engine.request import MissReason, SessionKey, SessionUse, SessionVerb, ToolWait
-from graftwork.engine.transfers import PageMove, TransferDone, TransferKind, TransferPlan
+from graftwork.engine.request import MissReason, SessionKey, SessionMemory, SessionUse, SessionVerb, ToolWait
+from graftwork.engine.transfers import LoadReadable, PageMove, TransferDone, TransferKind, TransferPlan
 from graftwork.platform.clock import SystemClock
+from graftwork.platform.ids import IsolationDomain
 from tests.engine.conftest import Lab
 from tests.engine.harness import Harness, Outcome
 
@@ -143,6 +145,29 @@ def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_party_that_is_forgotten_leaves_nothing_on_any_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """Of two tenants one is forgotten: its history is missing and its files are gone, the other's is where it was,
+    and a new engine on the same folder finds that one alone."""
+    harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
+    for domain in (b"gone", b"stays"):
+        harness.run(FIRST, domain=domain, session=SessionUse(SessionKey("s")), max_tokens=1)
+        harness.tend(SessionVerb.HOLD, "s", FIRST, domain=domain)
+    before = harness.tend(SessionVerb.READ, "s", FIRST, domain=b"stays")
+    num_pages = harness.loop.stats().disk_pages
+
+    harness.loop.take(ForgetDomain(IsolationDomain(b"gone")))
+
+    assert harness.tend(SessionVerb.READ, "s", FIRST, domain=b"gone") == SessionMemory(missing_tokens=len(FIRST))
+    assert harness.tend(SessionVerb.READ, "s", FIRST, domain=b"stays") == before
+    assert before.disk_bytes > 0
+    assert harness.loop.stats().disk_pages == num_pages // 2
+    harness.close()
+    restarted = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
+    assert restarted.loop.stats().disk_pages == num_pages // 2
+    assert restarted.tend(SessionVerb.READ, "s", FIRST, domain=b"stays").disk_bytes == before.disk_bytes
+    restarted.close()
+
+
 def test_tenants_share_what_is_public_and_nothing_behind_it(make_engine: MakeEngine) -> None:
     """Of a prompt whose first 18 tokens are public, another tenant finds the four whole pages of them, and answers as
     a cold engine does; of one that is not public, it finds nothing."""
@@ -197,7 +222,7 @@ def test_every_round_trip_brings_back_the_same_bytes(
         cache.write_page(page, originals[page])
     files = DiskTier(tmp_path, 2**22, bytes(32))
     files.open()
-    reports: SimpleQueue[TransferDone] = SimpleQueue()
+    reports: SimpleQueue[TransferDone | LoadReadable] = SimpleQueue()
     copier = PageCopier(cache, host, files, reports.put, SystemClock())
     keys = [next_key(first_key(b"scope"), [number]) for number in range(4)]
 
@@ -209,7 +234,9 @@ def test_every_round_trip_brings_back_the_same_bytes(
         moves = tuple(PageMove(key, *place) for key, place in zip(keys, places, strict=True))
         nodes = tuple(Node(None, b"", (), key, 0, b"owner", 0) for key in keys)  # type: ignore[arg-type]
         copier.begin(TransferPlan(kind, b"owner", moves, nodes))
-        assert reports.get(timeout=20).num_good == 4
+        done = reports.get(timeout=20)
+        assert isinstance(done, TransferDone)
+        assert done.num_good == 4
 
     carry_out(TransferKind.SAVE, 0, 0)
     carry_out(TransferKind.LOAD, 0, 4)

@@ -66,10 +66,13 @@ def test_a_load_that_fails_lets_nobody_read_what_is_missing() -> None:
     gate.let_through(2, nothing)
     gate.fail()
 
+    gates.wait(3)  # nobody reads it yet
+    gates.heed(["load"])
     gates.wait(1)
     with pytest.raises(LoadFailed, match="layer 2"):
         gates.wait(2)
     gates.remove("load")
+    gates.heed(["load"])
     gates.wait(2)
 
 
@@ -150,3 +153,21 @@ def test_a_load_that_fails_under_a_step_fails_its_request(
     stats = harness.loop.stats()
     assert (stats.in_flight_pages, stats.host_in_flight_pages, stats.active_pages) == (0, 0, 0)
     assert harness.run(history + MORE, max_tokens=12, ignore_eos=True).token_ids == expected
+
+
+def test_others_do_not_wait_for_a_load_that_they_do_not_read(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a prefetch is held back half done, a stranger's request is served from its first token to its last."""
+    slow = SlowUpperLayers(monkeypatch)
+    harness = make_engine(overlap_loads=True)
+    history = suspended(harness)
+    expected = make_engine().run(PROMPT[::-1], max_tokens=6, ignore_eos=True).token_ids
+
+    slow.is_armed = True
+    harness.tend_now(SessionVerb.PREFETCH, "s", history)
+    stranger = harness.run(PROMPT[::-1], domain=b"stranger", max_tokens=6, ignore_eos=True)
+    harness.rest()
+
+    assert stranger.token_ids == expected
+    assert slow.layers_copied_late > 0

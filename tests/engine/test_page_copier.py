@@ -4,13 +4,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 import torch
 
 from graftwork.engine.attention import KvCache, bytes_per_page
 from graftwork.engine.disk_tier import DiskTier
+from graftwork.engine.frame_arena import FrameArena
 from graftwork.engine.host_pages import HostPages
+from graftwork.engine.local_files import Buffer
 from graftwork.engine.model_config import read_model_config
 from graftwork.engine.page_copier import PageCopier
 from graftwork.engine.page_file import file_bytes
@@ -18,7 +21,7 @@ from graftwork.engine.page_key import PageKey
 from graftwork.engine.page_path import CacheScope
 from graftwork.engine.pages import PageId
 from graftwork.engine.prefix_tree import PUBLIC, Node, Owner
-from graftwork.engine.transfers import PageMove, TransferDone, TransferKind, TransferPlan
+from graftwork.engine.transfers import LoadReadable, PageMove, TransferDone, TransferKind, TransferPlan
 from graftwork.platform.clock import SystemClock
 from tests.engine.conftest import Lab
 from tests.engine.disk_lab import LAYOUT, chain
@@ -36,29 +39,51 @@ class WatchedTier(DiskTier):
         return super().read_run(keys, into)
 
 
+class GatedTier(WatchedTier):
+    """Writes only once it is let."""
+
+    def __init__(self, folder: Path, max_bytes: int, layout: bytes) -> None:
+        super().__init__(folder, max_bytes, layout)
+        self.writes_once = Event()
+
+    def write(
+        self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
+    ) -> int:
+        assert self.writes_once.wait(timeout=20)
+        return super().write(owner, keys, pages, above)
+
+
 class CopierLab:
     """A copier over a few pages of each kind, and what it reports."""
 
     def __init__(self, lab: Lab, folder: Path, num_pages: int, page_tokens: int, num_files: int) -> None:
         """The disk has room for `num_files` files of one page."""
         model, device = read_model_config(lab.base), torch.device("cpu")
-        self.cache = KvCache(model, num_pages, page_tokens, device, torch.float32)
+        arena = FrameArena(num_pages, bytes_per_page(model, page_tokens, torch.float32), device)
+        self.cache = KvCache(model, arena, page_tokens, torch.float32)
         self.host = HostPages(num_pages, self.cache.page_shape, torch.float32, pinned=False)
         self.one_file = file_bytes(1, self.host.page_bytes)
-        self.files = WatchedTier(folder, num_files * self.one_file, LAYOUT)
+        self.files = GatedTier(folder, num_files * self.one_file, LAYOUT)
         self.files.open()
-        self.reports: SimpleQueue[TransferDone] = SimpleQueue()
+        self.reports: SimpleQueue[TransferDone | LoadReadable] = SimpleQueue()
         self.copier = PageCopier(self.cache, self.host, self.files, self.reports.put, SystemClock())
 
     def carry_out(self, kind: TransferKind, nodes: Sequence[Node]) -> int:
         """Copy the page of each node, between equal numbers; returns how many moves succeeded."""
+        self.files.writes_once.set()
+        self.begin(kind, nodes)
+        done = self.reports.get(timeout=20)
+        assert isinstance(done, TransferDone)
+        return done.num_good
+
+    def begin(self, kind: TransferKind, nodes: Sequence[Node]) -> None:
+        """The same, without waiting for it."""
         source, target = kind is not TransferKind.FETCH, kind is not TransferKind.STORE
         moves = [
             PageMove(node.key, PageId(number) if source else None, PageId(number) if target else None)
             for number, node in enumerate(nodes)
         ]
         self.copier.begin(TransferPlan(kind, nodes[-1].owner, tuple(moves), tuple(nodes)))
-        return self.reports.get(timeout=20).num_good
 
     def bytes_of(self, owner: Owner) -> int:
         """What lies on the disk for a party."""
@@ -123,3 +148,23 @@ def test_a_long_fetch_reads_a_bounded_part_at_a_time(lab: Lab, tmp_path: Path) -
     big.files.forget(nodes[18].key)
     assert big.carry_out(TransferKind.FETCH, nodes) == 18
     big.copier.close()
+
+
+def test_what_somebody_waits_for_goes_before_what_nobody_does(small: CopierLab) -> None:
+    """A fetch overtakes the writes that wait, but not the one that has begun; the writes keep their order."""
+    wanted = path_of("wanted", ALICE)
+    small.carry_out(TransferKind.STORE, wanted)
+    small.files.writes_once.clear()
+
+    for number in range(3):
+        small.begin(TransferKind.STORE, path_of(f"old {number}", BOB))
+    small.begin(TransferKind.FETCH, wanted)
+    small.copier.sweep()
+    small.files.writes_once.set()
+
+    reports = [small.reports.get(timeout=20).plan for _ in range(4)]
+    kinds = [plan.kind for plan in reports]
+    assert TransferKind.FETCH in kinds[:2]
+    assert [plan.moves[0].key for plan in reports if plan.kind is TransferKind.STORE] == [
+        chain(f"old {number}", 1)[0] for number in range(3)
+    ]

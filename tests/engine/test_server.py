@@ -162,6 +162,18 @@ async def test_errors_keep_their_class_and_fields(connect: Connect) -> None:
         await stream.aclose()
 
 
+async def test_a_forgotten_domain_has_nothing_cached(connect: Connect) -> None:
+    """What a domain's request left is reclaimed at once, and a second one finds nothing of it."""
+    client = connect()
+    prompt = request(list(range(5, 45)))
+    _ = [event async for event in client.generate(prompt)]
+    assert (await client.stats()).cached_pages > 0
+
+    await client.forget_domain(prompt.isolation)
+
+    assert (await client.stats()).cached_pages == 0
+
+
 async def test_a_request_that_cannot_be_read_ends_alone(connect: Connect) -> None:
     """A gateway of a later version asks for a class of service that is not known here: it is told so, and what it
     sends behind that is served."""

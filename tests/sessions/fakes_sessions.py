@@ -26,7 +26,7 @@ from graftwork.engine.request import (
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded
-from graftwork.platform.ids import AdapterId, KeyId, TenantId, new_id
+from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
 from graftwork.platform.metering import UsageMeter
 from graftwork.platform.principals import ALL_SCOPES, Principal, TenantScope
 from graftwork.sessions.agent_session import AgentSession, SessionSettings
@@ -136,6 +136,9 @@ class AnsweringEngine:
         raise NotImplementedError
 
     async def forget_adapter(self, digest: str) -> None:
+        raise NotImplementedError
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ from graftwork.engine.request import (
 )
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError
+from graftwork.platform.ids import IsolationDomain
 from graftwork.sessions.chat_template import ChatTemplate
 from graftwork.sessions.prompt_encoder import PromptEncoder
 from graftwork.sessions.tokenizer import TextTokenizer
@@ -266,6 +267,9 @@ class ScriptedEngine:
         raise NotImplementedError
 
     async def forget_adapter(self, digest: str) -> None:
+        raise NotImplementedError
+
+    async def forget_domain(self, isolation: IsolationDomain) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:
