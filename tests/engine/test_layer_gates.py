@@ -77,23 +77,23 @@ def test_a_load_that_fails_lets_nobody_read_what_is_missing() -> None:
 
 
 class SlowUpperLayers:
-    """Holds back the copies of all but the first layer, until attention has been in that one."""
+    """Holds back the copies of all but the first layer, until attention has been in that one, or by hand."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False, by_hand: bool = False) -> None:
         self.is_armed = False
         self.layers_copied_late = 0
-        self._attended = Event()
+        self.go_on = Event()
         attend, write_layers = KvCache.attend, KvCache.write_layers
 
         def watched_attend(cache: KvCache, layer: int, *rest: Any) -> torch.Tensor:
             mixed = attend(cache, layer, *rest)
-            if self.is_armed:
-                self._attended.set()
+            if self.is_armed and not by_hand:
+                self.go_on.set()
             return mixed
 
         def late_write(cache: KvCache, page: int, source: torch.Tensor, layers: range) -> None:
             if self.is_armed and layers.start > 0:
-                assert self._attended.wait(_WITHIN_S), "no step has begun before its load had ended"
+                assert self.go_on.wait(_WITHIN_S), "nothing has happened before the load had ended"
                 self.layers_copied_late += 1
                 if fails:
                     raise RuntimeError("the device is gone")
@@ -159,7 +159,7 @@ def test_others_do_not_wait_for_a_load_that_they_do_not_read(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a prefetch is held back half done, a stranger's request is served from its first token to its last."""
-    slow = SlowUpperLayers(monkeypatch)
+    slow = SlowUpperLayers(monkeypatch, by_hand=True)
     harness = make_engine(overlap_loads=True)
     history = suspended(harness)
     expected = make_engine().run(PROMPT[::-1], max_tokens=6, ignore_eos=True).token_ids
@@ -167,6 +167,7 @@ def test_others_do_not_wait_for_a_load_that_they_do_not_read(
     slow.is_armed = True
     harness.tend_now(SessionVerb.PREFETCH, "s", history)
     stranger = harness.run(PROMPT[::-1], domain=b"stranger", max_tokens=6, ignore_eos=True)
+    slow.go_on.set()
     harness.rest()
 
     assert stranger.token_ids == expected
