@@ -71,10 +71,10 @@ async def open_resources(
         stack.push_async_callback(resources.quotas.close)
         stack.push_async_callback(resources.tasks.close)
         stack.push_async_callback(resources.sessions.close)
-        await resources.sessions.recover()
-        await resources.sessions.sweep()
         await resources.registry.sweep()
-        await stack.enter_async_context(repeating(resources.sessions.sweep, _SWEEP_S, "the sweep of sessions"))
+        for name, sweep in (("sessions", resources.sessions.sweep), ("idempotency keys", resources.idempotency.sweep)):
+            await sweep()
+            await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
         yield resources
 
 
