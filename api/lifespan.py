@@ -4,6 +4,7 @@ The database is brought to this code's schema, and turns that a crash left runni
 """
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +27,7 @@ from graftwork.platform.gate import Gate
 from graftwork.platform.idempotency import IdempotencyStore
 from graftwork.platform.metering import UsageMeter
 from graftwork.platform.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
-from graftwork.platform.secret_files import load_admin_key, load_pepper, read_or_make
+from graftwork.platform.secret_files import load_admin_key, load_pepper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
@@ -118,7 +119,7 @@ async def _assemble(
         heartbeat_s=_HEARTBEAT_S,
         planner=planner,
     )
-    options = SessionOptions(owner=await _owner(settings), lease_s=_LEASE_S)
+    options = SessionOptions(owner=owner_name(settings), lease_s=_LEASE_S)
     sessions = SessionService(database, registry, launcher, options)
     return Resources(
         settings=settings,
@@ -157,7 +158,12 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
     return RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
 
 
-async def _owner(settings: Settings) -> str:
-    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns."""
-    name = await asyncio.to_thread(read_or_make, settings.data_dir / "gateway-name", socket.gethostname)
-    return f"{name}:{settings.port}"
+def owner_name(settings: Settings) -> str | None:
+    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns.
+
+    No two that live at once have the same: it is made of the machine and the address, and not of the data folder, which
+    gateways may share. None, for a new one each time, where the port is drawn.
+    """
+    if settings.port == 0:
+        return None
+    return hashlib.sha256(f"{socket.gethostname()} {settings.host}:{settings.port}".encode()).hexdigest()[:32]
