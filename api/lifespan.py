@@ -8,6 +8,7 @@ import hashlib
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from graftwork.adapters.artifact_store import LocalArtifacts
 from graftwork.adapters.inspection import AdapterInspector
@@ -21,6 +22,7 @@ from graftwork.api.server_tasks import ServerTasks
 from graftwork.api.session_gate import SessionGate
 from graftwork.api.timed_engine import TimedEngine
 from graftwork.engine.client import EngineClient
+from graftwork.engine.request import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.gate import Gate
@@ -34,6 +36,7 @@ from graftwork.platform.tenancy import Tenancy
 from graftwork.sessions.answer_grammar import AnswerPlanner
 from graftwork.sessions.generation import Generator
 from graftwork.sessions.model_folder import ModelFolder
+from graftwork.sessions.prompt_encoder import PromptEncoder
 from graftwork.sessions.public_prefixes import PublicPrefixEngine, PublicPrefixes
 from graftwork.sessions.responses.conversation_service import ConversationService
 from graftwork.sessions.responses.response_service import ResponseService
@@ -89,12 +92,7 @@ async def _assemble(
 ) -> Resources:
     pepper = await asyncio.to_thread(load_pepper, settings)
     admin_key = await asyncio.to_thread(load_admin_key, settings)
-    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
-    description = await engine.describe()
-    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
-    if settings.public_prompts is not None and prompts is not None:
-        engine = PublicPrefixEngine(engine, PublicPrefixes.read(settings.public_prompts, prompts))
-    planner = AnswerPlanner(folder.tool_call_form(settings.tool_call_form))
+    served = await _served_model(settings, clock, engine)
     tenancy = Tenancy(database, pepper, clock)
     meter = CountedMeter(database, telemetry)
     quotas = _quota_keeper(settings, clock, meter)
@@ -104,20 +102,20 @@ async def _assemble(
         artifacts,
         inspector,
         clock=clock,
-        probe=engine.probe_adapter,
-        before_free=engine.forget_adapter,
+        probe=served.engine.probe_adapter,
+        before_free=served.engine.forget_adapter,
     )
     launcher = LauncherResources(
-        engine=engine,
-        source_for=lambda counted: Generator(counted, folder.tokenizer, description, tool_call_form=planner.form),
-        encoder=prompts,
-        description=description,
+        engine=served.engine,
+        source_for=served.source_for,
+        encoder=served.prompts,
+        description=served.description,
         gate=SessionGate(tenancy, quotas, telemetry),
         meter=meter,
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
-        planner=planner,
+        planner=served.planner,
     )
     options = SessionOptions(owner=owner_name(settings), lease_s=_LEASE_S)
     sessions = SessionService(database, registry, launcher, options)
@@ -134,16 +132,40 @@ async def _assemble(
         telemetry=telemetry,
         artifacts=artifacts,
         registry=registry,
-        engine=engine,
-        description=description,
-        folder=folder,
-        prompts=prompts,
+        engine=served.engine,
+        description=served.description,
+        folder=served.folder,
+        prompts=served.prompts,
         sessions=sessions,
         responses=ResponseService(database, sessions, clock),
         conversations=ConversationService(sessions),
         tasks=ServerTasks(),
-        planner=planner,
+        planner=served.planner,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _ServedModel:
+    """The model, as this gateway reads it, and the engine that serves it."""
+
+    engine: EngineClient
+    description: EngineDescription
+    folder: ModelFolder
+    prompts: PromptEncoder | None
+    planner: AnswerPlanner
+
+    def source_for(self, counted: EngineClient) -> Generator:
+        return Generator(counted, self.folder.tokenizer, self.description, tool_call_form=self.planner.form)
+
+
+async def _served_model(settings: Settings, clock: Clock, engine: EngineClient) -> _ServedModel:
+    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
+    description = await engine.describe()
+    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
+    if settings.public_prompts is not None and prompts is not None:
+        engine = PublicPrefixEngine(engine, PublicPrefixes.read(settings.public_prompts, prompts))
+    planner = AnswerPlanner(folder.tool_call_form(settings.tool_call_form))
+    return _ServedModel(engine, description, folder, prompts, planner)
 
 
 def _connect(settings: Settings) -> EngineClient:
