@@ -81,8 +81,7 @@ class SessionStore:
     async def list_sessions(self, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
         """One page of a tenant's sessions, closed ones included until their time is up."""
         async with self._database.read() as database:
-            found = await repository.list_sessions(database, scope, page)
-        return replace(found, items=tuple(session for session in found.items if not self._is_gone(session)))
+            return await repository.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
         """One page of a session's history, up to its head."""
@@ -231,6 +230,7 @@ class SessionStore:
         self, database: WriteSession, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None
     ) -> None:
         if max_sessions is not None:
+            await repository.hold_tenant(database, scope)
             num_open = await repository.count_open_sessions(database, scope)
             if num_open + len(sessions) > max_sessions:
                 raise LimitExceeded(

@@ -101,6 +101,29 @@ async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Response
     assert await count_rows(world.database) == before
 
 
+async def test_a_closed_conversation_goes_with_its_responses(responses_on_either: Responses) -> None:
+    """Closed as the session that it is, it stays readable for its time; then every row goes, a fork's not."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    inside = await responses.ask(me, conversation_id=conversation.session_id)
+    fork = await responses.ask(me, "On", previous_response_id=inside["id"])
+    await world.service.close_session(me, conversation.session_id)
+    assert await responses.service.get(me, inside["id"]) == inside
+
+    world.clock.advance(30 * 86_400.0)
+    await world.service.sweep()
+
+    with pytest.raises(NotFound):
+        await responses.service.get(me, inside["id"])
+    again = await responses.ask(me, "And on", previous_response_id=fork["id"])
+    for body in (fork, again):
+        await responses.service.delete(me, body["id"])
+    await world.service.sweep()
+    assert again["status"] == "completed"
+    assert set((await count_rows(world.database)).values()) == {0}
+
+
 async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
     """An unstored response that ended and was left behind goes once it is sure that nobody reads it any more."""
     me, world = principal(), responses.world

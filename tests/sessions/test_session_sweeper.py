@@ -248,6 +248,31 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
     assert len(listed.items) == 2
 
 
+async def test_lists_pass_over_what_is_gone(world: World) -> None:
+    """A page is full of sessions that can be read, however many in between are over, swept or not."""
+    me = new_principal()
+    living = [await opened(world, me, ttl_s=None), await opened(world, me, ttl_s=0.0)]
+    over = [await opened(world, me) for _ in range(3)]
+    (fork,) = await world.service.fork(me, over[0].session_id)
+    living += [await opened(world, me, ttl_s=90.0)]
+    await world.service.close_session(me, over[1].session_id)
+    world.clock.advance(30)
+    await say(world, me, fork)
+    world.clock.advance(30)
+
+    async def pages() -> list[str]:
+        found, page = list[AgentSession](), PageRequest(limit=1)
+        while (listed := await world.service.list_sessions(me, page)).items:
+            found += listed.items
+            page = PageRequest(limit=1, after=found[-1].session_id)
+        return [session.session_id for session in found]
+
+    before = await pages()
+    await world.service.sweep()
+
+    assert before == await pages() == sorted((session.session_id for session in (*living, fork)), reverse=True)
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_sweep_takes_what_is_still_needed(world: World, seed: int) -> None:
     """Whatever is forked, rewound, closed and swept in any order: each session has its whole history, to the end."""
