@@ -236,6 +236,22 @@ async def test_unstored_responses_cannot_be_fetched(gateway: Gateway, tenant: Te
         assert (await tenant.client.get(f"/v1/responses/{body['id']}")).status_code == 404
 
 
+async def test_idempotency_of_streams(gateway: Gateway, tenant: TestTenant) -> None:
+    """A background stream that is asked for again is the same one; another is made anew, as its client took it along."""
+    body, key = {"model": "tiny", "input": "Hello", "stream": True}, {"idempotency-key": "one"}
+
+    first = await tenant.client.post("/v1/responses", json=body | {"background": True}, headers=key)
+    again = await tenant.client.post("/v1/responses", json=body | {"background": True}, headers=key)
+    alone = [await tenant.client.post("/v1/responses", json=body, headers={"idempotency-key": "two"}) for _ in range(2)]
+
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.text == first.text
+    assert "response.completed" in again.text
+    assert all("response.completed" in answer.text for answer in alone)
+    assert alone[0].text != alone[1].text
+    assert len(gateway.engine.requests) == 3
+
+
 async def test_idempotency(gateway: Gateway, tenant: TestTenant) -> None:
     """The same key and body meet the same response, as it is by then; what is not stored is answered anew."""
     body, key = {"model": "tiny", "input": "Hello"}, {"idempotency-key": "one"}
