@@ -70,6 +70,8 @@ class NewSession:
     metadata: Mapping[str, str] = field(default_factory=dict)
     retention_s: float | None = None
     kind: SessionKind = SessionKind.SESSION
+    items: tuple[Item, ...] = ()
+    """What it begins with, made by nobody here. Every call among them is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,8 @@ class SessionService:
             updated_at=now,
             retention_s=new.retention_s,
         )
-        await self._sessions.create(principal.scope(), [session], await self._max_sessions(principal, new.kind))
-        return session
+        max_sessions = await self._max_sessions(principal, new.kind)
+        return await self._sessions.create(principal.scope(), session, max_sessions, new.items)
 
     async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
         """The weights that `model` stands for now. Raises NotFound."""

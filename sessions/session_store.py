@@ -25,10 +25,12 @@ from graftwork.sessions.agent_session import (
     ToolOutput,
     new_outputs,
 )
+from graftwork.sessions.given_history import turn_without_events, unencoded
 from graftwork.sessions.history import repository as history
 from graftwork.sessions.items import Item
 from graftwork.sessions.removal import repository as removal
 from graftwork.sessions.transcript import Checkpoint
+from graftwork.sessions.turn_log import repository as turn_log
 from graftwork.sessions.turn_store import ledger_of
 
 
@@ -68,10 +70,21 @@ class SessionStore:
         self._clock = clock
         self._retention_s = retention_s
 
-    async def create(self, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None) -> None:
-        """Store new sessions. Raises LimitExceeded if the tenant would then have more than `max_sessions` open."""
+    async def create(
+        self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
+    ) -> AgentSession:
+        """Store a new session, which begins with these items; the first turn encodes them.
+
+        Raises LimitExceeded if the tenant would then have more than `max_sessions` open.
+        """
+        first = unencoded(session, items) if items else None
+        session = session if first is None else replace(session, head_id=first.checkpoint_id)
         async with self._database.write() as database:
-            await self._insert(database, scope, sessions, max_sessions)
+            await self._insert(database, scope, [session], max_sessions)
+            if first is not None:
+                await turn_log.insert_turn(database, scope, turn_without_events(first, items))
+                await history.insert_checkpoint(database, scope, first, items)
+        return session
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """A session as it is now. Raises NotFound."""

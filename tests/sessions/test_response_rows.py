@@ -5,6 +5,7 @@ import pytest
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, InvalidRequest, NotFound, ValidationFailed
 from graftwork.sessions.responses.conversation_service import ConversationService
+from graftwork.sessions.responses.input_items import read_input
 from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, crash, principal
 
@@ -147,9 +148,10 @@ async def test_a_deleted_conversation_leaves_its_responses(responses: Responses)
     conversations = ConversationService(world.service)
     conversation = await conversations.create(me, {})
     empty = await conversations.create(me, {})
+    begun = await conversations.create(me, {}, read_input("Hello"))
     first = await responses.ask(me, conversation_id=conversation.session_id)
 
-    for each in (conversation, empty):
+    for each in (conversation, empty, begun):
         await conversations.delete(me, each.session_id)
         with pytest.raises(NotFound):
             await conversations.get(me, each.session_id)
