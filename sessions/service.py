@@ -300,12 +300,14 @@ class SessionService:
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
         """End the running turn, that one if it is named, as cancelled; nothing happens if it does not run.
 
-        A turn of another process may still run when this returns: that process is told, and ends it shortly.
+        Returns when it has ended. A turn of another process is told to: it hears of it with its next event or heartbeat.
         """
         load = self._access.load if turn_id is None else self._access.load_any
         session = await load(principal.scope(), session_id)
         if not await self._launcher.cancel(session.session_id, turn_id):
-            await self._sessions.request_cancel(principal.scope(), session.session_id, turn_id)
+            asked = await self._sessions.request_cancel(principal.scope(), session.session_id, turn_id)
+            if asked.cancel_requested and asked.running_turn_id is not None:
+                await (await self.find_turn(principal, asked.running_turn_id)).result()
         return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
@@ -328,7 +330,7 @@ class SessionService:
         return session, await self._launcher.kv.read(await self._access.history(principal, session))
 
     async def close_session(self, principal: Principal, session_id: str) -> AgentSession:
-        """Cancel what runs, then make the session read-only. Raises Conflict if it runs in another process."""
+        """Cancel what runs, then make the session read-only. Raises Conflict if somebody starts a turn meanwhile."""
         session = await self.cancel(principal, session_id)
         closed = await self._sessions.close(principal.scope(), session.session_id)
         await self._launcher.kv.close(await self._access.history(principal, closed))

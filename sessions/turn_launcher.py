@@ -23,6 +23,7 @@ from graftwork.sessions.answer_grammar import AnswerPlan, AnswerPlanner
 from graftwork.sessions.events import EventFeed
 from graftwork.sessions.generation import GenerationRequest
 from graftwork.sessions.items import Item
+from graftwork.sessions.leases import Pause
 from graftwork.sessions.provenance import made_with
 from graftwork.sessions.session_kv import SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
@@ -57,6 +58,8 @@ class LauncherResources:
     heartbeat_s: float
     planner: AnswerPlanner = field(default_factory=AnswerPlanner)
     """Of the model's own form of calls; `source_for` reads them in the same."""
+    pause: Pause = asyncio.sleep
+    """Between two tries to reach a database that is away."""
 
 
 Launched = tuple[TurnRunner, asyncio.Task[None]]
@@ -203,7 +206,13 @@ class TurnLauncher:
         noted = made_with(plan.request, self._encoder(), resources.description)
         lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items, noted)
         surroundings = TurnSurroundings(
-            self._store, resources.meter, resources.clock, self._encoder(), resources.heartbeat_s, self.kv
+            store=self._store,
+            meter=resources.meter,
+            clock=resources.clock,
+            encoder=self._encoder(),
+            heartbeat_s=resources.heartbeat_s,
+            kv=self.kv,
+            pause=resources.pause,
         )
         return TurnRunner(plan, lease, turn, ticket, surroundings)
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from graftwork.platform.database import Database
 from graftwork.sessions.agent_session import SessionStatus, TurnStatus
 from tests.sessions.fakes_sessions import Answer, HesitantDatabase, World, principal
 
@@ -19,6 +20,31 @@ async def hesitant(database_url: str) -> AsyncIterator[HesitantDatabase]:
 async def until_running(world: World, session_id: str) -> None:
     """Return once the session's row says that a turn runs."""
     while (await world.service.get(principal(), session_id)).status is not SessionStatus.RUNNING:
+        pass
+
+
+async def test_turn_outlives_a_database_that_is_away(hesitant: HesitantDatabase) -> None:
+    """What was generated meanwhile is stored once the database is back: every event, the answer, and the usage."""
+    world, me = World(hesitant), principal()
+    session = await world.session(me)
+    world.will_say(Answer("A long story", waits=True))
+    running = await world.service.start_turn(me, session.session_id, "Tell")
+    hesitant.refusals = 7
+    await world.engine.half_way.wait()
+    world.engine.go_on()
+
+    turn = await running.result()
+
+    assert (turn.status, turn.output[0].text) == (TurnStatus.COMPLETED, "A long story")
+    events = await world.events(me, session.session_id)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert "".join(event.fields.get("delta", "") for event in events) == "A long story"
+    assert hesitant.refusals == 0
+
+
+async def until_cancel_is_asked_for(world: World, session_id: str) -> None:
+    """Return once the session's row says so."""
+    while not (await world.service.get(principal(), session_id)).cancel_requested:
         pass
 
 
@@ -39,6 +65,28 @@ async def test_turn_that_begins_during_a_recovery_lives(hesitant: HesitantDataba
 
     assert recovered == 0
     assert (await running.result()).status is TurnStatus.COMPLETED
+
+
+@pytest.mark.parametrize("verb", ["cancel", "close_session"])
+@pytest.mark.parametrize("is_speaking", [True, False])
+async def test_cancel_meets_a_turn_of_another_process(database: Database, verb: str, is_speaking: bool) -> None:
+    """Whichever process is asked, the turn has ended when it answers: it heard with its next event, or heartbeat."""
+    first = World(database, heartbeat_s=1000.0 if is_speaking else 0.01)
+    other, me = World(database, first.clock, "second"), principal()
+    session = await first.session(me)
+    first.will_say(Answer("A long story", waits=True, never_ends=True))
+    running = await first.service.start_turn(me, session.session_id, "Tell")
+    await first.engine.half_way.wait()
+
+    ending = asyncio.create_task(getattr(other.service, verb)(me, session.session_id))
+    if is_speaking:
+        await until_cancel_is_asked_for(first, session.session_id)
+        first.engine.go_on()
+    async with asyncio.timeout(20):
+        ended = await ending
+
+    assert ended.status is (SessionStatus.IDLE if verb == "cancel" else SessionStatus.CLOSED)
+    assert (await running.result()).status is TurnStatus.CANCELLED
 
 
 @pytest.mark.parametrize("verb", ["cancel", "close_session"])
