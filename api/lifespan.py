@@ -76,7 +76,12 @@ async def open_resources(
         stack.push_async_callback(resources.tasks.close)
         stack.push_async_callback(resources.sessions.close)
         await resources.registry.sweep()
-        for name, sweep in (("sessions", resources.sessions.sweep), ("idempotency keys", resources.idempotency.sweep)):
+        sweeps = {
+            "sessions": resources.sessions.sweep,
+            "responses": resources.responses.sweep,
+            "idempotency keys": resources.idempotency.sweep,
+        }
+        for name, sweep in sweeps.items():
             await sweep()
             await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
         yield resources

@@ -343,9 +343,9 @@ class SessionService:
         await self._sessions.hide(principal.scope(), session.session_id)
         await self._sessions.remove_unused(principal.scope(), session.session_id)
 
-    async def remove_unused(self, principal: Principal, session_id: SessionId) -> None:
+    async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
         """Take away a chain of responses that nothing stands on any more, and those that it was forked from."""
-        await self._sessions.remove_unused(principal.scope(), session_id)
+        await self._sessions.remove_unused(scope, session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
         """The events behind number `after`; follows a running turn to its end. Raises NotFound before the first."""

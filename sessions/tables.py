@@ -142,7 +142,7 @@ class ResponseRow(Base):
     """A response of the Responses API: a turn, and what was asked for with it. Its id is the turn's, renamed."""
 
     __tablename__ = "responses"
-    __table_args__ = (Index(None, "session_id"),)
+    __table_args__ = (Index(None, "session_id"), Index(None, "created_at"))
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(_Id)

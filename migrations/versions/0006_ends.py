@@ -1,4 +1,4 @@
-"""When sessions end by their own retention, for the sweep to look up."""
+"""What sweeps look up: when sessions end by their own retention, and how old responses are."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,9 +22,11 @@ def upgrade() -> None:
         sessions.add_column(sa.Column("ends_at", sa.Double(), nullable=True))
         sessions.create_index("ix_sessions_ends_at", ["ends_at"])
     op.execute(_END_OF_EACH)
+    op.create_index("ix_responses_created_at", "responses", ["created_at"])
 
 
 def downgrade() -> None:
+    op.drop_index("ix_responses_created_at", "responses")
     with op.batch_alter_table("sessions") as sessions:
         sessions.drop_index("ix_sessions_ends_at")
         sessions.drop_column("ends_at")

@@ -71,16 +71,17 @@ async def test_interrupted_turn(tmp_path: Path, tiny_model: Path, database_url: 
     assert turn.json()["status"] == "completed"
 
 
-async def test_sessions_are_swept_while_the_gateway_runs(tmp_path: Path, tiny_model: Path) -> None:
-    """The sweep begins with the gateway and ends with it."""
+async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: Path) -> None:
+    """The sweeps begin with the gateway and end with it."""
 
-    def sweeps() -> int:
-        return sum(task.get_name() == "the sweep of sessions" for task in asyncio.all_tasks())
+    def sweeps() -> list[str]:
+        return sorted(name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("the sweep of"))
 
     async with open_gateway(gateway_settings(tmp_path, tiny_model)):
         during = sweeps()
 
-    assert (during, sweeps()) == (1, 0)
+    assert during == ["the sweep of idempotency keys", "the sweep of responses", "the sweep of sessions"]
+    assert sweeps() == []
 
 
 async def test_gateways_that_share_a_data_folder(

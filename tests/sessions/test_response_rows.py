@@ -4,8 +4,10 @@ import pytest
 
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, InvalidRequest, NotFound, ValidationFailed
+from graftwork.platform.pagination import PageRequest
 from graftwork.sessions.responses.conversation_service import ConversationService
 from graftwork.sessions.responses.input_items import read_input
+from graftwork.sessions.responses.response_service import RETENTION_S
 from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, crash, principal
 
@@ -140,6 +142,36 @@ async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
 
     assert early["sessions"] == before["sessions"] + 1
     assert await count_rows(world.database) == before
+
+
+async def test_responses_go_when_their_time_is_over(responses_on_either: Responses) -> None:
+    """Thirty days on nothing is left of one, but for what younger ones stand on and what its conversation remembers."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    inside = await responses.ask(me, "In", conversation_id=conversation.session_id)
+    alone, first = await responses.ask(me, "Alone"), await responses.ask(me, "First")
+    world.clock.advance(RETENTION_S - 1)
+    second = await responses.ask(me, "Second", previous_response_id=first["id"])
+    early = await responses.service.sweep()
+    world.clock.advance(2)
+
+    swept = await responses.service.sweep()
+
+    assert (early, swept) == (0, 3)
+    for body in (inside, alone, first):
+        with pytest.raises(NotFound):
+            await responses.service.get(me, body["id"])
+    third = await responses.ask(me, "Third", previous_response_id=second["id"])
+    assert world.engine.requests[-1].prompt_token_ids[: second["usage"]["input_tokens"]] == (
+        world.engine.requests[-2].prompt_token_ids
+    )
+    said = await ConversationService(world.service).items(me, conversation.session_id, PageRequest())
+    assert [item.text for item in said.items] == ["ok", "In"]
+    await ConversationService(world.service).delete(me, conversation.session_id)
+    for body in (second, third):
+        await responses.service.delete(me, body["id"])
+    assert set((await count_rows(world.database)).values()) == {0}
 
 
 async def test_a_deleted_conversation_leaves_its_responses(responses: Responses) -> None:
