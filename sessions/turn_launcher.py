@@ -176,7 +176,7 @@ class TurnLauncher:
         """What the turn asks of the engine, and how many tokens it is likely to use."""
         answer = await self.plan_answer(settings)
         transcript = await self._store.transcript(principal.scope(), session, settings.opening)
-        new_token_ids = transcript.encode_next(self._encoder(), settings.opening, new_items)
+        new_token_ids = await asyncio.to_thread(transcript.encode_next, self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
         budget = token_budget(settings, len(prompt), self._resources.description.context_tokens)
         sampling = sampling_params(settings, budget.max_tokens)

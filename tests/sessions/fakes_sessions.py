@@ -33,6 +33,7 @@ from graftwork.sessions.agent_session import AgentSession, SessionSettings
 from graftwork.sessions.events import SessionEvent
 from graftwork.sessions.generation import Generator
 from graftwork.sessions.service import NewSession, SessionOptions, SessionService
+from graftwork.sessions.transcript import TurnEncoder
 from graftwork.sessions.turn_launcher import LauncherResources
 from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer, token_id
 
@@ -202,7 +203,12 @@ class World:
     """Everything that one process of the service is made of; `restarted` is the process after it."""
 
     def __init__(
-        self, database: Database, clock: ManualClock | None = None, owner: str = "first", heartbeat_s: float = 1000.0
+        self,
+        database: Database,
+        clock: ManualClock | None = None,
+        owner: str = "first",
+        heartbeat_s: float = 1000.0,
+        encoder: TurnEncoder | None = None,
     ) -> None:
         self.database = database
         self.clock = clock or ManualClock()
@@ -213,7 +219,7 @@ class World:
         resources = LauncherResources(
             engine=self.engine,
             source_for=lambda engine: Generator(engine, text_tokenizer(), description()),
-            encoder=prompt_encoder(),
+            encoder=encoder or prompt_encoder(),
             description=description(),
             gate=self.gate,
             meter=self.meter,

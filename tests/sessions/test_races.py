@@ -1,13 +1,17 @@
 """What two verbs on one session may do to one another when they meet in the middle."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from graftwork.platform.database import Database
 from graftwork.sessions.agent_session import SessionStatus, TurnStatus
+from graftwork.sessions.prompt_encoder import PromptEncoder
 from tests.sessions.fakes_sessions import Answer, HesitantDatabase, World, principal
+from tests.sessions.fakes_text import prompt_encoder
 
 
 @pytest.fixture
@@ -21,6 +25,35 @@ async def until_running(world: World, session_id: str) -> None:
     """Return once the session's row says that a turn runs."""
     while (await world.service.get(principal(), session_id)).status is not SessionStatus.RUNNING:
         pass
+
+
+class LongEncoder(PromptEncoder):
+    """Takes as long over a prompt as it is made to."""
+
+    def __init__(self) -> None:
+        ready = prompt_encoder()
+        super().__init__(ready.template, ready.tokenizer)
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def encode_messages(self, *arguments: Any, **options: Any) -> tuple[int, ...]:
+        self.has_begun.set()
+        assert self.may_end.wait(timeout=20)
+        return super().encode_messages(*arguments, **options)
+
+
+async def test_a_long_prompt_holds_nobody_up(sqlite_database: Database) -> None:
+    """While one turn's prompt is encoded, everybody else is answered."""
+    encoder = LongEncoder()
+    world, me = World(sqlite_database, encoder=encoder), principal()
+    session = await world.session(me)
+    starting = asyncio.create_task(world.service.start_turn(me, session.session_id, "long " * 100))
+    assert await asyncio.to_thread(encoder.has_begun.wait, 20)
+
+    meanwhile = await world.service.get(me, session.session_id)
+    encoder.may_end.set()
+    turn = await (await starting).result()
+
+    assert (meanwhile.status, turn.status) == (SessionStatus.IDLE, TurnStatus.COMPLETED)
 
 
 async def test_turn_outlives_a_database_that_is_away(hesitant: HesitantDatabase) -> None:
