@@ -86,13 +86,14 @@ async def hold_tenant(database: WriteSession, scope: TenantScope) -> None:
     await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
 
 
-async def count_open_sessions(database: ReadSession, scope: TenantScope) -> int:
-    """How many of what a tenant knows as sessions are not closed."""
+async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
+    """How many of what a tenant knows as sessions are neither closed nor over."""
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,
         SessionRow.kind == SessionKind.SESSION.value,
         SessionRow.status.not_in(ended),
+        or_(SessionRow.ends_at.is_(None), SessionRow.ends_at > now),
     )
     return await database.scalar(statement) or 0
 

@@ -244,7 +244,7 @@ class SessionStore:
     ) -> None:
         if max_sessions is not None:
             await repository.hold_tenant(database, scope)
-            num_open = await repository.count_open_sessions(database, scope)
+            num_open = await repository.count_open_sessions(database, scope, self._clock.now())
             if num_open + len(sessions) > max_sessions:
                 raise LimitExceeded(
                     f"{num_open} sessions are open and at most {max_sessions} may be: close some first.",

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from graftwork.platform.database import Database
-from graftwork.platform.errors import NotFound
+from graftwork.platform.errors import LimitExceeded, NotFound
 from graftwork.platform.ids import SessionId
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.principals import Principal
@@ -246,6 +246,19 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
     listed = await world.service.list_sessions(me, ALL_ITEMS)
     assert [session.session_id for session in listed.items][:1] == [fork.session_id]
     assert len(listed.items) == 2
+
+
+async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
+    """A session that nobody can see any more counts against no limit; one that is still there does."""
+    me = new_principal()
+    world.gate.limit = 1
+    await opened(world, me)
+    world.clock.advance(59)
+    with pytest.raises(LimitExceeded):
+        await opened(world, me)
+    world.clock.advance(1)
+
+    await opened(world, me)
 
 
 async def test_lists_pass_over_what_is_gone(world: World) -> None:
