@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import Conflict, GraftworkError, LimitExceeded, NotFound
+from graftwork.platform.errors import BudgetSpent, Conflict, GraftworkError, NotFound
 from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import AdminPrincipal, TenantScope, scope_of_tenant
@@ -75,7 +75,7 @@ class SessionStore:
     ) -> AgentSession:
         """Store a new session, which begins with these items; the first turn encodes them.
 
-        Raises LimitExceeded if the tenant would then have more than `max_sessions` open.
+        Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
         """
         first = unencoded(session, items) if items else None
         session = session if first is None else replace(session, head_id=first.checkpoint_id)
@@ -144,7 +144,7 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """New sessions that share the history up to `at`, the head by default. Raises NotFound, LimitExceeded."""
+        """New sessions that share the history up to `at`, the head by default. Raises NotFound, BudgetSpent."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
@@ -246,7 +246,7 @@ class SessionStore:
             await repository.hold_tenant(database, scope)
             num_open = await repository.count_open_sessions(database, scope, self._clock.now())
             if num_open + len(sessions) > max_sessions:
-                raise LimitExceeded(
+                raise BudgetSpent(
                     f"{num_open} sessions are open and at most {max_sessions} may be: close some first.",
                     code="max_sessions",
                 )

@@ -344,6 +344,7 @@ async def test_refusals(gateway: Gateway) -> None:
 
     assert statuses == [(429, "overloaded_error")] * 2
     assert (too_many.status_code, too_many.headers["x-should-retry"]) == (429, "false")
+    assert too_many.json()["error"]["type"] == "insufficient_quota"
 
 
 async def test_bad_bodies(gateway: Gateway, tenant: TestTenant) -> None:
