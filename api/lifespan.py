@@ -4,9 +4,11 @@ The database is brought to this code's schema, and turns that a crash left runni
 """
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from graftwork.adapters.artifact_store import LocalArtifacts
 from graftwork.adapters.inspection import AdapterInspector
@@ -20,19 +22,21 @@ from graftwork.api.server_tasks import ServerTasks
 from graftwork.api.session_gate import SessionGate
 from graftwork.api.timed_engine import TimedEngine
 from graftwork.engine.client import EngineClient
+from graftwork.engine.request import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.gate import Gate
 from graftwork.platform.idempotency import IdempotencyStore
 from graftwork.platform.metering import UsageMeter
 from graftwork.platform.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
-from graftwork.platform.secret_files import load_admin_key, load_pepper, read_or_make
+from graftwork.platform.secret_files import load_admin_key, load_pepper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy import Tenancy
 from graftwork.sessions.answer_grammar import AnswerPlanner
 from graftwork.sessions.generation import Generator
 from graftwork.sessions.model_folder import ModelFolder
+from graftwork.sessions.prompt_encoder import PromptEncoder
 from graftwork.sessions.public_prefixes import PublicPrefixEngine, PublicPrefixes
 from graftwork.sessions.responses.conversation_service import ConversationService
 from graftwork.sessions.responses.response_service import ResponseService
@@ -71,10 +75,15 @@ async def open_resources(
         stack.push_async_callback(resources.quotas.close)
         stack.push_async_callback(resources.tasks.close)
         stack.push_async_callback(resources.sessions.close)
-        await resources.sessions.recover()
-        await resources.sessions.sweep()
         await resources.registry.sweep()
-        await stack.enter_async_context(repeating(resources.sessions.sweep, _SWEEP_S, "the sweep of sessions"))
+        sweeps = {
+            "sessions": resources.sessions.sweep,
+            "responses": resources.responses.sweep,
+            "idempotency keys": resources.idempotency.sweep,
+        }
+        for name, sweep in sweeps.items():
+            await sweep()
+            await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
         yield resources
 
 
@@ -88,12 +97,7 @@ async def _assemble(
 ) -> Resources:
     pepper = await asyncio.to_thread(load_pepper, settings)
     admin_key = await asyncio.to_thread(load_admin_key, settings)
-    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
-    description = await engine.describe()
-    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
-    if settings.public_prompts is not None and prompts is not None:
-        engine = PublicPrefixEngine(engine, PublicPrefixes.read(settings.public_prompts, prompts))
-    planner = AnswerPlanner(folder.tool_call_form(settings.tool_call_form))
+    served = await _served_model(settings, clock, engine)
     tenancy = Tenancy(database, pepper, clock)
     meter = CountedMeter(database, telemetry)
     quotas = _quota_keeper(settings, clock, meter)
@@ -103,22 +107,22 @@ async def _assemble(
         artifacts,
         inspector,
         clock=clock,
-        probe=engine.probe_adapter,
-        before_free=engine.forget_adapter,
+        probe=served.engine.probe_adapter,
+        before_free=served.engine.forget_adapter,
     )
     launcher = LauncherResources(
-        engine=engine,
-        source_for=lambda counted: Generator(counted, folder.tokenizer, description, tool_call_form=planner.form),
-        encoder=prompts,
-        description=description,
+        engine=served.engine,
+        source_for=served.source_for,
+        encoder=served.prompts,
+        description=served.description,
         gate=SessionGate(tenancy, quotas, telemetry),
         meter=meter,
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
-        planner=planner,
+        planner=served.planner,
     )
-    options = SessionOptions(owner=await _owner(settings), lease_s=_LEASE_S)
+    options = SessionOptions(owner=owner_name(settings), lease_s=_LEASE_S)
     sessions = SessionService(database, registry, launcher, options)
     return Resources(
         settings=settings,
@@ -133,16 +137,40 @@ async def _assemble(
         telemetry=telemetry,
         artifacts=artifacts,
         registry=registry,
-        engine=engine,
-        description=description,
-        folder=folder,
-        prompts=prompts,
+        engine=served.engine,
+        description=served.description,
+        folder=served.folder,
+        prompts=served.prompts,
         sessions=sessions,
         responses=ResponseService(database, sessions, clock),
         conversations=ConversationService(sessions),
         tasks=ServerTasks(),
-        planner=planner,
+        planner=served.planner,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _ServedModel:
+    """The model, as this gateway reads it, and the engine that serves it."""
+
+    engine: EngineClient
+    description: EngineDescription
+    folder: ModelFolder
+    prompts: PromptEncoder | None
+    planner: AnswerPlanner
+
+    def source_for(self, counted: EngineClient) -> Generator:
+        return Generator(counted, self.folder.tokenizer, self.description, tool_call_form=self.planner.form)
+
+
+async def _served_model(settings: Settings, clock: Clock, engine: EngineClient) -> _ServedModel:
+    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
+    description = await engine.describe()
+    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
+    if settings.public_prompts is not None and prompts is not None:
+        engine = PublicPrefixEngine(engine, PublicPrefixes.read(settings.public_prompts, prompts))
+    planner = AnswerPlanner(folder.tool_call_form(settings.tool_call_form))
+    return _ServedModel(engine, description, folder, prompts, planner)
 
 
 def _connect(settings: Settings) -> EngineClient:
@@ -157,7 +185,12 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
     return RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
 
 
-async def _owner(settings: Settings) -> str:
-    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns."""
-    name = await asyncio.to_thread(read_or_make, settings.data_dir / "gateway-name", socket.gethostname)
-    return f"{name}:{settings.port}"
+def owner_name(settings: Settings) -> str | None:
+    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns.
+
+    No two that live at once have the same: it is made of the machine and the address, and not of the data folder, which
+    gateways may share. None, for a new one each time, where the port is drawn.
+    """
+    if settings.port == 0:
+        return None
+    return hashlib.sha256(f"{socket.gethostname()} {settings.host}:{settings.port}".encode()).hexdigest()[:32]

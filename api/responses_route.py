@@ -1,7 +1,8 @@
 """What routes of the Responses API have in common: how they say what is wrong, and how they are asked twice.
 
 What is wrong is told in that API's names, not in those of sessions underneath. Under an `Idempotency-Key` only the id
-of a response is kept, and nothing of one that is not to be stored.
+of a response is kept, and nothing of one that is not to be stored. A stream is kept only where its response goes on
+without its client: any other is cancelled when the connection breaks, and made anew when it is asked for again.
 """
 
 import json
@@ -13,6 +14,8 @@ from fastapi.responses import JSONResponse
 from graftwork.api.guarded_route import Handler, NativeRoute, OpenAiRoute
 from graftwork.api.idempotent import HEADER
 from graftwork.api.resources import resources_of
+from graftwork.api.responses_stream import response_stream
+from graftwork.api.sse import EventStream
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 from graftwork.platform.idempotency import StoredReply
 
@@ -36,14 +39,17 @@ class ResponsesRoute(OpenAiRoute):
 
     def kept_answer(self, body: bytes) -> bytes:
         answer = json.loads(body)
-        return json.dumps({name: answer[name] for name in ("object", "id")}).encode() if _is_response(answer) else body
+        kept = {name: answer[name] for name in ("object", "id", "stream") if name in answer}
+        return json.dumps(kept).encode() if _is_response(answer) else body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         """A response as it is by now."""
-        kept = json.loads(reply.body)
+        kept, responses, principal = json.loads(reply.body), resources_of(request).responses, request.state.principal
         if not _is_response(kept):
             return await super().replay(request, reply)
-        return JSONResponse(await resources_of(request).responses.get(request.state.principal, kept["id"]))
+        if kept.get("stream"):
+            return EventStream(response_stream((await responses.find(principal, kept["id"])).events()))
+        return JSONResponse(await responses.get(principal, kept["id"]))
 
     def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         renamed = type(error)(

@@ -86,6 +86,14 @@ class IdempotencyStore:
         async with self._database.write() as session:
             await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
 
+    async def sweep(self) -> int:
+        """Forget every key that would be free if it were asked for again, and return how many there were."""
+        now = self._clock.now()
+        async with self._database.write() as session:
+            return await repository.drop_lapsed_idempotency_keys(
+                session, answered_before=now - ANSWER_LIFE_S, begun_before=now - ATTEMPT_LIFE_S
+            )
+
 
 def _reply(request_digest: str, held_digest: str, status: int | None, body: bytes | None) -> StoredReply:
     """The stored answer, if the request is the same and was answered."""

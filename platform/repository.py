@@ -206,12 +206,14 @@ async def drop_lapsed_idempotency_key(
     session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
 ) -> None:
     """Free a key whose answer is older than one time, or whose attempt is older than the other and never answered."""
-    lapsed = or_(
-        and_(IdempotencyRow.status.is_not(None), IdempotencyRow.created_at < answered_before),
-        and_(IdempotencyRow.status.is_(None), IdempotencyRow.created_at < begun_before),
-    )
     mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
-    await session.execute(delete(IdempotencyRow).where(mine, lapsed))
+    await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
+
+
+async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
+    """The same for the keys of all owners; how many went."""
+    lapsed = delete(IdempotencyRow).where(_has_lapsed(answered_before, begun_before))
+    return cast(CursorResult[Any], await session.execute(lapsed)).rowcount
 
 
 async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> IdempotencyRow:
@@ -233,6 +235,13 @@ async def free_idempotency_key(session: WriteSession, owner: str, key: str, clai
 
 
 # What the above share
+
+
+def _has_lapsed(answered_before: float, begun_before: float) -> ColumnElement[bool]:
+    return or_(
+        and_(IdempotencyRow.status.is_not(None), IdempotencyRow.created_at < answered_before),
+        and_(IdempotencyRow.status.is_(None), IdempotencyRow.created_at < begun_before),
+    )
 
 
 def _attempt(owner: str, key: str, claim: str) -> tuple[ColumnElement[bool], ...]:

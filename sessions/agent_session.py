@@ -130,18 +130,23 @@ class AgentSession:
         """The calls of the head that nobody has answered yet."""
         return tuple(call.call_id for call in self.ledger if call.output is None)
 
-    def is_over(self, now: float, retention_s: float) -> bool:
-        """Whether its time is over, if closed sessions that do not say otherwise are kept for `retention_s`.
+    @property
+    def ends_at(self) -> float | None:
+        """When its own retention is over; None without one, and while a turn runs, which this never interrupts."""
+        if self.retention_s is None or self.status is SessionStatus.RUNNING:
+            return None
+        if self.closed_at is not None:
+            return self.closed_at + self.retention_s
+        return self.updated_at + self.retention_s if self.retention_s else None
 
-        A running turn is never interrupted by this.
-        """
-        if self.status is SessionStatus.RUNNING:
-            return False
+    def is_over(self, now: float, retention_s: float) -> bool:
+        """Whether its time is over, if closed sessions that do not say otherwise are kept for `retention_s`."""
         if self.status is SessionStatus.EXPIRED:
             return True
-        if self.closed_at is not None:
-            return self.closed_at + (retention_s if self.retention_s is None else self.retention_s) <= now
-        return bool(self.retention_s) and self.updated_at + (self.retention_s or 0.0) <= now
+        ends_at = self.ends_at
+        if self.closed_at is not None and self.retention_s is None:
+            ends_at = self.closed_at + retention_s
+        return ends_at is not None and ends_at <= now
 
     def check_open(self) -> None:
         """Raises Conflict once the session is closed."""

@@ -7,10 +7,11 @@ A lease is lost by its epoch: whoever takes the session over raises it, and the 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from graftwork.platform.errors import Conflict
+from graftwork.platform.errors import CapacityAbsent, Conflict
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.principals import TenantScope
 
@@ -39,7 +40,7 @@ class LeaseKeeper(Protocol):
     """Where leases live: the sessions' own rows, or a store that several gateways share."""
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Extend the lease; True if somebody asked for the turn to be cancelled. Raises LeaseLost."""
+        """Extend the lease; True if somebody asked for the turn to be cancelled. Raises LeaseLost, CapacityAbsent."""
         ...
 
 
@@ -48,8 +49,12 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:
-    """Renew the lease every `interval_s` until a cancel is asked for. Raises LeaseLost."""
+    """Renew the lease every `interval_s` until a cancel is asked for. Raises LeaseLost.
+
+    A keeper that is away takes nothing from the lease: the beat after that tells whether it still holds.
+    """
     cancel_requested = False
     while not cancel_requested:
         await pause(interval_s)
-        cancel_requested = await keeper.renew(lease)
+        with suppress(CapacityAbsent):
+            cancel_requested = await keeper.renew(lease)

@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import delete, func, insert, or_, select, update
+from sqlalchemy import delete, false, func, insert, not_, or_, select, update
 
 from graftwork.adapters.specs import AdapterVersion, ResolvedModel
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.principals import TenantScope
+from graftwork.platform.tables import TenantRow
 from graftwork.sessions.agent_session import AgentSession, LedgerCall, SessionKind, SessionSettings, SessionStatus
 from graftwork.sessions.leases import SessionLease
+from graftwork.sessions.retention.repository import is_over
 from graftwork.sessions.tables import SessionRow, ToolCallRow
 
 
@@ -56,10 +58,20 @@ async def find_session(
     return _session_from_row(row, ledger)
 
 
-async def list_sessions(database: ReadSession, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
-    """One page of what a tenant knows as sessions, by the time they were made, each with its ledger."""
+async def list_sessions(
+    database: ReadSession, scope: TenantScope, page: PageRequest, now: float, retention_s: float
+) -> Page[AgentSession]:
+    """One page of what a tenant knows as sessions, by the time they were made, each with its ledger.
+
+    Without those that `AgentSession.is_over` says are over.
+    """
     ascending = page.order is Order.ASCENDING
-    statement = select(SessionRow).where(SessionRow.tenant_id == scope, SessionRow.kind == SessionKind.SESSION.value)
+    statement = select(SessionRow).where(
+        SessionRow.tenant_id == scope,
+        SessionRow.kind == SessionKind.SESSION.value,
+        SessionRow.status != SessionStatus.EXPIRED.value,
+        not_(func.coalesce(is_over(now, retention_s), false())),
+    )
     if page.after is not None:
         statement = statement.where(SessionRow.id > page.after if ascending else SessionRow.id < page.after)
     statement = statement.order_by(SessionRow.id if ascending else SessionRow.id.desc()).limit(page.limit + 1)
@@ -69,13 +81,19 @@ async def list_sessions(database: ReadSession, scope: TenantScope, page: PageReq
     return cut([_session_from_row(row, ledgers.get((row.id, row.head_id), ())) for row in rows], page)
 
 
-async def count_open_sessions(database: ReadSession, scope: TenantScope) -> int:
-    """How many of what a tenant knows as sessions are not closed."""
+async def hold_tenant(database: WriteSession, scope: TenantScope) -> None:
+    """Let this tenant's new sessions be counted one at a time, so that its limit is exact."""
+    await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
+
+
+async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
+    """How many of what a tenant knows as sessions are neither closed nor over."""
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,
         SessionRow.kind == SessionKind.SESSION.value,
         SessionRow.status.not_in(ended),
+        or_(SessionRow.ends_at.is_(None), SessionRow.ends_at > now),
     )
     return await database.scalar(statement) or 0
 
@@ -202,6 +220,7 @@ def _changing_columns(session: AgentSession) -> dict[str, Any]:
         "model": _model_to_json(session.model),
         "labels": dict(session.metadata),
         "retention_s": session.retention_s,
+        "ends_at": session.ends_at,
         "head_id": session.head_id,
         "epoch": session.epoch,
         "running_turn_id": session.running_turn_id,

@@ -10,21 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from graftwork.adapters.specs import ResolvedModel
-from graftwork.engine.request import SessionMemory, ToolWait
+from graftwork.engine.request import SessionMemory
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
-from graftwork.platform.errors import Conflict, NotFound, ValidationFailed
-from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
+from graftwork.platform.errors import NotFound, ValidationFailed
+from graftwork.platform.ids import SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import Principal, TenantScope
-from graftwork.sessions.agent_session import AgentSession, SessionKind, SessionSettings, SessionStatus, ToolOutput
+from graftwork.sessions.agent_session import AgentSession, SessionKind, SessionSettings, SessionStatus
 from graftwork.sessions.event_reader import EventReader
 from graftwork.sessions.events import SessionEvent
-from graftwork.sessions.items import Item, function_call_output, parse_input, parse_output
+from graftwork.sessions.items import Item, parse_input
 from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.session_kv import History
-from graftwork.sessions.session_store import AcceptedOutputs, SessionChange, SessionStore, new_session_id
+from graftwork.sessions.session_access import SessionAccess, may_be_id
+from graftwork.sessions.session_store import SessionChange, SessionStore, new_session_id
 from graftwork.sessions.session_sweeper import SessionSweeper
+from graftwork.sessions.session_turns import SessionTurns
+from graftwork.sessions.tool_answers import ToolAnswers, ToolOutputsAnswer
 from graftwork.sessions.turn_launcher import LauncherResources, TurnLauncher
 from graftwork.sessions.turn_runner import NO_HINTS, ToolHints
 from graftwork.sessions.turn_settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
@@ -68,19 +70,8 @@ class NewSession:
     metadata: Mapping[str, str] = field(default_factory=dict)
     retention_s: float | None = None
     kind: SessionKind = SessionKind.SESSION
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOutputsAnswer:
-    """What sending tool outputs did."""
-
-    session: AgentSession
-    outputs: tuple[ToolOutput, ...]
-    """What is stored for the calls that were named."""
-    missing: tuple[CallId, ...]
-    """Calls that are still awaited."""
-    turn: RunningTurn | None
-    """The turn that goes on with them: started now, or earlier by the same outputs. None while calls are missing."""
+    items: tuple[Item, ...] = ()
+    """What it begins with, made by nobody here. Every call among them is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +90,9 @@ class SessionChanged:
 
     session: AgentSession
     given_up_tokens: int
+    """Of the history whose KV the new adapter version cannot use."""
     given_up_bytes: int | None
-    """Tokens of history whose KV the new adapter version cannot use."""
+    """None where no engine answers."""
 
 
 class SessionService:
@@ -121,7 +113,10 @@ class SessionService:
         self._sweeper = SessionSweeper(database, resources.clock, options.retention_s)
         self._turns = TurnStore(database, resources.clock, options.owner or new_id("gateway"), options.lease_s)
         self._launcher = TurnLauncher(resources, self._turns)
-        self._reader = EventReader(self._turns, self._launcher.feed_of, self._is_running, options.poll_s)
+        self._access = SessionAccess(self._sessions, self._turns, self._launcher, resources.clock)
+        self._reader = EventReader(self._turns, self._launcher.feed_of, self._access.is_running, options.poll_s)
+        self._running = SessionTurns(self._turns, self._launcher, self._reader)
+        self._tools = ToolAnswers(self._access, self._sessions, self._running, self._launcher.kv)
         self.base_name = resources.description.model_name
 
     async def recover(self) -> int:
@@ -165,8 +160,8 @@ class SessionService:
             updated_at=now,
             retention_s=new.retention_s,
         )
-        await self._sessions.create(principal.scope(), [session], await self._max_sessions(principal, new.kind))
-        return session
+        max_sessions = await self._max_sessions(principal, new.kind)
+        return await self._sessions.create(principal.scope(), session, max_sessions, new.items)
 
     async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
         """The weights that `model` stands for now. Raises NotFound."""
@@ -178,15 +173,15 @@ class SessionService:
 
     async def get(self, principal: Principal, session_id: str) -> AgentSession:
         """A session as it is now. Raises NotFound."""
-        return await self._load(principal.scope(), session_id)
+        return await self._access.load(principal.scope(), session_id)
 
     async def get_any(self, principal: Principal, session_id: SessionId) -> AgentSession:
         """A session as it is now, a chain of responses too. Raises NotFound."""
-        return await self._load_any(principal.scope(), session_id)
+        return await self._access.load_any(principal.scope(), session_id)
 
     async def items(self, principal: Principal, session_id: str, page: PageRequest) -> Page[Item]:
         """One page of the history up to the head. Raises NotFound."""
-        session = await self._load(principal.scope(), session_id)
+        session = await self._access.load(principal.scope(), session_id)
         return await self._sessions.list_items(principal.scope(), session, _checked(page))
 
     async def start_turn(
@@ -201,7 +196,7 @@ class SessionService:
     ) -> RunningTurn:
         """Start a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded, LimitExceeded."""
         new_items = parse_input(turn_input)
-        session = await self._load(principal.scope(), session_id)
+        session = await self._access.load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
         return await self.launch(principal, session, new_items, overrides.over(session.settings), tool_hints)
 
@@ -218,19 +213,18 @@ class SessionService:
         It runs with that session's model and with these settings; if they open otherwise than the history's tokens do,
         the history is encoded anew. Raises Conflict, ContextLengthExceeded, LimitExceeded.
         """
-        runner, task = await self._launcher.launch(principal, session, new_items, settings, tool_hints)
-        return RunningTurn(principal.scope(), runner.turn, self._turns, self._reader, (runner, task))
+        return await self._running.launch(principal, session, new_items, settings, tool_hints)
 
     async def find_turn(self, principal: Principal, turn_id: TurnId) -> RunningTurn:
         """A turn that was started before, here or elsewhere. Raises NotFound."""
-        turn = await self._turns.find_turn(principal.scope(), turn_id)
+        turn = await self._running.find(principal.scope(), turn_id)
         if turn is None:
             raise NotFound("The turn does not exist.", code="turn_not_found")
-        return RunningTurn(principal.scope(), turn, self._turns, self._reader)
+        return turn
 
     async def find_turn_of(self, principal: Principal, session_id: str, turn_id: str) -> RunningTurn:
         """A turn of a session that a client knows by its id. Raises NotFound."""
-        session = await self._load(principal.scope(), session_id)
+        session = await self._access.load(principal.scope(), session_id)
         turn = await self.find_turn(principal, TurnId(turn_id))
         if turn.session_id != session.session_id:
             raise NotFound("The session had no such turn.", code="turn_not_found")
@@ -244,24 +238,11 @@ class SessionService:
         When that turn fails the outputs stay, and sending any of them again starts another. If the start is refused
         (LimitExceeded, ContextLengthExceeded, CapacityAbsent) they stay as well. Raises NotFound, Conflict.
         """
-        scope, given = principal.scope(), _tool_outputs(outputs)
-        session = await self._load(scope, session_id)
-        accepted = await self._sessions.accept_outputs(scope, session.session_id, given)
-        if accepted.may_continue:
-            try:
-                turn = await self._continue(principal, accepted.session)
-                return ToolOutputsAnswer(accepted.session, accepted.outputs, (), turn)
-            except Conflict:
-                # Another request with the same outputs was faster, or the session was rewound: look again.
-                accepted = await self._sessions.accept_outputs(scope, session.session_id, given)
-                if accepted.may_continue:
-                    raise
-        earlier = await self._earlier_turn(scope, accepted)
-        if earlier is None and accepted.session.awaited_call_ids:
-            named = {call.call_id: call.name for call in accepted.session.ledger}
-            answered = [ToolWait(named[output.call_id]) for output in given if output.call_id in named]
-            await self._launcher.kv.prefetch(await self._history(principal, accepted.session), answered)
-        return ToolOutputsAnswer(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
+        return await self._tools.send(principal, session_id, outputs)
+
+    async def read_tool_outputs(self, principal: Principal, session_id: str) -> ToolOutputsAnswer:
+        """What is stored for the calls that the head ends in, and which are awaited. Raises NotFound."""
+        return await self._tools.read(principal, session_id)
 
     async def fork(
         self,
@@ -278,7 +259,7 @@ class SessionService:
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
         max_sessions = await self._max_sessions(principal, kind)
-        load = self._load_any if kind is SessionKind.RESPONSES else self._load
+        load = self._access.load_any if kind is SessionKind.RESPONSES else self._access.load
         session = await load(principal.scope(), session_id)
         return await self._sessions.fork(
             principal.scope(), session.session_id, _checkpoint_argument(at), count, max_sessions, kind
@@ -289,7 +270,7 @@ class SessionService:
 
         Raises NotFound, Conflict while a turn runs.
         """
-        session = await self._load(principal.scope(), session_id)
+        session = await self._access.load(principal.scope(), session_id)
         return await self._sessions.rewind(principal.scope(), session.session_id, _checkpoint_argument(to) or "")
 
     async def change(
@@ -302,7 +283,7 @@ class SessionService:
     ) -> SessionChanged:
         """Pin another adapter version, or replace the metadata. Raises NotFound, Conflict while a turn runs."""
         scope = principal.scope()
-        before = await self._load(scope, session_id)
+        before = await self._access.load(scope, session_id)
         if metadata is not None:
             check_metadata(metadata)
         resolved = None if model is None else await self._registry.resolve(scope, model, self.base_name)
@@ -310,7 +291,7 @@ class SessionService:
         head = await self._sessions.head(scope, session)
         if session.model.digest == before.model.digest or head is None:
             return SessionChanged(session, 0, 0)
-        history = await self._history(principal, before)
+        history = await self._access.history(principal, before)
         held = await self._launcher.kv.read(history)
         await self._launcher.kv.close(history)
         given_up = None if held is None else held.device_bytes + held.host_bytes + held.disk_bytes
@@ -319,125 +300,70 @@ class SessionService:
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
         """End the running turn, that one if it is named, as cancelled; nothing happens if it does not run.
 
-        A turn of another process may still run when this returns: that process is told, and ends it shortly.
+        Returns when it has ended. A turn of another process is told to: it hears of it with its next event or heartbeat.
         """
-        load = self._load if turn_id is None else self._load_any
+        load = self._access.load if turn_id is None else self._access.load_any
         session = await load(principal.scope(), session_id)
         if not await self._launcher.cancel(session.session_id, turn_id):
-            await self._sessions.request_cancel(principal.scope(), session.session_id, turn_id)
+            asked = await self._sessions.request_cancel(principal.scope(), session.session_id, turn_id)
+            if asked.cancel_requested and asked.running_turn_id is not None:
+                await (await self.find_turn(principal, asked.running_turn_id)).result()
         return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
         """Put a session to sleep; its next turn or tool output wakes it. Raises Conflict while a turn runs."""
-        session = await self._load(principal.scope(), session_id)
+        session = await self._access.load(principal.scope(), session_id)
         suspended = await self._sessions.suspend(principal.scope(), session.session_id)
-        await self._launcher.kv.suspend(await self._history(principal, suspended))
+        await self._launcher.kv.suspend(await self._access.history(principal, suspended))
         return suspended
 
     async def prefetch(self, principal: Principal, session_id: str) -> Prefetched:
         """Bring a session's KV to the device, ahead of its next turn. Raises NotFound, Conflict once closed."""
-        session = await self._load(principal.scope(), session_id)
+        session = await self._access.load(principal.scope(), session_id)
         session.check_open()
-        history = await self._history(principal, session)
+        history = await self._access.history(principal, session)
         return Prefetched(session, len(history.token_ids), await self._launcher.kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
         """The session, and where its KV is; None where no engine answers. Raises NotFound."""
-        session = await self._load(principal.scope(), session_id)
-        return session, await self._launcher.kv.read(await self._history(principal, session))
+        session = await self._access.load(principal.scope(), session_id)
+        return session, await self._launcher.kv.read(await self._access.history(principal, session))
 
     async def close_session(self, principal: Principal, session_id: str) -> AgentSession:
-        """Cancel what runs, then make the session read-only. Raises Conflict if it runs in another process."""
+        """Cancel what runs, then make the session read-only. Raises Conflict if somebody starts a turn meanwhile."""
         session = await self.cancel(principal, session_id)
         closed = await self._sessions.close(principal.scope(), session.session_id)
-        await self._launcher.kv.close(await self._history(principal, closed))
+        await self._launcher.kv.close(await self._access.history(principal, closed))
         return closed
 
     async def hide(self, principal: Principal, session_id: str) -> None:
         """Cancel what runs, and keep the session only for the responses that stand on it, if any do."""
         session = await self.cancel(principal, session_id)
-        await self._launcher.kv.close(await self._history(principal, session))
+        await self._launcher.kv.close(await self._access.history(principal, session))
         await self._sessions.hide(principal.scope(), session.session_id)
         await self._sessions.remove_unused(principal.scope(), session.session_id)
 
-    async def remove_unused(self, principal: Principal, session_id: SessionId) -> None:
+    async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
         """Take away a chain of responses that nothing stands on any more, and those that it was forked from."""
-        await self._sessions.remove_unused(principal.scope(), session_id)
+        await self._sessions.remove_unused(scope, session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
         """The events behind number `after`; follows a running turn to its end. Raises NotFound before the first."""
-        session = await self._load(principal.scope(), session_id)
+        session = await self._access.load(principal.scope(), session_id)
         return self._reader.follow(principal.scope(), session.session_id, after)
-
-    async def _history(self, principal: Principal, session: AgentSession) -> History:
-        return History(principal, session, await self._turns.token_ids(principal.scope(), session))
-
-    async def _load(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """A session that a client knows by its id, as it is now."""
-        session = await self._load_any(scope, session_id)
-        if session.kind is SessionKind.RESPONSES:
-            raise NotFound("The session does not exist.", code="session_not_found")
-        return session
-
-    async def _load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """The session as it is now, a turn that nobody runs any more ended."""
-        if not _may_be_id(session_id):
-            raise NotFound("The session does not exist.", code="session_not_found")
-        session = await self._sessions.load(scope, session_id)
-        turn_id = session.running_turn_id
-        has_expired = session.lease_expires_at is not None and session.lease_expires_at <= self._clock.now()
-        if turn_id is None or not has_expired or turn_id in self._launcher.turn_ids:
-            return session
-        await self._turns.fail_interrupted(scope, session.session_id, turn_id)
-        return await self._sessions.load(scope, session_id)
-
-    async def _is_running(self, scope: TenantScope, session_id: SessionId) -> bool:
-        return (await self._load_any(scope, session_id)).status is SessionStatus.RUNNING
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
         """Only what a tenant knows as sessions is limited."""
         return await self._gate.max_sessions(principal) if kind is SessionKind.SESSION else None
 
-    async def _continue(self, principal: Principal, session: AgentSession) -> RunningTurn:
-        """Go on with the answers to all calls at the head, in the order of the calls."""
-        answers = [function_call_output(call.call_id, call.output or "") for call in session.ledger]
-        return await self.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
-
-    async def _earlier_turn(self, scope: TenantScope, accepted: AcceptedOutputs) -> RunningTurn | None:
-        """The turn that took these outputs when they were sent before."""
-        turn = None if accepted.turn_id is None else await self._turns.find_turn(scope, accepted.turn_id)
-        return None if turn is None else RunningTurn(scope, turn, self._turns, self._reader)
-
-
-def _tool_outputs(outputs: Sequence[Mapping[str, Any]]) -> list[ToolOutput]:
-    if not outputs:
-        raise ValidationFailed("outputs must have at least one entry.", param="outputs")
-    return [_tool_output(entry, f"outputs[{index}]") for index, entry in enumerate(outputs)]
-
-
-def _tool_output(entry: Mapping[str, Any], param: str) -> ToolOutput:
-    call_id = entry.get("call_id")
-    if not isinstance(call_id, str):
-        raise ValidationFailed(f"{param}.call_id must be a text.", param=f"{param}.call_id")
-    if not _may_be_id(call_id):
-        raise NotFound("The session made no such call.", param=f"{param}.call_id", code="call_not_found")
-    if "output" not in entry:
-        raise ValidationFailed(f"{param}.output is missing.", param=f"{param}.output")
-    return ToolOutput(CallId(call_id), parse_output(entry["output"], f"{param}.output"))
-
 
 def _checkpoint_argument(checkpoint_id: str | None) -> str | None:
-    if checkpoint_id is not None and not _may_be_id(checkpoint_id):
+    if checkpoint_id is not None and not may_be_id(checkpoint_id):
         raise NotFound("The checkpoint does not exist in this session.", code="checkpoint_not_found")
     return checkpoint_id
 
 
 def _checked(page: PageRequest) -> PageRequest:
-    if page.after is not None and not _may_be_id(page.after):
+    if page.after is not None and not may_be_id(page.after):
         raise ValidationFailed("after must be the id of an entry of the list.", param="after")
     return page
-
-
-def _may_be_id(text: str) -> bool:
-    """PostgreSQL cannot even be asked about some characters, and no id has them."""
-    return text.isascii() and text.isprintable()

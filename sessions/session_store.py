@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import Conflict, GraftworkError, LimitExceeded, NotFound
+from graftwork.platform.errors import BudgetSpent, Conflict, GraftworkError, NotFound
 from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import AdminPrincipal, TenantScope, scope_of_tenant
@@ -25,10 +25,12 @@ from graftwork.sessions.agent_session import (
     ToolOutput,
     new_outputs,
 )
+from graftwork.sessions.given_history import turn_without_events, unencoded
 from graftwork.sessions.history import repository as history
 from graftwork.sessions.items import Item
 from graftwork.sessions.removal import repository as removal
 from graftwork.sessions.transcript import Checkpoint
+from graftwork.sessions.turn_log import repository as turn_log
 from graftwork.sessions.turn_store import ledger_of
 
 
@@ -68,10 +70,21 @@ class SessionStore:
         self._clock = clock
         self._retention_s = retention_s
 
-    async def create(self, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None) -> None:
-        """Store new sessions. Raises LimitExceeded if the tenant would then have more than `max_sessions` open."""
+    async def create(
+        self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
+    ) -> AgentSession:
+        """Store a new session, which begins with these items; the first turn encodes them.
+
+        Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
+        """
+        first = unencoded(session, items) if items else None
+        session = session if first is None else replace(session, head_id=first.checkpoint_id)
         async with self._database.write() as database:
-            await self._insert(database, scope, sessions, max_sessions)
+            await self._insert(database, scope, [session], max_sessions)
+            if first is not None:
+                await turn_log.insert_turn(database, scope, turn_without_events(first, items))
+                await history.insert_checkpoint(database, scope, first, items)
+        return session
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """A session as it is now. Raises NotFound."""
@@ -81,8 +94,7 @@ class SessionStore:
     async def list_sessions(self, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
         """One page of a tenant's sessions, closed ones included until their time is up."""
         async with self._database.read() as database:
-            found = await repository.list_sessions(database, scope, page)
-        return replace(found, items=tuple(session for session in found.items if not self._is_gone(session)))
+            return await repository.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
         """One page of a session's history, up to its head."""
@@ -132,7 +144,7 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """New sessions that share the history up to `at`, the head by default. Raises NotFound, LimitExceeded."""
+        """New sessions that share the history up to `at`, the head by default. Raises NotFound, BudgetSpent."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
@@ -231,9 +243,10 @@ class SessionStore:
         self, database: WriteSession, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None
     ) -> None:
         if max_sessions is not None:
-            num_open = await repository.count_open_sessions(database, scope)
+            await repository.hold_tenant(database, scope)
+            num_open = await repository.count_open_sessions(database, scope, self._clock.now())
             if num_open + len(sessions) > max_sessions:
-                raise LimitExceeded(
+                raise BudgetSpent(
                     f"{num_open} sessions are open and at most {max_sessions} may be: close some first.",
                     code="max_sessions",
                 )

@@ -19,7 +19,11 @@ _Json = JSON(none_as_null=True)
 
 class SessionRow(Base):
     __tablename__ = "sessions"
-    __table_args__ = (Index(None, "tenant_id", "kind", "id"), Index(None, "status", "lease_expires_at"))
+    __table_args__ = (
+        Index(None, "tenant_id", "kind", "id"),
+        Index(None, "status", "lease_expires_at"),
+        Index(None, "ends_at"),
+    )
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(_Id)
@@ -30,6 +34,8 @@ class SessionRow(Base):
     labels: Mapped[dict[str, str]] = mapped_column(_Json)
     """What clients call `metadata`, a name that declarative tables keep for themselves."""
     retention_s: Mapped[float | None]
+    ends_at: Mapped[float | None]
+    """`AgentSession.ends_at`, for the sweep to look up."""
     head_id: Mapped[str | None] = mapped_column(_Id)
     origin_id: Mapped[str | None] = mapped_column(_Id)
     forked_from: Mapped[str | None] = mapped_column(_Id)
@@ -136,7 +142,7 @@ class ResponseRow(Base):
     """A response of the Responses API: a turn, and what was asked for with it. Its id is the turn's, renamed."""
 
     __tablename__ = "responses"
-    __table_args__ = (Index(None, "session_id"),)
+    __table_args__ = (Index(None, "session_id"), Index(None, "created_at"))
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(_Id)

@@ -72,6 +72,10 @@ class Checkpoint:
     """The digest of what its ids begin with; None for those made before it was noted, which never changed it."""
 
 
+UNENCODED = "unencoded"
+"""In place of a digest: the checkpoint has items and no ids, whatever its history opens with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What stands before the first message of a session."""

@@ -23,6 +23,7 @@ from graftwork.sessions.answer_grammar import AnswerPlan, AnswerPlanner
 from graftwork.sessions.events import EventFeed
 from graftwork.sessions.generation import GenerationRequest
 from graftwork.sessions.items import Item
+from graftwork.sessions.leases import Pause
 from graftwork.sessions.provenance import made_with
 from graftwork.sessions.session_kv import SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
@@ -57,6 +58,8 @@ class LauncherResources:
     heartbeat_s: float
     planner: AnswerPlanner = field(default_factory=AnswerPlanner)
     """Of the model's own form of calls; `source_for` reads them in the same."""
+    pause: Pause = asyncio.sleep
+    """Between two tries to reach a database that is away."""
 
 
 Launched = tuple[TurnRunner, asyncio.Task[None]]
@@ -173,7 +176,7 @@ class TurnLauncher:
         """What the turn asks of the engine, and how many tokens it is likely to use."""
         answer = await self.plan_answer(settings)
         transcript = await self._store.transcript(principal.scope(), session, settings.opening)
-        new_token_ids = transcript.encode_next(self._encoder(), settings.opening, new_items)
+        new_token_ids = await asyncio.to_thread(transcript.encode_next, self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
         budget = token_budget(settings, len(prompt), self._resources.description.context_tokens)
         sampling = sampling_params(settings, budget.max_tokens)
@@ -203,7 +206,13 @@ class TurnLauncher:
         noted = made_with(plan.request, self._encoder(), resources.description)
         lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items, noted)
         surroundings = TurnSurroundings(
-            self._store, resources.meter, resources.clock, self._encoder(), resources.heartbeat_s, self.kv
+            store=self._store,
+            meter=resources.meter,
+            clock=resources.clock,
+            encoder=self._encoder(),
+            heartbeat_s=resources.heartbeat_s,
+            kv=self.kv,
+            pause=resources.pause,
         )
         return TurnRunner(plan, lease, turn, ticket, surroundings)
 

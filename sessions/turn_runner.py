@@ -14,7 +14,6 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from graftwork.engine.request import CacheReport, SessionMemory, ToolWait
@@ -26,11 +25,12 @@ from graftwork.platform.principals import Principal
 from graftwork.sessions.admission import AdmissionTicket
 from graftwork.sessions.agent_session import AgentSession, SessionKind, Turn, TurnStatus
 from graftwork.sessions.bodies import awaiting_fields, cache_body, completed_fields, lease_body, usage_body
-from graftwork.sessions.event_writer import EventWriter
+from graftwork.sessions.event_writer import AGAIN_AFTER_S, EventWriter
 from graftwork.sessions.events import (
     EventDraft,
     EventFeed,
     EventType,
+    SessionEvent,
     output_text_delta,
     tool_call_arguments_delta,
     tool_call_done,
@@ -48,13 +48,16 @@ from graftwork.sessions.generation import (
     ToolCallStarted,
 )
 from graftwork.sessions.items import Item, answer_message_id, call_item_id, function_call, message
-from graftwork.sessions.leases import LeaseLost, SessionLease, keep_alive
+from graftwork.sessions.leases import LeaseLost, Pause, SessionLease, keep_alive
 from graftwork.sessions.session_kv import History, SessionKv
 from graftwork.sessions.token_tally import TallyingEngine
 from graftwork.sessions.transcript import Checkpoint, Transcript, TurnEncoder
 from graftwork.sessions.turn_store import TurnOutcome, TurnStore, failure_event
 
 _log = logging.getLogger("graftwork.sessions")
+
+_STORE_TRIES = 40
+"""Of an outcome, in the time in which nobody may take the turn over."""
 
 
 class AnswerSource(Protocol):
@@ -105,6 +108,8 @@ class TurnSurroundings:
     heartbeat_s: float
     """Seconds between renewals of the lease."""
     kv: SessionKv
+    pause: Pause
+    """Between two tries to reach a database that is away."""
 
 
 class TurnRunner:
@@ -128,7 +133,7 @@ class TurnRunner:
         """Why the turn failed, once it has."""
         self._lease = lease
         self._surroundings = surroundings
-        self._writer = EventWriter(partial(surroundings.store.append_events, lease), self.feed)
+        self._writer = EventWriter(self._append, self.feed, surroundings.pause)
         self._stop_wanted = asyncio.Event()
         self._shutting_down = False
         self._settled = asyncio.Event()
@@ -154,9 +159,7 @@ class TurnRunner:
         Raises CapacityAbsent when the outcome cannot be stored; the turn is then found by recovery.
         """
         try:
-            outcome = await self._outcome(source, tally)
-            await self._record_usage(tally, outcome.status)
-            self.feed.publish(await self._surroundings.store.end(self._lease, outcome))
+            await self._store(tally, await self._outcome(source, tally))
         except LeaseLost:
             _log.warning("the lease of %s was lost: somebody else has ended it", self.turn.turn_id)
         finally:
@@ -270,6 +273,25 @@ class TurnRunner:
             created_at=self._surroundings.clock.now(),
             opening=self.plan.transcript.opening,
         )
+
+    async def _append(self, drafts: Sequence[EventDraft]) -> tuple[SessionEvent, ...]:
+        """Store events; a cancel that another process has asked for is heard on the way."""
+        events, cancel_requested = await self._surroundings.store.append_events(self._lease, drafts)
+        if cancel_requested:
+            self.cancel()
+        return events
+
+    async def _store(self, tally: TallyingEngine, outcome: TurnOutcome) -> None:
+        """Store how the turn ended; a database that is away is waited for a while. Raises LeaseLost, CapacityAbsent."""
+        for tries_left in reversed(range(_STORE_TRIES)):
+            try:
+                await self._record_usage(tally, outcome.status)
+                self.feed.publish(await self._surroundings.store.end(self._lease, outcome))
+                return
+            except CapacityAbsent:
+                if not tries_left:
+                    raise
+            await self._surroundings.pause(AGAIN_AFTER_S)
 
     async def _record_usage(self, tally: TallyingEngine, status: TurnStatus) -> None:
         """Before the outcome is stored, so that no turn ends unmetered; recording it twice changes nothing."""

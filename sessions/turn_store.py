@@ -146,8 +146,10 @@ class TurnStore:
             await repository.mark_taken(database, scope, session.session_id, session.ledger, turn_id)
         return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
 
-    async def append_events(self, lease: SessionLease, drafts: Sequence[EventDraft]) -> tuple[SessionEvent, ...]:
-        """Store events under the next numbers, and renew the lease. Raises LeaseLost."""
+    async def append_events(
+        self, lease: SessionLease, drafts: Sequence[EventDraft]
+    ) -> tuple[tuple[SessionEvent, ...], bool]:
+        """Store events under the next numbers, and renew the lease; True if a cancel is asked for. Raises LeaseLost."""
         now = self._clock.now()
         async with self._database.write() as database:
             extended = await repository.extend_lease(database, lease, now + self._lease_s, len(drafts))
@@ -155,7 +157,7 @@ class TurnStore:
                 raise LeaseLost(lease.session_id)
             events = number_events(drafts, lease.session_id, lease.turn_id, extended[0])
             await turn_log.insert_events(database, lease.scope, events, now)
-        return events
+        return events, extended[1]
 
     async def renew(self, lease: SessionLease) -> bool:
         """Renew the lease; True if a cancel is asked for. Raises LeaseLost."""

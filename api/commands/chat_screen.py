@@ -100,7 +100,7 @@ class ChatScreen:
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")
         with suppress(typer.Abort):  # the end of the input
-            self._obey(lambda: self._answer(self._open_calls()))
+            self._obey(self._take_up)
             while (line := _asked("you")) != "/quit":
                 if line.startswith("/"):
                     self._obey(self._commands.get(line, lambda: typer.echo(UNKNOWN)))
@@ -152,14 +152,17 @@ class ChatScreen:
             typer.secho("\n  stopped; /again tries once more", dim=True)
             return []
 
-    def _open_calls(self) -> Sequence[PendingCall]:
-        """What an earlier chat left unanswered."""
+    def _take_up(self) -> None:
+        """Go on where an earlier chat left calls unanswered, or answers that no turn has taken."""
         if self._session.status != "awaiting_tool":
-            return ()
-        calls = self._session.open_calls()
-        for call in calls:
+            return
+        given = self._session.given_outputs()
+        for call in given.tool_calls:
             _show_call(call.name, call.arguments)
-        return calls
+        if given.tool_calls:
+            self._answer(given.tool_calls)
+        else:
+            self._send([ToolOutput(stored.call_id, stored.output) for stored in given.outputs])
 
     def _print(self, events: Iterable[SessionEvent]) -> list[PendingCall]:
         """Print a turn as it comes; the calls that it waits for."""

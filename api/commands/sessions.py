@@ -9,6 +9,8 @@ from graftwork.api.commands.output import JsonFlag, YesFlag, confirm, moment, sh
 from graftwork.api.commands.server_access import connect
 
 if TYPE_CHECKING:
+    from graftwork.api.sdk.runtimes import SyncRuntime
+    from graftwork.api.sdk.session import Session
     from graftwork.api.sdk.session_answers import Item, PinnedModel
 
 app = typer.Typer(no_args_is_help=True, help="Conversations that the server remembers. Needs GRAFTWORK_API_KEY.")
@@ -38,9 +40,9 @@ def show(session: SessionArgument, as_json: JsonFlag = False) -> None:
     """
     with connect() as client:
         found = client.sessions.get(session)
-        items = found.items(limit=100, order="asc")
+        items = _transcript(found)
     if as_json:
-        return show_json({**found.state.raw, "items": items.raw.get("data", [])})
+        return show_json({**found.state.raw, "items": [item.raw for item in items]})
     show_facts(
         [
             ("id", found.id),
@@ -91,6 +93,16 @@ def close(session: SessionArgument, yes: YesFlag = False, as_json: JsonFlag = Fa
     with connect() as client:
         state = client.sessions.get(session).close()
     return show_json(state.raw) if as_json else typer.echo(f"Closed {session}.")
+
+
+def _transcript(session: "Session[SyncRuntime]") -> "list[Item]":
+    """Every item, page by page."""
+    page = session.items(limit=100, order="asc")
+    items = list(page)
+    while page.has_more:
+        page = session.items(limit=100, order="asc", after=page.last_id)
+        items += page
+    return items
 
 
 def _model(model: "PinnedModel") -> str:

@@ -17,8 +17,9 @@ router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=R
 async def create_conversation(
     body: ConversationBody, resources: AppResources, principal: InferenceKey
 ) -> dict[str, Any]:
-    """An empty conversation."""
-    return conversation_body(await resources.conversations.create(principal, body.metadata or {}))
+    """A conversation, empty or beginning with what was said elsewhere."""
+    made = await resources.conversations.create(principal, body.metadata or {}, body.first_items())
+    return conversation_body(made)
 
 
 @router.get("/{conversation_id}")

@@ -3,7 +3,9 @@
 A response that is asked for in the background belongs to the server; any other ends when its client leaves.
 """
 
+import json
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from graftwork.api.dependencies import AppResources, InferenceKey
 from graftwork.api.disconnects import until_disconnect
+from graftwork.api.idempotent import keep_begun
 from graftwork.api.pages import AskedPage, list_body
 from graftwork.api.resources import Resources
 from graftwork.api.responses_route import ResponsesRoute, in_their_words
@@ -39,7 +42,10 @@ async def create_response(
         return JSONResponse(run.queued_body(), headers=headers)
     if not body.stream:
         return JSONResponse(await until_disconnect(request, _answer(run), let_go), headers=headers)
-    if not body.background:
+    if body.background:
+        begun = {"object": "response", "id": run.record.response_id, "stream": True}
+        await keep_begun(request, HTTPStatus.OK, json.dumps(begun).encode())
+    else:
         await until_disconnect(request, run.admitted(), let_go)
     return EventStream(response_stream(run.events()), on_end=let_go, headers=headers)
 

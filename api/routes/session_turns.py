@@ -26,7 +26,7 @@ from graftwork.platform.idempotency import StoredReply
 from graftwork.sessions.agent_session import LedgerCall
 from graftwork.sessions.bodies import tool_output_body, turn_body
 from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.service import ToolOutputsAnswer
+from graftwork.sessions.tool_answers import ToolOutputsAnswer
 
 _BEGUN = "turn.begun"
 """What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""
@@ -73,8 +73,17 @@ async def send_tool_outputs(
     outputs = [output.model_dump() for output in body.outputs]
     answer = await resources.sessions.tool_outputs(principal, session_id, outputs)
     if answer.turn is None:
-        return JSONResponse(_awaiting_body(answer))
+        return JSONResponse(_outputs_body(answer))
     return await _answer(answer.turn, request, body)
+
+
+@router.get("/tool_outputs")
+async def get_tool_outputs(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+    """What is stored for the calls that the history ends in, and which of them still wait.
+
+    Where none waits and no turn runs, the turn that took the outputs failed: sending one again starts another.
+    """
+    return _outputs_body(await resources.sessions.read_tool_outputs(principal, session_id))
 
 
 async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> Response:
@@ -95,7 +104,7 @@ async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> 
     return JSONResponse(turn_body(ended), headers=headers)
 
 
-def _awaiting_body(answer: ToolOutputsAnswer) -> dict[str, Any]:
+def _outputs_body(answer: ToolOutputsAnswer) -> dict[str, Any]:
     """What was stored, and what the session still waits for."""
     session = answer.session
     awaited = [call for call in session.ledger if call.call_id in answer.missing]

@@ -10,6 +10,7 @@ from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.sessions import Metadata
 from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
 from graftwork.sessions.agent_session import SessionSettings
+from graftwork.sessions.items import Item
 from graftwork.sessions.responses.input_items import read_input
 from graftwork.sessions.responses.response_record import ResponseOrder
 
@@ -167,12 +168,9 @@ class ConversationBody(OpenAiBody):
     items: list[Any] | None = None
     metadata: Metadata | None = None
 
-    @field_validator("items")
-    @classmethod
-    def begins_empty(cls, value: list[Any] | None) -> list[Any] | None:
-        if value:
-            raise ValueError("a conversation begins empty here; send its first items as the input of a response")
-        return value
+    def first_items(self) -> tuple[Item, ...]:
+        """Raises ValidationFailed for what cannot be read."""
+        return read_input(self.items, "items") if self.items else ()
 
 
 class ConversationPatch(OpenAiBody):

@@ -15,6 +15,7 @@ from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
 from graftwork.api.sdk.paths import segment
 from graftwork.api.sdk.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.session_answers import (
+    GivenOutputs,
     Item,
     PendingCall,
     PinnedModel,
@@ -30,9 +31,8 @@ from graftwork.api.sdk.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeo
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
 """Of one `run`."""
-_MAX_CALLS = 100
-_INTERRUPTED = "turn_interrupted"
-"""The server that ran a turn went away: it can be started again from where it began."""
+_CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
+"""The server that ran a turn was killed, or stopped: it can be started again from where it began."""
 
 
 class TurnOptions(TypedDict, total=False):
@@ -174,19 +174,28 @@ class Session(Resource[R]):
     ) -> Steps[Run]:
         """Go on with a session whose tools were never answered, as after a crash of the program that ran them.
 
-        Runs the calls that are still open and then as `run` does; without such calls the run has no turns.
+        Runs the calls that are still open and then as `run` does. Outputs that came in but were never gone on with,
+        because their turn was refused or failed, are sent again. Where no call is open the run has no turns.
         """
-        calls = yield from self._open_calls()
-        if not calls:
+        given = yield from self._given_outputs()
+        if given.tool_calls:
+            outputs = yield RunTools(given.tool_calls, tools, tool_timeout)
+        elif given.outputs:
+            outputs = [ToolOutput(stored.call_id, stored.output) for stored in given.outputs]
+        else:
             return Run(())
-        outputs = yield RunTools(calls, tools, tool_timeout)
         turns = [(yield from self._kept_turn(self._tool_outputs_call(outputs, False)))]
         return (yield from self._run(turns, tools, tool_timeout, max_turns))
 
     @operation
     def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
         """The calls that the session waits for, as the server knows them now."""
-        return (yield from self._open_calls())
+        return (yield from self._given_outputs()).tool_calls
+
+    @operation
+    def given_outputs(self) -> Steps[GivenOutputs]:
+        """The outputs that the server has for the calls that the history ends in, and the calls that wait for theirs."""
+        return (yield from self._given_outputs())
 
     @operation
     def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
@@ -262,15 +271,16 @@ class Session(Resource[R]):
     def _turn(self, call: Call) -> Steps[Turn]:
         turn = yield from self._read(Turn, call)
         self._last_seq = None  # its events went by unseen
-        status = "awaiting_tool" if turn.status == "awaiting_tool" else "idle"
-        self.state = replace(self.state, status=status, head=turn.checkpoint_id or self.head)
+        if turn.status in ("completed", "awaiting_tool"):  # every other end leaves the session as it was
+            status = "idle" if turn.status == "completed" else turn.status
+            self.state = replace(self.state, status=status, head=turn.checkpoint_id or self.head)
         return turn
 
     def _kept_turn(self, call: Call) -> Steps[Turn]:
         """The turn, started again as often as a request may be where the server was stopped under it."""
         for _ in range(self._runtime.policy.max_retries):
             turn = yield from self._turn(call)
-            if (turn.error or {}).get("code") != _INTERRUPTED:
+            if (turn.error or {}).get("code") not in _CUT_OFF:
                 return turn
         return (yield from self._turn(call))
 
@@ -285,18 +295,10 @@ class Session(Resource[R]):
             raise TurnFailedError(f"The turn ended as {turns[-1].status}: {reason}", turns[-1])
         return Run(tuple(turns))
 
-    def _open_calls(self) -> Steps[tuple[PendingCall, ...]]:
-        state = yield from self._refresh()
-        if not state.awaiting:
-            return ()
-        query = {"limit": _MAX_CALLS, "order": "desc"}
-        newest = yield from self._page(Item, Call("GET", f"{self._path}/items", query=query))
-        calls = {item.call_id: item for item in newest if item.type == "function_call"}
-        found = [calls[call_id] for call_id in state.awaiting if call_id in calls]
-        return tuple(
-            PendingCall(call_id=each.call_id or "", name=each.name or "", arguments=each.arguments or "{}")
-            for each in found
-        )
+    def _given_outputs(self) -> Steps[GivenOutputs]:
+        given = yield from self._read(GivenOutputs, Call("GET", f"{self._path}/tool_outputs"))
+        self.state = replace(self.state, status=given.status)
+        return given
 
     def _refresh(self) -> Steps[SessionState]:
         return (yield from self._update(Call("GET", self._path)))

@@ -64,6 +64,24 @@ class PendingCall(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredOutput(Answer):
+    """What a call was answered with."""
+
+    call_id: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenOutputs(Answer):
+    """Of the calls that a history ends in: the outputs that the server has, and the calls that wait for theirs."""
+
+    status: str = ""
+    """The session's."""
+    outputs: tuple[StoredOutput, ...] = ()
+    tool_calls: tuple[PendingCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport(Answer):
     """Where a turn's prompt came from, and why not all of it from the cache."""
 

@@ -1,13 +1,16 @@
 """Reads a session's events to their end, across dropped connections.
 
 The server keeps every event under its `seq`, so that a stream that broke is asked for again from the last one seen;
-before the first one its opening is sent again, which the server answers with the same turn.
+before the first one its opening is sent again, which the server answers with the same turn. Others may have spoken in
+the session meanwhile, so what was last seen before the opening says nothing about where its events begin.
 Invariant: each `seq` is emitted once, in order.
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import httpx
 
 from graftwork.api.sdk.effects import Call, Connection, Emit, Opened, ReadStream, Sleep, Steps
 from graftwork.api.sdk.errors import APIConnectionError, error_from_description
@@ -32,9 +35,11 @@ class SessionFeed:
 
     def read(self, opening: Call) -> Steps[None]:
         """The events that `opening` streams, and those that follow should it break."""
-        opening = with_key(opening)
-        yield from open_stream(opening, self.connection, self.policy)
+        opening, first = with_key(opening), self.last_seq
+        response = yield from open_stream(opening, self.connection, self.policy)
         yield Opened()
+        if not _holds_events(response):
+            return
         futile = 0
         while True:
             seen = self.last_seq
@@ -48,7 +53,7 @@ class SessionFeed:
             if futile > self.policy.max_retries:
                 raise dropped or self._broken_off()
             yield Sleep(self.policy.backoff(futile))
-            again = opening if self.last_seq is None else self.replay_call(self.last_seq)
+            again = opening if self.last_seq is None or self.last_seq == first else self.replay_call(self.last_seq)
             yield from open_stream(again, self.connection, self.policy)
 
     def replay_call(self, after: int) -> Call:
@@ -86,3 +91,8 @@ class SessionFeed:
         return APIConnectionError(
             "The stream broke off before the turn's end; read on with session.events(after=…).", code="dropped"
         )
+
+
+def _holds_events(response: httpx.Response) -> bool:
+    """Whether there is a turn to follow: outputs of some calls only are stored, and answered as plain JSON."""
+    return str(response.headers.get("content-type")).startswith("text/event-stream")

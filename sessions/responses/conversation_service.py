@@ -4,13 +4,14 @@ A conversation is a session whose head its responses move, one after another. De
 were given in it, which can still be read and continued; with the last of them goes what it said.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from graftwork.platform.errors import NotFound
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.principals import Principal
 from graftwork.sessions.agent_session import AgentSession, SessionKind
 from graftwork.sessions.items import Item
+from graftwork.sessions.responses.input_items import check_outputs
 from graftwork.sessions.service import NewSession, SessionService
 
 
@@ -20,9 +21,16 @@ class ConversationService:
     def __init__(self, sessions: SessionService) -> None:
         self._sessions = sessions
 
-    async def create(self, principal: Principal, metadata: Mapping[str, str]) -> AgentSession:
-        """An empty conversation; each response in it names its own model."""
-        new = NewSession(self._sessions.base_name, metadata=metadata, kind=SessionKind.CONVERSATION)
+    async def create(
+        self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
+    ) -> AgentSession:
+        """A conversation that begins with these items; each response in it names its own model.
+
+        Raises ValidationFailed where a call among them is not answered.
+        """
+        check_outputs(items, (), "items")
+        kind = SessionKind.CONVERSATION
+        new = NewSession(self._sessions.base_name, metadata=metadata, kind=kind, items=tuple(items))
         return await self._sessions.create(principal, new)
 
     async def get(self, principal: Principal, conversation_id: str) -> AgentSession:

@@ -1,4 +1,4 @@
-"""The `input` of a response, as its clients write it, to the items that a history is made of.
+"""The `input` of a response, or the `items` of a conversation, as clients write them, to the items that a history is made of.
 
 Owns what is read and what is refused by name; fields that say nothing here (`status`, `phase`, …) are ignored.
 Never looks at what is stored: whether an output answers a call is checked against the calls that are awaited.
@@ -17,16 +17,16 @@ _MAX_ITEMS = 4096
 _MAX_CALL_ID_CHARACTERS = 64
 
 
-def read_input(raw: object) -> tuple[Item, ...]:
+def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
     """A text is a user's message. Raises ValidationFailed naming the field."""
     if isinstance(raw, str):
         return (message("user", raw),)
     if not isinstance(raw, Sequence) or not 0 < len(raw) <= _MAX_ITEMS:
-        raise ValidationFailed(f"input must be a text or a list of 1 to {_MAX_ITEMS} items.", param="input")
-    return tuple(_read_item(entry, f"input[{index}]") for index, entry in enumerate(raw))
+        raise ValidationFailed(f"{param} must be a text or a list of 1 to {_MAX_ITEMS} items.", param=param)
+    return tuple(_read_item(entry, f"{param}[{index}]") for index, entry in enumerate(raw))
 
 
-def check_outputs(items: Sequence[Item], awaited: Collection[CallId]) -> None:
+def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
     """Raises ValidationFailed unless the items answer every call, awaited or their own, once and behind it."""
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):
@@ -34,12 +34,12 @@ def check_outputs(items: Sequence[Item], awaited: Collection[CallId]) -> None:
             open_calls[item.call_id] = None
         elif item.type is ItemType.FUNCTION_CALL_OUTPUT:
             if item.call_id not in open_calls:
-                param = f"input[{index}].call_id"
-                raise ValidationFailed(f"{param}: no call {item.call_id} waits for an output here.", param=param)
+                place = f"{param}[{index}].call_id"
+                raise ValidationFailed(f"{place}: no call {item.call_id} waits for an output here.", param=place)
             del open_calls[item.call_id]
     if open_calls:
         missing = ", ".join(open_calls)
-        raise ValidationFailed(f"No output for the function call {missing}: add it to input.", param="input")
+        raise ValidationFailed(f"No output for the function call {missing}: add it to {param}.", param=param)
 
 
 def _read_item(raw: object, param: str) -> Item:

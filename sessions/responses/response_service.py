@@ -15,7 +15,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, NotFound
 from graftwork.platform.ids import CheckpointId
 from graftwork.platform.pagination import Page, PageRequest, page_of
-from graftwork.platform.principals import Principal
+from graftwork.platform.principals import Principal, TenantScope
 from graftwork.sessions.agent_session import AgentSession, SessionKind, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.items import Item
 from graftwork.sessions.responses.conversation_service import find_conversation
@@ -27,14 +27,31 @@ from graftwork.sessions.running_turn import RunningTurn
 from graftwork.sessions.service import NewSession, SessionService
 from graftwork.sessions.turn_settings import checked_settings
 
+RETENTION_S = 30 * 86_400.0
+"""How long a response is kept, as at OpenAI. What was said in a conversation stays with that."""
+_SWEPT_AT_ONCE = 100
+
 
 class ResponseService:
     """Responses of all tenants, on one process's sessions."""
 
-    def __init__(self, database: Database, sessions: SessionService, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, sessions: SessionService, clock: Clock, retention_s: float = RETENTION_S
+    ) -> None:
+        """`retention_s`: seconds that a response is kept."""
         self._sessions = sessions
         self._store = ResponseStore(database)
         self._clock = clock
+        self._retention_s = retention_s
+
+    async def sweep(self) -> int:
+        """Forget the responses whose time is over, with what only they stand on, and return how many there were."""
+        num_gone = 0
+        while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
+            for scope, record in found:
+                await self._forget(scope, record)
+            num_gone += len(found)
+        return num_gone
 
     async def create(self, principal: Principal, order: ResponseOrder) -> ResponseRun:
         """Start a response. Raises InvalidRequest, ValidationFailed, NotFound, Conflict, LimitExceeded.
@@ -72,7 +89,7 @@ class ResponseService:
         """Forget a response. What was said stays where later responses, or its conversation, stand on it."""
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
-        await self._forget(principal, record)
+        await self._forget(principal.scope(), record)
 
     async def input_items(self, principal: Principal, response_id: str, page: PageRequest) -> Page[Item]:
         """One page of what the response was asked with. Raises NotFound."""
@@ -106,7 +123,7 @@ class ResponseService:
         try:
             return await self._launch(principal, session, order)
         except BaseException:
-            await self._sessions.remove_unused(principal, session.session_id)
+            await self._sessions.remove_unused(principal.scope(), session.session_id)
             raise
 
     async def _launch(self, principal: Principal, session: AgentSession, order: ResponseOrder) -> RunningTurn:
@@ -142,12 +159,12 @@ class ResponseService:
         return record
 
     def _run(self, principal: Principal, record: ResponseRecord, turn: RunningTurn) -> ResponseRun:
-        forget: Callable[[], Awaitable[None]] = partial(self._forget, principal, record)
+        forget: Callable[[], Awaitable[None]] = partial(self._forget, principal.scope(), record)
         return ResponseRun(record, turn, forget)
 
-    async def _forget(self, principal: Principal, record: ResponseRecord) -> None:
-        await self._store.delete(principal.scope(), record.response_id)
-        await self._sessions.remove_unused(principal, record.session_id)
+    async def _forget(self, scope: TenantScope, record: ResponseRecord) -> None:
+        await self._store.delete(scope, record.response_id)
+        await self._sessions.remove_unused(scope, record.session_id)
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:

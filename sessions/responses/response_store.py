@@ -4,7 +4,7 @@ Owns the transactions; what was answered is the turn's.
 """
 
 from graftwork.platform.database import Database
-from graftwork.platform.principals import TenantScope
+from graftwork.platform.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.responses import repository
 from graftwork.sessions.responses.response_record import ResponseRecord
 
@@ -26,6 +26,12 @@ class ResponseStore:
             return None
         async with self._database.read() as database:
             return await repository.find_response(database, scope, response_id)
+
+    async def find_older(self, before: float, limit: int) -> list[tuple[TenantScope, ResponseRecord]]:
+        """Responses of all tenants from before that time, the oldest first."""
+        async with self._database.read() as database:
+            found = await repository.find_older(database, before, limit)
+        return [(scope_of_tenant(AdminPrincipal(), tenant_id), record) for tenant_id, record in found]
 
     async def delete(self, scope: TenantScope, response_id: str) -> None:
         """Forget a response; nothing happens if it is not there."""

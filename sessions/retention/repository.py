@@ -27,8 +27,7 @@ async def find_expired(
     `before` continues a search: forks are younger than what they were forked from, so they are found first.
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
-        ~exists().where(ResponseRow.session_id == SessionRow.id),  # responses keep what they stand on
-        or_(_is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _can_lose_more())),
+        or_(is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _can_lose_more()))
     )
     if before is not None:
         statement = statement.where(SessionRow.id < before)
@@ -37,7 +36,10 @@ async def find_expired(
 
 
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Take a session that this transaction has locked out of everybody's sight, and empty its row and its ledger."""
+    """Take a session that this transaction has locked out of everybody's sight, and empty its row and its ledger.
+
+    What was answered in it as responses goes too: nobody can read those any more.
+    """
     await database.execute(
         update(SessionRow)
         .where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
@@ -47,13 +49,13 @@ async def mark_expired(database: WriteSession, scope: TenantScope, session_id: S
             labels={},
             head_id=None,
             origin_id=None,
+            ends_at=None,
             last_cache=None,
             epoch=SessionRow.epoch + 1,
         )
     )
-    await database.execute(
-        delete(ToolCallRow).where(ToolCallRow.session_id == session_id, ToolCallRow.tenant_id == scope)
-    )
+    for table in (ToolCallRow, ResponseRow):
+        await database.execute(delete(table).where(table.session_id == session_id, table.tenant_id == scope))
 
 
 async def delete_events(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
@@ -113,18 +115,14 @@ async def delete_session(database: WriteSession, scope: TenantScope, session_id:
     return cast(CursorResult[Any], result).rowcount == 1
 
 
-def _is_over(now: float, retention_s: float) -> ColumnElement[bool]:
-    """`AgentSession.is_over`, in SQL."""
-    resting = SessionRow.status.not_in(
-        [status.value for status in (SessionStatus.RUNNING, SessionStatus.CLOSED, SessionStatus.EXPIRED)]
+def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
+    """`AgentSession.is_over` in SQL, but for what is marked as expired; null for what has no end. Indexed."""
+    closed_without_its_own = and_(
+        SessionRow.status == SessionStatus.CLOSED.value,
+        SessionRow.retention_s.is_(None),
+        SessionRow.closed_at <= now - retention_s,
     )
-    return or_(
-        and_(
-            SessionRow.status == SessionStatus.CLOSED.value,
-            SessionRow.closed_at + func.coalesce(SessionRow.retention_s, retention_s) <= now,
-        ),
-        and_(resting, SessionRow.retention_s > 0, SessionRow.updated_at + SessionRow.retention_s <= now),
-    )
+    return or_(SessionRow.ends_at <= now, closed_without_its_own)
 
 
 def _can_lose_more() -> ColumnElement[bool]:

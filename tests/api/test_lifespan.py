@@ -1,15 +1,20 @@
 """A gateway's start and end."""
 
 import asyncio
+import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import String
 
 from graftwork.api import lifespan
 from graftwork.api.app import create_app
 from graftwork.platform.settings import Settings
+from graftwork.sessions.agent_session import TurnStatus
+from graftwork.sessions.tables import SessionRow
 from tests.api.fakes import FakeEngine
 from tests.api.harness import chat, gateway_settings, open_gateway
 
@@ -66,13 +71,52 @@ async def test_interrupted_turn(tmp_path: Path, tiny_model: Path, database_url: 
     assert turn.json()["status"] == "completed"
 
 
-async def test_sessions_are_swept_while_the_gateway_runs(tmp_path: Path, tiny_model: Path) -> None:
-    """The sweep begins with the gateway and ends with it."""
+async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: Path) -> None:
+    """The sweeps begin with the gateway and end with it."""
 
-    def sweeps() -> int:
-        return sum(task.get_name() == "the sweep of sessions" for task in asyncio.all_tasks())
+    def sweeps() -> list[str]:
+        return sorted(name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("the sweep of"))
 
     async with open_gateway(gateway_settings(tmp_path, tiny_model)):
         during = sweeps()
 
-    assert (during, sweeps()) == (1, 0)
+    assert during == ["the sweep of idempotency keys", "the sweep of responses", "the sweep of sessions"]
+    assert sweeps() == []
+
+
+async def test_gateways_that_share_a_data_folder(
+    tmp_path: Path, tiny_model: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that starts on another machine, over the same data folder, leaves the first one's turns alone."""
+    settings = gateway_settings(tmp_path, tiny_model, database_url)
+    async with open_gateway(settings) as first:
+        tenant = await first.tenant()
+        session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+        first.engine.holds_after = 2
+        principal = await first.resources.tenancy.authenticate(tenant.key)
+        running = await first.resources.sessions.start_turn(principal, session, "One")
+        await first.engine.held.wait()
+        monkeypatch.setattr(socket, "gethostname", lambda: "another-machine")
+        async with open_gateway(settings) as second:
+            seen = (await second.client(tenant.key).get(f"/v1/sessions/{session}")).json()
+            first.engine.release.set()
+            turn = await running.result()
+
+    assert seen["status"] == "running"
+    assert turn.status is TurnStatus.COMPLETED
+
+
+def test_names_of_gateways(tmp_path: Path, tiny_model: Path) -> None:
+    """A name lasts over restarts, fits its column, and is drawn anew where the port is."""
+    settings = gateway_settings(tmp_path, tiny_model)
+    column = SessionRow.__table__.c.lease_owner.type
+    assert isinstance(column, String)
+    assert column.length
+
+    name = lifespan.owner_name(settings)
+
+    assert name is not None
+    assert name == lifespan.owner_name(settings)
+    assert len(name) <= column.length
+    assert name != lifespan.owner_name(replace(settings, port=8001))
+    assert lifespan.owner_name(replace(settings, port=0)) is None

@@ -203,24 +203,58 @@ async def test_a_failure_before_the_answer_is_an_error(gateway: Gateway, tenant:
 
 
 async def test_conversations(tenant: TestTenant) -> None:
-    """A conversation is made empty, changed, listed as what it is, and deleted; what is no conversation is none."""
+    """A conversation is made, changed, listed as what it is, and deleted; what is no conversation is none."""
     made = (await tenant.client.post("/v1/conversations", json={"metadata": {"a": "b"}})).json()
     path = f"/v1/conversations/{made['id']}"
     session_id = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
 
     changed = (await tenant.client.post(path, json={"metadata": {"c": "d"}})).json()
     items = (await tenant.client.get(f"{path}/items")).json()
-    filled = await tenant.client.post("/v1/conversations", json={"items": [{"role": "user", "content": "x"}]})
     session = await tenant.client.get(f"/v1/conversations/{session_id}")
     gone = (await tenant.client.delete(path)).json()
 
     assert (made["object"], made["metadata"]) == ("conversation", {"a": "b"})
     assert changed == {**made, "metadata": {"c": "d"}}
     assert (items["object"], items["data"]) == ("list", [])
-    assert (filled.status_code, filled.json()["error"]["param"]) == (400, "items")
     assert session.status_code == 404
     assert gone == {"id": made["id"], "object": "conversation.deleted", "deleted": True}
     assert (await tenant.client.get(path)).status_code == 404
+
+
+async def test_a_conversation_begins_with_what_was_said(gateway: Gateway, tenant: TestTenant) -> None:
+    """The first response in it has the prompt of one that was given the same as its input; so has every later one."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    said = [{"role": "user", "content": "Hi"}, call, {"type": "function_call_output", "call_id": "c", "output": "x"}]
+    new = {"role": "user", "content": "And?"}
+    made = (await tenant.client.post("/v1/conversations", json={"items": said})).json()
+    path = f"/v1/conversations/{made['id']}"
+
+    items = (await tenant.client.get(f"{path}/items?order=asc")).json()["data"]
+    inside = [await ask(tenant, input=[new], conversation=made["id"], tools=[TOOL]) for _ in range(2)]
+    first = await ask(tenant, input=[*said, new], tools=[TOOL])
+    await ask(tenant, input=[new], previous_response_id=first["id"], tools=[TOOL])
+    asked = (await tenant.client.get(f"/v1/responses/{inside[0]['id']}/input_items")).json()["data"]
+
+    assert [item["type"] for item in items] == ["message", "function_call", "function_call_output"]
+    one, two, same_as_one, same_as_two = [request.prompt_token_ids for request in gateway.engine.requests]
+    assert (one, two) == (same_as_one, same_as_two)
+    assert [item["content"][0]["text"] for item in asked] == ["And?"]
+    assert len((await tenant.client.get(f"{path}/items")).json()["data"]) == 7
+
+
+async def test_a_conversation_refuses_what_it_cannot_begin_with(tenant: TestTenant) -> None:
+    """Each complaint names its item."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    for items, param in (
+        ([{"role": "robot", "content": "x"}], "items[0].role"),
+        ([{"type": "reasoning"}], "items[0].type"),
+        ([call], "items"),
+        ([output], "items[0].call_id"),
+        ([call, output, output], "items[2].call_id"),
+    ):
+        refused = await tenant.client.post("/v1/conversations", json={"items": items})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 async def test_unstored_responses_cannot_be_fetched(gateway: Gateway, tenant: TestTenant) -> None:
@@ -234,6 +268,22 @@ async def test_unstored_responses_cannot_be_fetched(gateway: Gateway, tenant: Te
     assert (plain["store"], streamed["status"]) == (False, "completed")
     for body in (plain, streamed):
         assert (await tenant.client.get(f"/v1/responses/{body['id']}")).status_code == 404
+
+
+async def test_idempotency_of_streams(gateway: Gateway, tenant: TestTenant) -> None:
+    """A background stream that is asked for again is the same one; another is made anew, as its client took it along."""
+    body, key = {"model": "tiny", "input": "Hello", "stream": True}, {"idempotency-key": "one"}
+
+    first = await tenant.client.post("/v1/responses", json=body | {"background": True}, headers=key)
+    again = await tenant.client.post("/v1/responses", json=body | {"background": True}, headers=key)
+    alone = [await tenant.client.post("/v1/responses", json=body, headers={"idempotency-key": "two"}) for _ in range(2)]
+
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.text == first.text
+    assert "response.completed" in again.text
+    assert all("response.completed" in answer.text for answer in alone)
+    assert alone[0].text != alone[1].text
+    assert len(gateway.engine.requests) == 3
 
 
 async def test_idempotency(gateway: Gateway, tenant: TestTenant) -> None:

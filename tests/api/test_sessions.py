@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.platform.errors import CapacityContended
+from graftwork.platform.errors import CapacityAbsent, CapacityContended
 from graftwork.platform.quota import Quota
 from tests.api.fakes import CONTEXT_TOKENS
 from tests.api.harness import Gateway, TestTenant, session_frames
@@ -107,6 +107,31 @@ async def test_tools(gateway: Gateway, tenant: TestTenant) -> None:
     assert done.json()["output"][0]["content"][0]["text"] == "It is sunny."
     assert (again.status_code, again.json()["id"]) == (200, done.json()["id"])
     assert other.status_code == 409
+
+
+async def test_outputs_that_are_stored_can_be_read(gateway: Gateway, tenant: TestTenant) -> None:
+    """Whoever forgot what it sent finds it, with what still waits; when all is there but the turn failed, too."""
+    session_id = await new_session(tenant, tools=[TOOL])
+    path = f"/v1/sessions/{session_id}/tool_outputs"
+    none = (await tenant.client.get(path)).json()
+    gateway.engine.text = f"{CALL}\n{CALL}"
+    first, second = [call["call_id"] for call in (await say(tenant, session_id))["tool_calls"]]
+    given = [{"call_id": first, "output": "sunny"}, {"call_id": second, "output": '{"degrees": 20}'}]
+
+    partial = await tenant.client.post(path, json={"outputs": given[:1]})
+    some = (await tenant.client.get(path)).json()
+    gateway.engine.refusal = CapacityAbsent("No engine.")
+    refused = await tenant.client.post(path, json={"outputs": given[1:]})
+    stored = (await tenant.client.get(path)).json()
+    gateway.engine.refusal = None
+    again = await tenant.client.post(path, json={"outputs": stored["outputs"][:1]})
+
+    assert (none["status"], none["outputs"], none["tool_calls"]) == ("idle", [], [])
+    assert some == partial.json()
+    assert refused.status_code == 503
+    assert (stored["status"], stored["outputs"], stored["tool_calls"]) == ("awaiting_tool", given, [])
+    assert again.json()["status"] == "awaiting_tool"
+    assert (await tenant.client.get(path)).json()["outputs"] == []
 
 
 async def test_items(tenant: TestTenant) -> None:
@@ -319,6 +344,7 @@ async def test_refusals(gateway: Gateway) -> None:
 
     assert statuses == [(429, "overloaded_error")] * 2
     assert (too_many.status_code, too_many.headers["x-should-retry"]) == (429, "false")
+    assert too_many.json()["error"]["type"] == "insufficient_quota"
 
 
 async def test_bad_bodies(gateway: Gateway, tenant: TestTenant) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from graftwork import Graftwork as Client
 from graftwork.platform.errors import CapacityContended
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.harness import write_model_folder
@@ -153,6 +154,37 @@ def test_an_open_call_is_answered_later(graftwork: Graftwork, live: LiveGateway,
     assert (left.exit_code, resumed.exit_code) == (0, 0), left.output + resumed.output
     assert '→ look_up({"id": "Q-1"})' in resumed.output
     assert "It is here." in resumed.output
+
+
+def test_an_answer_that_no_turn_took_is_not_asked_for_again(
+    graftwork: Graftwork, live: LiveGateway, tmp_path: Path
+) -> None:
+    """Where a tool's output is stored but its turn was refused, whoever goes on with the session gets the turn."""
+    (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
+    live.engine.lines.extend([CALL, "It is here."])
+    live.engine.refusals.extend([None, CapacityContended("The queue is full.")])
+    typed = "Where is it?\nfound it\n"
+
+    left = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input=typed)
+    resumed = graftwork("sessions", "chat", left.output.rsplit(" ", 1)[1].strip(), input="/quit\n")
+
+    assert "The queue is full." in left.output
+    assert resumed.exit_code == 0, resumed.output
+    assert "output of look_up" not in resumed.output
+    assert "It is here." in resumed.output
+
+
+def test_a_long_transcript_is_shown_whole(graftwork: Graftwork, live: LiveGateway) -> None:
+    """However many pages it has."""
+    live.engine.text = "Hello."
+    said = [{"role": "user", "content": str(number)} for number in range(120)]
+    with Client(live.url, api_key=live.key) as client:
+        session = client.sessions.create(model="tiny")
+        session.turn(said)
+
+    shown = answer(graftwork, "sessions", "show", session.id)["items"]
+
+    assert [item["content"][0]["text"] for item in shown] == [*(line["content"] for line in said), "Hello."]
 
 
 def test_a_chat_goes_on(graftwork: Graftwork, live: LiveGateway) -> None:

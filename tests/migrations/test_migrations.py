@@ -41,7 +41,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0005_provenance"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0006_ends"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -52,7 +52,7 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     """Down to nothing leaves nothing, revision by revision, and up again works."""
     await empty_database.upgrade_to_head()
 
-    for revision in ("0004_responses", "0003_sessions", "0002_adapters", "0001_tenancy", "base"):
+    for revision in ("0005_provenance", "0004_responses", "0003_sessions", "0002_adapters", "0001_tenancy", "base"):
         await empty_database.downgrade(revision)
         assert await empty_database.current_revision() == (None if revision == "base" else revision)
 
@@ -101,6 +101,43 @@ async def test_older_sessions_are_sessions(empty_database: Database) -> None:
     assert kind == "session"
     async with empty_database.read() as session:
         assert await session.scalar(text("SELECT id FROM sessions")) == "ses_1"
+
+
+@pytest.mark.parametrize(
+    ("status", "retention_s", "closed_at", "ends_at"),
+    [
+        ("idle", 60.0, None, 110.0),
+        ("suspended", 60.0, None, 110.0),
+        ("idle", 0.0, None, None),
+        ("idle", None, None, None),
+        ("running", 60.0, None, None),
+        ("closed", 60.0, 40.0, 100.0),
+        ("closed", 0.0, 40.0, 40.0),
+        ("closed", None, 40.0, None),
+        ("expired", 60.0, 40.0, None),
+    ],
+)
+async def test_older_sessions_end_when_they_did(
+    empty_database: Database, status: str, retention_s: float | None, closed_at: float | None, ends_at: float | None
+) -> None:
+    """What was stored before ends were noted ends when its retention says."""
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0005_provenance")
+    row = {"status": status, "retention_s": retention_s, "closed_at": closed_at}
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO sessions (id, tenant_id, kind, status, model, settings, labels, retention_s, epoch,"
+                " cancel_requested, last_seq, created_at, updated_at, closed_at) VALUES ('ses_1', 'ten_1', 'session',"
+                " :status, '{}', '{}', '{}', :retention_s, 0, false, 0, 0, 50, :closed_at)"
+            ),
+            row,
+        )
+
+    await empty_database.upgrade_to_head()
+
+    async with empty_database.read() as session:
+        assert await session.scalar(text("SELECT ends_at FROM sessions")) == ends_at
 
 
 async def test_gateways_that_start_at_once_upgrade_once(empty_database: Database) -> None:

@@ -97,6 +97,25 @@ async def test_answers_are_kept_for_a_day(store: IdempotencyStore, manual_clock:
     assert isinstance(await store.begin("ten_1", "k", OTHER_DIGEST), Attempt)
 
 
+async def test_a_sweep_forgets_what_nobody_asks_for(store: IdempotencyStore, manual_clock: ManualClock) -> None:
+    """Answers go after their day and dead attempts after their time, of every owner; the rest stays."""
+    for owner in ("ten_1", "ten_2"):
+        await store.complete(await begin(store, "old", owner), 200, b"old")
+    await begin(store, "dead")
+    manual_clock.advance(ANSWER_LIFE_S - ATTEMPT_LIFE_S + 1)
+    await store.complete(await begin(store, "young"), 200, b"young")
+    none_yet = await store.sweep()
+    await begin(store, "dead")
+    manual_clock.advance(ATTEMPT_LIFE_S)
+
+    swept = await store.sweep()
+
+    assert (none_yet, swept) == (1, 2)
+    assert await store.begin("ten_1", "young", DIGEST) == StoredReply(200, b"young")
+    with pytest.raises(Conflict):
+        await begin(store, "dead")
+
+
 @pytest.mark.parametrize("key", ["", "x" * 256])
 async def test_keys_have_a_length(store: IdempotencyStore, key: str) -> None:
     """An empty or an endless key is a 400 that names the header."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
 from graftwork.api.sdk.session_answers import PendingCall
-from graftwork.api.sdk.tools import run_tools
+from graftwork.api.sdk.tools import ToolOutput, run_tools
 from tests.sdk.scripted_server import ScriptedServer, session, turn
 
 
@@ -20,6 +21,14 @@ def call(call_id: str, name: str, **arguments: Any) -> dict[str, str]:
 
 def awaiting(*calls: dict[str, str]) -> httpx.Response:
     return turn("awaiting_tool", tool_calls=list(calls))
+
+
+def given(
+    outputs: list[dict[str, str]], calls: Sequence[dict[str, str]] = (), status: str = "awaiting_tool"
+) -> httpx.Response:
+    """What the server says of the calls that the history ends in."""
+    body = {"object": "tool_outputs", "session_id": "ses_1", "status": status}
+    return httpx.Response(200, json=body | {"outputs": outputs, "tool_calls": list(calls)})
 
 
 def test_run_answers_calls_until_the_end() -> None:
@@ -177,15 +186,18 @@ async def test_a_cancelled_run_stops_its_tools() -> None:
     assert stopped.is_set()
 
 
-def interrupted() -> httpx.Response:
-    return turn("failed", error={"message": "cut off", "code": "turn_interrupted"})
+def interrupted(code: str = "turn_interrupted") -> httpx.Response:
+    return turn("failed", error={"message": "cut off", "code": code}, checkpoint_id=None)
 
 
-def test_a_turn_cut_off_by_a_restart_is_started_again() -> None:
-    """The same input, and the same outputs, go out under a new key; the tools are not run twice."""
-    server = ScriptedServer(
-        session(), interrupted(), awaiting(call("a", "f")), interrupted(), interrupted(), turn(text="Done.")
-    )
+@pytest.mark.parametrize("code", ["turn_interrupted", "shutting_down"])
+def test_a_turn_cut_off_by_a_restart_is_started_again(code: str) -> None:
+    """The same input, and the same outputs, go out under a new key; the tools are not run twice.
+
+    It is all one whether the server was killed, or stopped in order.
+    """
+    cut_off = interrupted(code)
+    server = ScriptedServer(session(), cut_off, awaiting(call("a", "f")), cut_off, cut_off, turn(text="Done."))
     runs: list[int] = []
 
     run = server.client().sessions.create(model="base").run("Go", tools={"f": lambda: runs.append(1)})
@@ -207,20 +219,41 @@ def test_a_server_that_keeps_restarting_is_given_up() -> None:
 
 def test_a_session_is_resumed_at_its_open_calls() -> None:
     """Another program runs the calls that are not answered yet, and goes on to the answer."""
-    waiting = session(status="awaiting_tool", awaiting=["b"])
-    calls = [{"type": "function_call", **call(call_id, "add", x=1, y=2)} for call_id in ("c", "b", "a")]
-    items = httpx.Response(200, json={"object": "list", "data": calls, "has_more": False})
-    server = ScriptedServer(waiting, session(status="awaiting_tool", awaiting=["b"]), items, turn(text="It is 3."))
+    stored = given([{"call_id": "a", "output": "7"}], [call("b", "add", x=1, y=2)])
+    server = ScriptedServer(session(status="awaiting_tool"), stored, turn(text="It is 3."))
 
     run = server.client().sessions.get("ses_1").resume(tools={"add": lambda x, y: x + y})
 
     assert run.text == "It is 3."
-    assert server.body(3)["outputs"] == [{"call_id": "b", "output": "3"}]
+    assert server.lines[1] == "GET /v1/sessions/ses_1/tool_outputs"
+    assert server.body(2)["outputs"] == [{"call_id": "b", "output": "3"}]
+
+
+def test_outputs_that_were_never_gone_on_with_are_resumed() -> None:
+    """Where every output is stored but its turn failed, they are sent as they are, and no tool runs again."""
+    outputs = [{"call_id": "a", "output": "7"}, {"call_id": "b", "output": "8"}]
+    server = ScriptedServer(session(status="awaiting_tool"), given(outputs), turn(text="It is 15."))
+
+    run = server.client().sessions.get("ses_1").resume(tools={})
+
+    assert run.text == "It is 15."
+    assert server.body(2)["outputs"] == outputs
+
+
+def test_a_failed_turn_of_outputs_leaves_the_session_waiting() -> None:
+    """Only a turn that went well moves what is known of its session."""
+    server = ScriptedServer(session(), awaiting(call("a", "f")), turn("failed", checkpoint_id=None))
+    talk = server.client().sessions.create(model="base")
+    talk.turn("Go")
+
+    talk.tool_outputs([ToolOutput("a", "7")])
+
+    assert (talk.status, talk.head) == ("awaiting_tool", "ckp_1")
 
 
 def test_a_session_at_rest_has_nothing_to_resume() -> None:
     """Without open calls nothing is sent, and the run is empty."""
-    server = ScriptedServer(session(), session())
+    server = ScriptedServer(session(), given([], status="idle"))
 
     run = server.client().sessions.get("ses_1").resume(tools={})
 

@@ -1,13 +1,23 @@
 """A session's stream survives its connection: every event once, in order, to the end of the turn."""
 
 import contextlib
+import json
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.api.sdk.errors import APIConnectionError, NotFoundError, RateLimitError, ServerError
-from graftwork.api.sdk.session_events import OutputTextDelta, SessionEvent, TurnCompleted, TurnCreated
+from graftwork.api.sdk.server_sent_events import FrameParser
+from graftwork.api.sdk.session_events import (
+    OutputTextDelta,
+    SessionEvent,
+    TurnCompleted,
+    TurnCreated,
+    read_session_event,
+)
+from graftwork.api.sdk.tools import ToolOutput
 from tests.sdk.scripted_server import Reply, ScriptedServer, error, frame, session, stream
 
 EVENTS = [
@@ -17,6 +27,10 @@ EVENTS = [
     frame(4, "turn.completed", checkpoint_id="ckp_9", usage=None),
 ]
 PING = b"event: ping\ndata: {}\n\n"
+
+
+def read(frames: list[bytes]) -> list[SessionEvent]:
+    return [read_session_event(json.loads(found.data)) for each in frames for found in FrameParser().feed(each)]
 
 
 def seqs(events: list[SessionEvent]) -> list[int]:
@@ -98,13 +112,43 @@ def test_an_unknown_position_is_not_guessed() -> None:
 
 
 def test_a_found_session_knows_its_position() -> None:
-    """The server says how many events a session has had, so that its next turn can be resumed from the start."""
-    server = ScriptedServer(session(last_seq=2), stream(broken=True), stream(*EVENTS[2:]))
+    """The server says how many events a session has had, so that its events can be resumed from the start."""
+    server = ScriptedServer(session(last_seq=2), stream(broken=True), stream(*EVENTS))
+    talk = server.client().sessions.get("ses_1")
+
+    events = list(talk.events(after=2))
+
+    assert seqs(events) == [3, 4]
+    assert server.lines[1:] == ["GET /v1/sessions/ses_1/events?after=2"] * 2
+
+
+def test_a_break_before_the_first_event_leads_to_no_other_turn() -> None:
+    """What others said since the session was looked at is not taken for the answer: the same turn is asked for."""
+    turn = [frame(seq + 4, event.type, delta="") for seq, event in enumerate(read(EVENTS), 1)]
+
+    def answer(request: httpx.Request) -> Reply:
+        if request.url.path.endswith("/turns"):
+            return stream(broken=True) if len(server.requests) == 2 else stream(*turn)
+        return session(last_seq=0) if request.url.path.endswith("/ses_1") else stream(*EVENTS)
+
+    server = ScriptedServer(rule=answer)
 
     events = list(server.client().sessions.get("ses_1").turn("Hi", stream=True))
 
-    assert seqs(events) == [3, 4]
-    assert server.lines[2] == "GET /v1/sessions/ses_1/events?after=2"
+    assert seqs(events) == [5, 6, 7, 8]
+    keys = [request.headers["idempotency-key"] for request in server.requests[1:]]
+    assert keys[0] == keys[1]
+
+
+def test_some_of_the_outputs_start_no_turn() -> None:
+    """Where calls still wait there is nothing to stream: no event, no error, and no second request."""
+    stored = {"object": "tool_outputs", "status": "awaiting_tool", "outputs": [], "tool_calls": []}
+    server = ScriptedServer(session(status="awaiting_tool"), httpx.Response(200, json=stored))
+    talk = server.client().sessions.get("ses_1")
+
+    events = list(talk.tool_outputs([ToolOutput("a", "1")], stream=True))
+
+    assert (events, talk.status, len(server.requests)) == ([], "awaiting_tool", 2)
 
 
 def test_events_end_with_the_connection() -> None:

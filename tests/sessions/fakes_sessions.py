@@ -25,7 +25,7 @@ from graftwork.engine.request import (
 )
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import GraftworkError, LimitExceeded
+from graftwork.platform.errors import CapacityAbsent, GraftworkError, LimitExceeded
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
 from graftwork.platform.metering import UsageMeter
 from graftwork.platform.principals import ALL_SCOPES, Principal, TenantScope
@@ -33,6 +33,7 @@ from graftwork.sessions.agent_session import AgentSession, SessionSettings
 from graftwork.sessions.events import SessionEvent
 from graftwork.sessions.generation import Generator
 from graftwork.sessions.service import NewSession, SessionOptions, SessionService
+from graftwork.sessions.transcript import TurnEncoder
 from graftwork.sessions.turn_launcher import LauncherResources
 from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer, token_id
 
@@ -70,7 +71,9 @@ class Answer:
     """Raised before the prompt is admitted."""
     bug: Exception | None = None
     waits: bool = False
-    """Half-way, until `ScriptedEngine.go_on`."""
+    """Half-way, until `AnsweringEngine.go_on`."""
+    never_ends: bool = False
+    """Behind the first token of its second half nothing comes."""
 
 
 class AnsweringEngine:
@@ -121,6 +124,8 @@ class AnsweringEngine:
             raise answer.failure
         for token in token_ids[middle:]:
             yield TokensGenerated((token,))
+            if answer.never_ends:
+                await asyncio.Event().wait()
         yield RequestFinished(FinishReason.STOP if answer.ends else FinishReason.LENGTH, len(token_ids))
 
     async def describe(self) -> EngineDescription:
@@ -200,7 +205,14 @@ class TwoVersions:
 class World:
     """Everything that one process of the service is made of; `restarted` is the process after it."""
 
-    def __init__(self, database: Database, clock: ManualClock | None = None, owner: str = "first") -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: ManualClock | None = None,
+        owner: str = "first",
+        heartbeat_s: float = 1000.0,
+        encoder: TurnEncoder | None = None,
+    ) -> None:
         self.database = database
         self.clock = clock or ManualClock()
         self.owner = owner
@@ -210,13 +222,14 @@ class World:
         resources = LauncherResources(
             engine=self.engine,
             source_for=lambda engine: Generator(engine, text_tokenizer(), description()),
-            encoder=prompt_encoder(),
+            encoder=encoder or prompt_encoder(),
             description=description(),
             gate=self.gate,
             meter=self.meter,
             clock=self.clock,
             pepper=b"pepper",
-            heartbeat_s=1000.0,
+            heartbeat_s=heartbeat_s,
+            pause=lambda _: asyncio.sleep(0),
         )
         options = SessionOptions(owner=owner, lease_s=LEASE_S)
         self.service = SessionService(database, TwoVersions(), resources, options)
@@ -250,7 +263,10 @@ def types(events: Sequence[SessionEvent]) -> list[str]:
 
 
 class HesitantDatabase(Database):
-    """A database whose next read or write can be held up, as by a pool that is busy."""
+    """A database whose next read or write can be held up, as by a pool that is busy, or that is away for a while."""
+
+    refusals: int = 0
+    """So many of the next writes find no database."""
 
     hold_read: asyncio.Event | None = None
     """What the next read waits for before it looks."""
@@ -267,6 +283,9 @@ class HesitantDatabase(Database):
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
+        if self.refusals:
+            self.refusals -= 1
+            raise CapacityAbsent("The database is away.")
         hold, self.hold_written = self.hold_written, None
         async with super().write() as session:
             yield session

@@ -9,6 +9,7 @@ from graftwork.platform.errors import CapacityAbsent
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.sessions.event_writer import EventWriter
 from graftwork.sessions.events import EventDraft, EventFeed, SessionEvent, number_events, output_text_delta
+from graftwork.sessions.leases import LeaseLost
 
 
 class SlowStore:
@@ -66,10 +67,44 @@ async def test_failed_write_ends_the_writer() -> None:
     """What the store raises comes out of `run`."""
 
     async def fail(drafts: Sequence[EventDraft]) -> tuple[SessionEvent, ...]:
-        raise CapacityAbsent("gone")
+        raise LeaseLost(SessionId("ses_1"))
 
     writer = EventWriter(fail, EventFeed(0))
     writer.put(output_text_delta("a"))
 
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(LeaseLost):
         await writer.run()
+
+
+async def test_a_store_that_is_away_is_waited_for() -> None:
+    """What could not be stored goes with what came since; what is still waiting at the end is left for the outcome."""
+    store, feed, pauses = SlowStore(), EventFeed(0), list[float]()
+    store.may_end.set()
+    is_away = True
+
+    async def append(drafts: Sequence[EventDraft]) -> tuple[SessionEvent, ...]:
+        if is_away:
+            raise CapacityAbsent("gone")
+        return await store.append(drafts)
+
+    async def pause(seconds: float) -> None:
+        nonlocal is_away
+        pauses.append(seconds)
+        writer.put(output_text_delta("b"))
+        is_away = len(pauses) != 2
+        if len(pauses) == 3:
+            writer.stop()
+
+    writer = EventWriter(append, feed, pause)
+    writer.put(output_text_delta("a"))
+    running = asyncio.create_task(writer.run())
+    async with asyncio.timeout(20):
+        while not (feed.after(0) or ()):
+            await feed.next_change().wait()
+    is_away = True
+    writer.put(output_text_delta("c"))
+    await running
+
+    assert store.groups == [[output_text_delta("abb")]]
+    assert writer.rest() == [output_text_delta("cb")]
+    assert len(pauses) == 3

@@ -2,6 +2,7 @@
 
 import pytest
 
+from graftwork.platform.errors import CapacityAbsent
 from graftwork.platform.ids import SessionId, TenantId, TurnId
 from graftwork.platform.principals import TenantScope
 from graftwork.sessions.leases import LeaseLost, SessionLease, keep_alive
@@ -12,12 +13,15 @@ LEASE = SessionLease(SessionId("ses_1"), TenantScope(TenantId("ten_1")), TurnId(
 class ScriptedKeeper:
     """Implements LeaseKeeper: answers a cancel, or loses the lease, at the third renewal."""
 
-    def __init__(self, *, loses: bool) -> None:
+    def __init__(self, *, loses: bool, is_away_at: int | None = None) -> None:
         self.renewals = 0
         self._loses = loses
+        self._is_away_at = is_away_at
 
     async def renew(self, lease: SessionLease) -> bool:
         self.renewals += 1
+        if self.renewals == self._is_away_at:
+            raise CapacityAbsent("gone")
         if self.renewals == 3 and self._loses:
             raise LeaseLost(lease.session_id)
         return self.renewals == 3
@@ -35,6 +39,19 @@ async def test_heartbeat_ends_when_a_cancel_is_asked_for() -> None:
 
     assert keeper.renewals == 3
     assert pauses == [10.0, 10.0, 10.0]
+
+
+async def test_heartbeat_outlives_a_store_that_is_away() -> None:
+    """A beat that does not get through is followed by the next: only the store can say that the lease is lost."""
+    keeper = ScriptedKeeper(loses=False, is_away_at=2)
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    await keep_alive(LEASE, keeper, 10.0, pause)
+
+    assert len(pauses) == keeper.renewals == 3
 
 
 async def test_heartbeat_fails_when_the_lease_is_lost() -> None:

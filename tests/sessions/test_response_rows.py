@@ -4,7 +4,10 @@ import pytest
 
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, InvalidRequest, NotFound, ValidationFailed
+from graftwork.platform.pagination import PageRequest
 from graftwork.sessions.responses.conversation_service import ConversationService
+from graftwork.sessions.responses.input_items import read_input
+from graftwork.sessions.responses.response_service import RETENTION_S
 from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, crash, principal
 
@@ -101,6 +104,29 @@ async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Response
     assert await count_rows(world.database) == before
 
 
+async def test_a_closed_conversation_goes_with_its_responses(responses_on_either: Responses) -> None:
+    """Closed as the session that it is, it stays readable for its time; then every row goes, a fork's not."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    inside = await responses.ask(me, conversation_id=conversation.session_id)
+    fork = await responses.ask(me, "On", previous_response_id=inside["id"])
+    await world.service.close_session(me, conversation.session_id)
+    assert await responses.service.get(me, inside["id"]) == inside
+
+    world.clock.advance(30 * 86_400.0)
+    await world.service.sweep()
+
+    with pytest.raises(NotFound):
+        await responses.service.get(me, inside["id"])
+    again = await responses.ask(me, "And on", previous_response_id=fork["id"])
+    for body in (fork, again):
+        await responses.service.delete(me, body["id"])
+    await world.service.sweep()
+    assert again["status"] == "completed"
+    assert set((await count_rows(world.database)).values()) == {0}
+
+
 async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
     """An unstored response that ended and was left behind goes once it is sure that nobody reads it any more."""
     me, world = principal(), responses.world
@@ -118,15 +144,46 @@ async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
     assert await count_rows(world.database) == before
 
 
+async def test_responses_go_when_their_time_is_over(responses_on_either: Responses) -> None:
+    """Thirty days on nothing is left of one, but for what younger ones stand on and what its conversation remembers."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    inside = await responses.ask(me, "In", conversation_id=conversation.session_id)
+    alone, first = await responses.ask(me, "Alone"), await responses.ask(me, "First")
+    world.clock.advance(RETENTION_S - 1)
+    second = await responses.ask(me, "Second", previous_response_id=first["id"])
+    early = await responses.service.sweep()
+    world.clock.advance(2)
+
+    swept = await responses.service.sweep()
+
+    assert (early, swept) == (0, 3)
+    for body in (inside, alone, first):
+        with pytest.raises(NotFound):
+            await responses.service.get(me, body["id"])
+    third = await responses.ask(me, "Third", previous_response_id=second["id"])
+    assert world.engine.requests[-1].prompt_token_ids[: second["usage"]["input_tokens"]] == (
+        world.engine.requests[-2].prompt_token_ids
+    )
+    said = await ConversationService(world.service).items(me, conversation.session_id, PageRequest())
+    assert [item.text for item in said.items] == ["ok", "In"]
+    await ConversationService(world.service).delete(me, conversation.session_id)
+    for body in (second, third):
+        await responses.service.delete(me, body["id"])
+    assert set((await count_rows(world.database)).values()) == {0}
+
+
 async def test_a_deleted_conversation_leaves_its_responses(responses: Responses) -> None:
     """Its responses stay readable and can be gone on from; with the last of them every row goes."""
     me, world = principal(), responses.world
     conversations = ConversationService(world.service)
     conversation = await conversations.create(me, {})
     empty = await conversations.create(me, {})
+    begun = await conversations.create(me, {}, read_input("Hello"))
     first = await responses.ask(me, conversation_id=conversation.session_id)
 
-    for each in (conversation, empty):
+    for each in (conversation, empty, begun):
         await conversations.delete(me, each.session_id)
         with pytest.raises(NotFound):
             await conversations.get(me, each.session_id)

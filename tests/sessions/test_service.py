@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 
 import pytest
+from sqlalchemy import text
 
 from graftwork.engine.request import SessionMemory
 from graftwork.platform.database import Database
@@ -19,7 +20,7 @@ from graftwork.platform.errors import (
 from graftwork.platform.metering import UsageGroup
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.principals import Principal
-from graftwork.sessions.agent_session import SessionSettings, SessionStatus, TurnStatus
+from graftwork.sessions.agent_session import AgentSession, SessionSettings, SessionStatus, TurnStatus
 from graftwork.sessions.bodies import session_body, session_cache_body, turn_body
 from graftwork.sessions.messages import Message
 from graftwork.sessions.service import NewSession
@@ -644,8 +645,8 @@ async def test_lists_are_paged(world_on_either: World) -> None:
     world = world_on_either
     me = principal()
     sessions = [(await world.session(me)).session_id for _ in range(3)]
-    for text in ("One", "Two"):
-        await (await world.service.start_turn(me, sessions[0], text)).result()
+    for words in ("One", "Two"):
+        await (await world.service.start_turn(me, sessions[0], words)).result()
 
     pages = [await world.service.list_sessions(me, PageRequest(limit=2))]
     pages.append(await world.service.list_sessions(me, PageRequest(limit=2, after=pages[0].items[-1].session_id)))
@@ -742,6 +743,25 @@ async def test_session_limit(world: World) -> None:
         await world.session(me)
     await world.service.close_session(me, session.session_id)
     await world.session(me)
+
+
+async def test_session_limit_holds_for_those_made_at_once(world_on_either: World) -> None:
+    """Of many sessions that are made together exactly as many are as the tenant may have."""
+    world, me = world_on_either, new_principal()
+    async with world.database.write() as database:
+        await database.execute(
+            text(
+                "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
+                " VALUES (:id, 'acme', 'active', 1, 'default', 0)"
+            ),
+            {"id": me.tenant_id},
+        )
+    world.gate.limit = 3
+
+    made = await asyncio.gather(*(world.session(me) for _ in range(8)), return_exceptions=True)
+
+    assert sum(isinstance(outcome, AgentSession) for outcome in made) == 3
+    assert sum(isinstance(outcome, LimitExceeded) for outcome in made) == 5
 
 
 @pytest.mark.parametrize(

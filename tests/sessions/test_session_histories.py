@@ -14,7 +14,7 @@ from graftwork.sessions.agent_session import AgentSession, SessionStatus, Turn, 
 from graftwork.sessions.history import repository as history
 from graftwork.sessions.items import ItemType
 from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.service import ToolOutputsAnswer
+from graftwork.sessions.tool_answers import ToolOutputsAnswer
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
 ANSWERS = {

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from graftwork.platform.database import Database
-from graftwork.platform.errors import NotFound
+from graftwork.platform.errors import LimitExceeded, NotFound
 from graftwork.platform.ids import SessionId
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.principals import Principal
@@ -246,6 +246,44 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
     listed = await world.service.list_sessions(me, ALL_ITEMS)
     assert [session.session_id for session in listed.items][:1] == [fork.session_id]
     assert len(listed.items) == 2
+
+
+async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
+    """A session that nobody can see any more counts against no limit; one that is still there does."""
+    me = new_principal()
+    world.gate.limit = 1
+    await opened(world, me)
+    world.clock.advance(59)
+    with pytest.raises(LimitExceeded):
+        await opened(world, me)
+    world.clock.advance(1)
+
+    await opened(world, me)
+
+
+async def test_lists_pass_over_what_is_gone(world: World) -> None:
+    """A page is full of sessions that can be read, however many in between are over, swept or not."""
+    me = new_principal()
+    living = [await opened(world, me, ttl_s=None), await opened(world, me, ttl_s=0.0)]
+    over = [await opened(world, me) for _ in range(3)]
+    (fork,) = await world.service.fork(me, over[0].session_id)
+    living += [await opened(world, me, ttl_s=90.0)]
+    await world.service.close_session(me, over[1].session_id)
+    world.clock.advance(30)
+    await say(world, me, fork)
+    world.clock.advance(30)
+
+    async def pages() -> list[str]:
+        found, page = list[AgentSession](), PageRequest(limit=1)
+        while (listed := await world.service.list_sessions(me, page)).items:
+            found += listed.items
+            page = PageRequest(limit=1, after=found[-1].session_id)
+        return [session.session_id for session in found]
+
+    before = await pages()
+    await world.service.sweep()
+
+    assert before == await pages() == sorted((session.session_id for session in (*living, fork)), reverse=True)
 
 
 @pytest.mark.parametrize("seed", range(3))
