@@ -313,6 +313,11 @@ class SessionMemory:
     lease_s: float | None = None
     """Seconds for which the device pages are leased from now; None without a lease."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all copies on all tiers."""
+        return self.device_bytes + self.host_bytes + self.disk_bytes
+
 
 EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished
 """In this order: one PromptAdmitted, any number of TokensGenerated, one RequestFinished; or an error raised."""

@@ -110,9 +110,9 @@ class SessionService:
         self._gate = resources.gate
         self._clock: Clock = resources.clock
         self._sessions = SessionStore(database, resources.clock, options.retention_s)
-        self._sweeper = SessionSweeper(database, resources.clock, options.retention_s)
         self._turns = TurnStore(database, resources.clock, options.owner or new_id("gateway"), options.lease_s)
         self._launcher = TurnLauncher(resources, self._turns)
+        self._sweeper = SessionSweeper(database, resources.clock, self._launcher.kv, options.retention_s)
         self._access = SessionAccess(self._sessions, self._turns, self._launcher, resources.clock)
         self._reader = EventReader(self._turns, self._launcher.feed_of, self._access.is_running, options.poll_s)
         self._running = SessionTurns(self._turns, self._launcher, self._reader)
@@ -293,8 +293,8 @@ class SessionService:
             return SessionChanged(session, 0, 0)
         history = await self._access.history(principal, before)
         held = await self._launcher.kv.read(history)
-        await self._launcher.kv.close(history)
-        given_up = None if held is None else held.device_bytes + held.host_bytes + held.disk_bytes
+        kept = await self._launcher.kv.close(history)  # what other sessions reach
+        given_up = None if held is None or kept is None else held.num_bytes - kept.num_bytes
         return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:

@@ -47,7 +47,7 @@ class SessionAccess:
 
     async def history(self, principal: Principal, session: AgentSession) -> History:
         """The tokens up to the head."""
-        return History(principal, session, await self._turns.token_ids(principal.scope(), session))
+        return History(session, await self._turns.token_ids(principal.scope(), session))
 
 
 def may_be_id(text: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from graftwork.engine.client import EngineClient
 from graftwork.engine.request import SessionKey, SessionMemory, SessionTending, SessionVerb, ToolWait
 from graftwork.platform.errors import GraftworkError
-from graftwork.platform.principals import Principal
+from graftwork.platform.principals import isolation_of
 from graftwork.sessions.agent_session import AgentSession
 
 _log = logging.getLogger("graftwork.sessions")
@@ -21,7 +21,6 @@ _log = logging.getLogger("graftwork.sessions")
 class History:
     """A session's tokens up to its head, as its engine knows them."""
 
-    principal: Principal
     session: AgentSession
     token_ids: Sequence[int]
 
@@ -60,7 +59,7 @@ class SessionKv:
         tending = SessionTending(
             verb=verb,
             session=SessionKey(history.session.session_id),
-            isolation=history.principal.isolation(self._pepper),
+            isolation=isolation_of(history.session.tenant_id, self._pepper),
             adapters=history.session.model.adapters,
             token_ids=tuple(history.token_ids),
             waits=waits,

@@ -3,7 +3,7 @@
     over ── marked expired: nobody can read, wake or fork it ── events go ── checkpoints, items, turns go ── row goes
                                                                              └ but for those that forks stand on
 
-Owns the transactions of removal, each bounded; the rule of when a session is over is AgentSession's.
+Owns the transactions of removal, each bounded, and has the engine give up the KV; the rule of when a session is over is AgentSession's.
 Never touches a session that runs, and never anything that a session still there stands on: that goes with its last
 fork.
 Invariant: whatever a crash leaves between two transactions is found by the next round.
@@ -18,7 +18,10 @@ from graftwork.platform.ids import SessionId
 from graftwork.platform.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions import repository
 from graftwork.sessions.agent_session import SessionStatus
+from graftwork.sessions.history.repository import find_chain
 from graftwork.sessions.retention import repository as retention
+from graftwork.sessions.session_kv import History, SessionKv
+from graftwork.sessions.transcript import join_chain
 
 _log = logging.getLogger("graftwork.sessions")
 
@@ -32,10 +35,11 @@ DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int
 class SessionSweeper:
     """Sweeps the sessions of all tenants; several gateways may sweep one database at once."""
 
-    def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
+    def __init__(self, database: Database, clock: Clock, kv: SessionKv, retention_s: float) -> None:
         """`retention_s` is the SessionStore's: how long a closed session stays if it does not say otherwise."""
         self._database = database
         self._clock = clock
+        self._kv = kv
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
@@ -80,8 +84,11 @@ class SessionSweeper:
             session = await repository.find_session(database, scope, session_id, lock=True)
             if session is None or not session.is_over(self._clock.now(), self._retention_s):
                 return False
-            if session.status is not SessionStatus.EXPIRED:
-                await retention.mark_expired(database, scope, session_id)
+            if session.status is SessionStatus.EXPIRED:
+                return True
+            chain = () if session.head_id is None else await find_chain(database, scope, session.head_id)
+            await retention.mark_expired(database, scope, session_id)
+        await self._kv.close(History(session, join_chain(chain)))
         return True
 
     async def _delete_all(self, delete: DeleteSome, scope: TenantScope, session_id: SessionId, limit: int) -> None:

@@ -202,7 +202,7 @@ class TurnRunner:
     async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
         """Have the engine keep what was computed, for as long as the calls are likely to take."""
         plan, hints = self.plan, self.plan.tool_hints
-        history = History(plan.principal, plan.session, (*plan.request.prompt_token_ids, *answer.token_ids))
+        history = History(plan.session, (*plan.request.prompt_token_ids, *answer.token_ids))
         names = dict.fromkeys(call.name for call in answer.tool_calls)
         return await self._surroundings.kv.hold(history, [ToolWait(name, _expected_ms(hints, name)) for name in names])
 

@@ -82,6 +82,7 @@ class AnsweringEngine:
     def __init__(self) -> None:
         self.answers: deque[Answer] = deque()
         self.requests: list[EngineRequest] = []
+        self.tended: list[SessionTending] = []
         self.said: dict[str, tuple[int, ...]] = {}
         """All tokens of an answer, by request, whether it was heard to its end or not."""
         self.cancelled: list[str] = []
@@ -135,6 +136,7 @@ class AnsweringEngine:
         raise NotImplementedError
 
     async def tend_session(self, tending: SessionTending) -> SessionMemory:
+        self.tended.append(tending)
         return SessionMemory(missing_tokens=len(tending.token_ids))
 
     async def probe_adapter(self, digest: str) -> None:

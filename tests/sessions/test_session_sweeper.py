@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from sqlalchemy import text
 
+from graftwork.engine.request import SessionKey, SessionVerb
 from graftwork.platform.database import Database
 from graftwork.platform.errors import LimitExceeded, NotFound
 from graftwork.platform.ids import SessionId
@@ -97,6 +98,24 @@ async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
     assert [session.session_id for session in left.items] == [lasting.session_id, at_once.session_id]
     await world.service.close_session(me, at_once.session_id)
     assert await world.service.sweep() == 1
+
+
+async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None:
+    """It is asked to close the session with the tokens that it computed for it, in its tenant's name, and once."""
+    me = new_principal()
+    session = await opened(world, me)
+    await say(world, me, session)
+    (request,) = world.engine.requests
+    history = [*request.prompt_token_ids, *world.engine.said[request.request_id]]
+
+    world.clock.advance(60)
+    world.engine.tended.clear()
+    assert await world.service.sweep() == 1
+    await world.service.sweep()
+
+    (tending,) = world.engine.tended
+    assert (tending.verb, tending.session) == (SessionVerb.CLOSE, SessionKey(session.session_id))
+    assert (tending.isolation, list(tending.token_ids)) == (request.isolation, history)
 
 
 async def test_a_running_turn_is_never_swept(world: World) -> None:
