@@ -9,7 +9,7 @@ goes on where it stopped once there is room again. Nobody is let in while somebo
 gets to its end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from random import Random
 
 from graftwork.engine.adapter_residency import AdapterResidency
@@ -21,6 +21,7 @@ from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.outputs import Output, SchedulerCounters
 from graftwork.engine.pace import Pace
 from graftwork.engine.page_path import pages_for
+from graftwork.engine.pages import PageId
 from graftwork.engine.policy import FairShare
 from graftwork.engine.request import (
     EngineRequest,
@@ -215,6 +216,11 @@ class Scheduler:
         self.counters.disk_tokens += report.disk_tokens
         return [Output(sequence.request_id, PromptAdmitted(report))]
 
+    def rename_pages(self, moves: Mapping[PageId, PageId]) -> None:
+        """Pages stand elsewhere on the device by now: whoever runs lists them by their new numbers."""
+        for sequence in self._running.values():
+            sequence.pages = [moves.get(page, page) for page in sequence.pages]
+
     def tend(self, tending: SessionTending) -> SessionMemory:
         """Look after a session's KV between its turns."""
         return self._tender.tend(tending)
@@ -325,7 +331,6 @@ class Scheduler:
         """Take a step's tokens in, and end the sequences that are complete."""
         self.speculator.step_ended()
         outputs: list[Output] = []
-        self.speculator.step_ended()
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
             sequence.num_computed = piece.known_end
