@@ -24,7 +24,7 @@ ARTIFACTS_FOLDER = "artifacts"
 KV_FOLDER = "kv"
 """Under the data folder, unless another is named; the engine's own."""
 
-_BUDGETS = ("device_kv_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
+_BUDGETS = ("device_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
 _DISK_KV_BYTES = 2 * 2**30
 _GRACE_S = 10.0
 """How long an engine whose parent has gone may take to end by itself."""

@@ -12,8 +12,10 @@ from graftwork.engine.allocator import keep_freed_memory
 from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.calibration import measure
 from graftwork.engine.config import EngineConfig
+from graftwork.engine.device_adapters import DeviceAdapters
 from graftwork.engine.drafting.speculator import DraftLimits, Speculator
 from graftwork.engine.fingerprint import fingerprint
+from graftwork.engine.frame_room import FrameRoom
 from graftwork.engine.grammar.compiler import GrammarCompiler
 from graftwork.engine.grammar.desk import GrammarDesk
 from graftwork.engine.grammar.limits import CompileLimits
@@ -22,7 +24,7 @@ from graftwork.engine.grammar.vocabulary import read_vocabulary
 from graftwork.engine.intake import SchedulerLimits
 from graftwork.engine.kv_assembly import build_memory, lay_out_kv
 from graftwork.engine.lease_advisor import LeaseAdvisor
-from graftwork.engine.load_cost import LoadCost
+from graftwork.engine.load_cost import UNMEASURED, CostTracker, LoadCost
 from graftwork.engine.loop import EngineLoop, Message
 from graftwork.engine.lora_assembly import build_lora
 from graftwork.engine.lora_pool import AdapterLoader, LoraPool, LoraPoolLimits
@@ -33,6 +35,7 @@ from graftwork.engine.runner import ModelRunner, choose_device, choose_dtype, lo
 from graftwork.engine.scheduler import Scheduler
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.tier_names import Tier
 from graftwork.platform.clock import Clock, SystemClock
 
 
@@ -42,6 +45,8 @@ class Engine:
 
     loop: EngineLoop
     description: EngineDescription
+    room: FrameRoom
+    """The device's frames; only the loop's thread may change them."""
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
@@ -66,18 +71,21 @@ def build_engine(
     description = _describe(config, model, store.sizes.device_pages)
     decoder = load_decoder(config, model, device, dtype)
     lora = build_lora(config, model, device, dtype)
+    tracker = CostTracker(costs or UNMEASURED)
+    memory, copier = build_memory(config, store, tracker, inbox.put, clock)
+    on_device = DeviceAdapters(store.arena, memory.residency, lora, config.lora_pool_bytes)
+    memory.residency.lodgers[Tier.DEVICE] = on_device
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
-        LoraPoolLimits(config.lora_pool_bytes, config.lora_host_bytes),
-        device,
-        lora,
+        LoraPoolLimits(config.lora_host_bytes),
+        on_device,
         clock,
     )
     grammars = _grammars(config, model, inbox, clock)
     builder = BatchBuilder(config.page_tokens, store.arena.null_frame, device, RowRules.of(dtype))
     runner = ModelRunner(decoder, store.cache, builder, adapters, lora, MaskFiller(model.vocab_size))
-    costs = costs or measure(store, runner.run, _limits(config, model))
-    memory, copier = build_memory(config, store, costs, inbox.put, clock)
+    if costs is None:
+        tracker.start_from(measure(store, runner.run, _limits(config, model)))
     scopes = ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}")
     scheduler = Scheduler(
         _limits(config, model),
@@ -94,9 +102,9 @@ def build_engine(
             lambda sequence: grammars.constraint(sequence.request_id),
         ),
     )
-    return Engine(
-        EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner), description
-    )
+    on_device.room.on_pages_moved = scheduler.rename_pages
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner)
+    return Engine(loop, description, on_device.room)
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarDesk:

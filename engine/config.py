@@ -20,8 +20,8 @@ class EngineConfig:
     """CPU threads of the forward pass. Above the number of idle cores a step can become a hundred times slower."""
     page_tokens: int = 16
     """Tokens of one KV page: small wastes less on tails, large gathers faster."""
-    device_kv_bytes: int = 512 * 2**20
-    """Bytes of KV on the device; at least one full context."""
+    device_bytes: int = 768 * 2**20
+    """Bytes of KV and adapters together on the device; at least one full context."""
     host_kv_bytes: int = 1024 * 2**20
     """Bytes of KV in host memory, where idle sessions wait; 0 keeps none there."""
     disk_kv_bytes: int = 0
@@ -32,8 +32,10 @@ class EngineConfig:
     """Whether a step begins while its KV comes up from the host, and waits layer by layer; None: on CUDA."""
     kv_reserve_share: float = 0.5
     """Of each tier, from 0 to 1: parted among the tenants present, whom others cannot push below it."""
-    lora_pool_bytes: int = 256 * 2**20
-    """Bytes of adapter weights on the device; idle ones make room, least recently used first."""
+    lora_floor_share: float = 0.125
+    """Of the device, from 0 to 1: KV pushes adapters no further. Adapters leave KV one context and its reserve."""
+    lora_pool_bytes: int | None = None
+    """Bytes of adapter weights on the device, at most; None is whatever is left to them."""
     lora_host_bytes: int = 1024 * 2**20
     """Bytes of adapter weights kept in host memory, ready to be copied to the device."""
     max_lora_rank: int = 128

@@ -1,18 +1,19 @@
 """Which idle page of a tier is given up next, and at whose cost.
 
 Each party is sure of a share of every tier: `reserve_share` of it, parted equally among those who are there. Room is
-made from whoever holds more than that, and from the party that asks; nobody else's pages are touched.
+made from whoever holds more than that, and from the party that asks; nobody else's pages are touched. An adapter that
+asks is nobody's party, and what it may have at most leaves all reserves whole (see KvSizes).
 Among the pages that may go, the lowest rank goes first (see Retention); only the last pages of a path can.
 
 Invariant: what another party keeps is never below its reserve because of this one.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from graftwork.engine.pages import PagePool
-from graftwork.engine.prefix_tree import Node, Owner
+from graftwork.engine.prefix_tree import PUBLIC, Node, Owner
 from graftwork.engine.tier_names import Tier
 
 Rank = tuple[int, float, int]
@@ -42,6 +43,12 @@ class DropOrder:
         """Pages that each party which is here keeps for sure."""
         return self._reserved_pages // max(len(self._used), 1)
 
+    def sheltered_pages(self) -> int:
+        """Pages that may have to stay whoever else needs room: up to its reserve of each party, and all that is public,
+        since others' pages may hang on it."""
+        reserve = self.reserve_pages()
+        return sum(used if owner == PUBLIC else min(used, reserve) for owner, used in self._used.items())
+
     def count_copy(self, node: Node, change: int) -> None:
         """The tree has gained or lost a copy on this tier."""
         used = self._used.get(node.owner, 0) + change
@@ -59,18 +66,32 @@ class DropOrder:
             if len(heap) > 64 + 4 * self.used_pages(node.owner):
                 self._rebuild(node.owner)
 
-    def next_for(self, owner: Owner) -> Node | None:
-        """The page that goes to make room for `owner`; it must be dropped, or offered again."""
+    def parties_for(self, owner: Owner | None) -> list[Owner]:
+        """Who gives way to `owner`, or to an adapter."""
         reserve = self.reserve_pages()
-        givers = [one for one in self._heaps if one == owner or self.used_pages(one) > reserve]
-        tops = [(top[0], top[1], one) for one in givers if (top := self._top(one)) is not None]
-        if not tops:
-            return None
-        return heapq.heappop(self._heaps[min(tops)[2]])[2]
+        return [one for one in self._heaps if one == owner or self.used_pages(one) > reserve]
+
+    def parties(self) -> list[Owner]:
+        """Everyone who may have something to give."""
+        return list(self._heaps)
+
+    def lowest_rank(self, parties: Iterable[Owner]) -> Rank | None:
+        """The rank of the page that goes first of these parties'; None if they have none to give."""
+        lowest = self._lowest(parties)
+        return None if lowest is None else self._heaps[lowest][0][0]
+
+    def next_among(self, parties: Iterable[Owner]) -> Node | None:
+        """The page that goes first of these parties'; it must be dropped, or offered again."""
+        lowest = self._lowest(parties)
+        return None if lowest is None else heapq.heappop(self._heaps[lowest])[2]
+
+    def _lowest(self, parties: Iterable[Owner]) -> Owner | None:
+        tops = [(top[0], top[1], one) for one in parties if (top := self._top(one)) is not None]
+        return min(tops)[2] if tops else None
 
     def next_of(self, owner: Owner) -> Node | None:
         """The page that goes when a party must give up one of its own."""
-        return None if self._top(owner) is None else heapq.heappop(self._heaps[owner])[2]
+        return self.next_among([owner])
 
     def _top(self, owner: Owner) -> _Entry | None:
         """The first entry of a heap that is true now, left in place."""

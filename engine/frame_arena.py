@@ -1,9 +1,11 @@
 """The memory of one device that is cut into frames: whoever needs some of it takes whole frames.
 
-A frame holds one KV page of all layers. Behind those that are handed out lie two more: the null frame, always zero,
-and one for scraps, which nobody reads.
+A frame holds one KV page of all layers; an adapter lies in a run of frames that follow one another. Behind those that
+are handed out lie two more: the null frame, always zero, and one for scraps, which nobody reads.
 It never knows who has which frame: that is PagePool's business.
 """
+
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -32,7 +34,45 @@ class FrameArena:
     def device(self) -> torch.device:
         return self.memory.device
 
+    def frames_for(self, num_bytes: int) -> int:
+        """Frames that so many bytes take."""
+        return -(-num_bytes // self.frame_bytes)
+
+    def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
+        """Memory from the start of a frame on; writing it writes the frames.  # [num_bytes] uint8"""
+        start = first_frame * self.frame_bytes
+        return self.memory.flatten()[start : start + num_bytes]
+
+    def move(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Carry frames to others, as if all at once, in stream order.
+
+        `moves` are (source, target), each named once on its side; what stood in a target that goes nowhere is lost.
+        """
+        for source, target in _in_turn(moves, self.scrap_frame):
+            self.memory[target].copy_(self.memory[source])
+
 
 def framed_bytes(used_bytes: int) -> int:
     """Bytes of a frame that holds so many."""
     return -(-used_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _in_turn(moves: Iterable[tuple[int, int]], scrap: int) -> Iterator[tuple[int, int]]:
+    """Moves one by one, so that nothing is overwritten that has yet to go: chains from their end, then the circles,
+    each opened by way of `scrap`."""
+    source_of = {target: source for source, target in moves}
+    waiting = set(source_of.values())
+    for end in [target for target in source_of if target not in waiting]:
+        target = end
+        while (source := source_of.get(target)) is not None:
+            yield source, target
+            waiting.remove(source)
+            target = source
+    while waiting:
+        first = target = waiting.pop()
+        yield first, scrap
+        while (source := source_of[target]) != first:
+            yield source, target
+            waiting.remove(source)
+            target = source
+        yield scrap, target

@@ -1,4 +1,4 @@
-"""Lays out the KV memory of one engine: the device's pages, the host's, and the folder of those on disk."""
+"""Lays out the memory of one engine: the device's frames, the host's pages, and the folder of those on disk."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ from graftwork.engine.disk_tier import DiskTier
 from graftwork.engine.frame_arena import FrameArena, framed_bytes
 from graftwork.engine.host_pages import HostPages
 from graftwork.engine.kv_memory import KvMemory, LowerTiers
-from graftwork.engine.load_cost import CostTracker, LoadCost
+from graftwork.engine.load_cost import CostTracker
 from graftwork.engine.model_config import ModelConfig
 from graftwork.engine.page_copier import PageCopier
 from graftwork.engine.page_path import pages_for
@@ -36,12 +36,12 @@ def lay_out_kv(
 
 
 def build_memory(
-    config: EngineConfig, store: KvStore, costs: LoadCost, report: Report, clock: Clock
+    config: EngineConfig, store: KvStore, costs: CostTracker, report: Report, clock: Clock
 ) -> tuple[KvMemory, PageCopier]:
     """The memory over a store, and the threads that copy for it."""
     overlaps = store.arena.device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
     copier = PageCopier(store.cache, store.host, store.files, report, clock, overlaps_loads=overlaps)
-    lower = LowerTiers(copier, CostTracker(costs), store.files or NoDisk())
+    lower = LowerTiers(copier, costs, store.files or NoDisk())
     return KvMemory(store.sizes, lower, clock), copier
 
 
@@ -59,13 +59,13 @@ def _open_files(config: EngineConfig, layout: str) -> DiskTier | None:
 def _sizes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KvSizes:
     each = bytes_per_page(model, config.page_tokens, dtype)
     frame = framed_bytes(each)
-    pages = config.device_kv_bytes // frame
+    pages = config.device_bytes // frame
     needed = pages_for(model.context_tokens, config.page_tokens)
     if pages < needed:
         raise InvalidRequest(
-            f"--device-kv-bytes {config.device_kv_bytes} holds {pages} pages; one context of {model.context_tokens} "
+            f"--device-bytes {config.device_bytes} holds {pages} pages; one context of {model.context_tokens} "
             f"tokens needs {needed}. Give at least {needed * frame} bytes.",
-            param="device_kv_bytes",
+            param="device_bytes",
         )
     return KvSizes(
         page_tokens=config.page_tokens,
@@ -74,4 +74,5 @@ def _sizes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KvSi
         host_pages=config.host_kv_bytes // each,
         context_pages=needed,
         reserve_share=config.kv_reserve_share,
+        lora_floor_share=config.lora_floor_share,
     )

@@ -94,6 +94,10 @@ class LoadCost:
         return best
 
 
+UNMEASURED = LoadCost(TransferCost(0.0, 1.0), TransferCost(0.0, 1.0), PrefillCost(1.0, 0.0, 0.0))
+"""Of an engine that has yet to be measured, and so serves nobody yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferSample:
     """One measured load."""
@@ -142,6 +146,10 @@ class CostTracker:
     def cost(self) -> LoadCost:
         """What to decide by now."""
         return self._cost
+
+    def start_from(self, cost: LoadCost) -> None:
+        """Begin anew, from what was measured."""
+        self._cost = cost
 
     def observe_load(self, tier: Tier, num_pages: int, seconds: float) -> None:
         """A load of some pages from the host or the disk took so long."""

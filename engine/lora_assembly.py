@@ -15,6 +15,8 @@ from graftwork.platform.errors import InvalidRequest
 _log = logging.getLogger(__name__)
 
 _CHOICES = ("auto", "triton", "torch")
+_PACK_BYTES = 256 * 2**20
+"""Of copies side by side, which torch makes of the adapters in the last batches."""
 
 
 def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> LoraBackend:
@@ -28,7 +30,7 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
             f"lora_kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="lora_kernels"
         )
     rules = RowRules.of(dtype)
-    plain = TorchLora(PackCache(config.lora_pool_bytes, rules.min_columns), rules)
+    plain = TorchLora(PackCache(_PACK_BYTES, rules.min_columns), rules)
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return plain
     failure = _why_not(device, dtype)

@@ -44,11 +44,14 @@ class LoraBackend(Protocol):
     """Applies adapters. All methods are called by the loop's thread."""
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        """An adapter has become resident: its tensors on the device, and their equals on the host, to be read freely."""
+        """An adapter has become resident, or lies elsewhere on the device since it was forgotten.
+
+        Its tensors are on the device, views of its block there; their equals on the host may be read freely.
+        """
         ...
 
     def forget(self, digest: str) -> None:
-        """A resident adapter has left the device."""
+        """A resident adapter has left the device, or its place there: no view of it may be kept."""
         ...
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:

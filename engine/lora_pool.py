@@ -1,13 +1,21 @@
-"""Adapter weights on the host and on the device, each within a budget of bytes.
+"""Adapter weights on the host and on the device.
 
 LoraPool alone places adapters. A digest is absent, being loaded, on the host, or resident on the device; a batch pins
 what it uses. Loads run on threads of their own, one for each digest however many requests wait for it, and come back
 to the loop as events; a load that fails is the failure of the requests that wait for it, never of the loop.
 
 Room on the device goes to whoever has waited longest for it; what one request needs is placed at once, or two that
-each hold a part of what they need would wait for each other. Idle adapters make way, least recently used first. Where
-all are in use, a flood of requests for them could keep a cold one out for ever: after `patience_s` the adapter that was
-pinned longest ago is drained, which means that it takes no new requests until those that run have ended.
+each hold a part of what they need would wait for each other. Idle adapters and idle KV make way, in one order (see
+DeviceAdapters). Where all is in use, a flood of requests could keep a cold adapter out for ever. So after `patience_s`
+the adapter that was pinned longest ago is drained, which means that it takes no new requests until those that run have
+ended, if it is adapters that are in the way; and if it is KV, nobody is let in at the cost of the frames that are
+waited for.
+
+Such a wait always ends. Who waits holds nothing that others wait for: no page, and no pin. What runs never waits for an
+adapter, and gets to its end (see Scheduler), after which its pages and adapters are idle. Whenever somebody new is let
+in, idle KV that may go is enough for what is waited for; else nobody is, and when nothing runs, idle KV and idle
+adapters give way until all that adapters may have is free, which `absorb` and `refusal` see to being enough. Copies
+that stand in the way end by themselves.
 """
 
 import logging
@@ -19,7 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.adapter_weights import AdapterSource, AdapterWeights
-from graftwork.engine.lora_backend import LoraBackend
+from graftwork.engine.device_adapters import DeviceAdapters, Placing
 from graftwork.engine.lora_build import BaseModules, build_resident
 from graftwork.engine.lora_probe import probe_adapter
 from graftwork.engine.request import AdapterUse
@@ -47,9 +55,8 @@ class AdapterLoaded:
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
-    """Budgets in bytes; `patience_s` is how long an adapter waits for room before others are drained for it."""
+    """`patience_s` is how long an adapter waits for room on the device before others are held up for it."""
 
-    device_bytes: int
     host_bytes: int
     patience_s: float = 0.2
 
@@ -109,39 +116,38 @@ class AdapterLoader:
 class LoraPool:
     """Adapters by digest. All methods are called by the loop's thread."""
 
-    def __init__(
-        self, loader: AdapterLoader, limits: LoraPoolLimits, device: torch.device, lora: LoraBackend, clock: Clock
-    ) -> None:
+    def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapters, clock: Clock) -> None:
         self._loader = loader
         self._limits = limits
         self._device = device
-        self._lora = lora
         self._clock = clock
         self._host: OrderedDict[str, ResidentAdapter] = OrderedDict()
-        self._resident: OrderedDict[str, ResidentAdapter] = OrderedDict()
-        self._pins: dict[str, int] = {}
-        self._wanted: set[str] = set()
         self._claims: dict[Group, float] = {}
         """Since when each group that has been loaded waits for room, the oldest first."""
         self._kept: dict[str, None] = {}
         """What must stay on the host."""
         self._typical_bytes = 0
         self._draining: set[str] = set()
+        """Take no new requests; some may have given way to KV since."""
         self._to_forget: set[str] = set()
-        self.num_bytes = 0
         self.host_bytes = 0
         self.num_loads = 0
 
     @property
     def resident_digests(self) -> tuple[str, ...]:
-        return tuple(self._resident)
+        return self._device.digests
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the adapters on the device."""
+        return self._device.num_bytes
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def want(self, groups: Sequence[Group]) -> None:
         """What each waiting request needs, in their order: begin loads, and place what there is room for."""
         distinct = dict.fromkeys(groups)
-        self._wanted = {digest for group in distinct for digest in group}
+        self._device.wanted = {digest for group in distinct for digest in group}
         self._claims = {group: since for group, since in self._claims.items() if group in distinct}
         self._kept = self._first_on_host(distinct)
         for digest in self._kept:
@@ -154,12 +160,12 @@ class LoraPool:
 
     def _is_claimed(self, group: Group) -> bool:
         """Whether nothing but room on the device is missing."""
-        away = [digest for digest in group if digest not in self._resident]
+        away = [digest for digest in group if digest not in self._device]
         return bool(away) and all(digest in self._host for digest in away)
 
     def is_ready(self, digest: str) -> bool:
         """Whether a request may start with this adapter now."""
-        return digest in self._resident and digest not in self._draining and digest not in self._to_forget
+        return digest in self._device and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
         """Why adapters cannot serve one request together, as far as they are known by now.
@@ -168,14 +174,11 @@ class LoraPool:
         """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
-        known = [adapter for use in uses if (adapter := self._resident.get(use.digest) or self._host.get(use.digest))]
-        num_bytes = sum(adapter.num_bytes for adapter in known)
-        if num_bytes > self._limits.device_bytes:
+        known = [adapter for use in uses if (adapter := self._device.find(use.digest) or self._host.get(use.digest))]
+        too_large = self._device.why_never(known)
+        if too_large is not None:
             return InvalidRequest(
-                f"The adapters of this mixture need {num_bytes} bytes on the device at once; the pool has "
-                f"{self._limits.device_bytes}. Mix fewer, or start the engine with a larger adapter pool.",
-                param="adapters",
-                code="mixture_too_large",
+                f"The adapters of this mixture {too_large} Or mix fewer.", param="adapters", code="mixture_too_large"
             )
         whole = [adapter.digest for adapter in known if not adapter.is_low_rank]
         if not whole:
@@ -188,21 +191,20 @@ class LoraPool:
         )
 
     def get(self, digest: str) -> ResidentAdapter:
-        """A resident adapter, for a batch that has pinned it."""
-        assert self._pins.get(digest), f"{digest} is used without a pin"
-        return self._resident[digest]
+        """A resident adapter, for a batch that has pinned it; good for this step."""
+        assert self._device.is_pinned(digest), f"{digest} is used without a pin"
+        adapter = self._device.find(digest)
+        assert adapter is not None, f"{digest} is pinned and not on the device"
+        return adapter
 
     def pin(self, digest: str) -> None:
-        """Keep a resident adapter where it is, and mark it used."""
-        self._resident.move_to_end(digest)
-        self._pins[digest] = self._pins.get(digest, 0) + 1
+        """Keep a resident adapter on the device, and mark it used."""
+        self._device.pin(digest)
 
     def unpin(self, digest: str) -> None:
-        self._pins[digest] -= 1
-        if self._pins[digest] == 0:
-            del self._pins[digest]
-            if digest in self._to_forget:
-                self._evict(digest)
+        self._device.unpin(digest)
+        if digest in self._to_forget and not self._device.is_pinned(digest):
+            self._evict(digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
         """Prove off the loop that an adapter is applied exactly; nothing that is served is disturbed."""
@@ -212,9 +214,9 @@ class LoraPool:
         """Free an adapter now, or as soon as nobody uses it."""
         self._drop_from_host(digest)
         self._claims = {group: since for group, since in self._claims.items() if digest not in group}
-        if digest in self._pins:
+        if self._device.is_pinned(digest):
             self._to_forget.add(digest)
-        elif digest in self._resident:
+        elif digest in self._device:
             self._evict(digest)
 
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
@@ -223,11 +225,9 @@ class LoraPool:
         if isinstance(loaded.outcome, GraftworkError):
             return loaded.outcome
         adapter = loaded.outcome
-        if adapter.num_bytes > self._limits.device_bytes:
-            return ValidationFailed(
-                f"Adapter {loaded.digest} needs {adapter.num_bytes} bytes on the device; the pool has "
-                f"{self._limits.device_bytes}. Start the engine with a larger adapter pool (lora_pool_bytes)."
-            )
+        too_large = self._device.why_never([adapter])
+        if too_large is not None:
+            return ValidationFailed(f"The weights of adapter {loaded.digest} {too_large}")
         self.num_loads += 1
         self._keep_on_host(adapter)
         return None
@@ -237,11 +237,9 @@ class LoraPool:
         self._loader.close()
 
     def check_integrity(self) -> None:
-        assert self.num_bytes == sum(adapter.num_bytes for adapter in self._resident.values())
+        self._device.check_integrity()
         assert self.host_bytes == sum(adapter.num_bytes for adapter in self._host.values())
-        assert self.num_bytes <= self._limits.device_bytes
-        assert set(self._pins) <= set(self._resident)
-        assert self._draining <= set(self._resident)
+        assert all(self._device.is_pinned(digest) for digest in self._to_forget)
 
     # ---- the host ---------------------------------------------------------------------------------------------
 
@@ -253,7 +251,7 @@ class LoraPool:
             if kept and num_bytes >= self._limits.host_bytes:
                 break
             for digest in group:
-                if digest not in self._resident and digest not in kept:
+                if digest not in self._device and digest not in kept:
                     kept[digest] = None
                     num_bytes += self._host[digest].num_bytes if digest in self._host else self._typical_bytes
         return kept
@@ -277,63 +275,39 @@ class LoraPool:
     def _serve_claims(self) -> None:
         """In the order of waiting; the first that finds no room holds the others back, so that it is not overtaken."""
         self._finish_draining()
+        self._device.claimed_pages = 0
         now = self._clock.monotonic()
         for group, since in list(self._claims.items()):
             if not self._is_claimed(group):
                 continue  # a part of it was pushed out of the host, and is being loaded again
             out_of_patience = now - since >= self._limits.patience_s
-            away = [digest for digest in group if digest not in self._resident]
-            num_bytes = sum(self._host[digest].num_bytes for digest in away)
-            if not self._make_room(num_bytes, set(group) if out_of_patience else self._wanted):
+            away = [self._host[digest] for digest in group if digest not in self._device]
+            placing = self._device.place(away, set(group) if out_of_patience else self._device.wanted)
+            if placing is not Placing.DONE:
                 if out_of_patience:
-                    self._drain(num_bytes, set(group))
+                    self._hold_up(placing, away, set(group))
                 return
             del self._claims[group]
-            for digest in away:
-                self._place(digest)
+            for adapter in away:
+                self._host.move_to_end(adapter.digest)
 
-    def _make_room(self, num_bytes: int, spared: set[str]) -> bool:
-        """Evict idle adapters until `num_bytes` are free; evicts none if that cannot be reached."""
-        idle = [digest for digest in self._resident if digest not in self._pins and digest not in spared]
-        free = self._limits.device_bytes - self.num_bytes
-        victims: list[str] = []
-        while free < num_bytes and idle:
-            victims.append(idle.pop(0))
-            free += self._resident[victims[-1]].num_bytes
-        if free < num_bytes:
-            return False
-        for digest in victims:
-            self._evict(digest)
-        return True
-
-    def _place(self, digest: str) -> None:
-        self._host.move_to_end(digest)
-        adapter = self._host[digest].moved_to(self._device)
-        self._resident[digest] = adapter
-        self.num_bytes += adapter.num_bytes
-        self._lora.place(self._host[digest], adapter)
-
-    def _drain(self, num_bytes: int, spared: set[str]) -> None:
-        """Let adapters in use run out until what they hold, with what is free, will be enough."""
+    def _hold_up(self, placing: Placing, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
+        """Keep new requests from using what a group has waited for too long."""
         self._draining -= spared
-        coming = self._limits.device_bytes - self.num_bytes
-        coming += sum(self._resident[digest].num_bytes for digest in self._draining)
-        for digest in self._resident:
-            if coming >= num_bytes:
-                return
-            if digest not in self._draining and digest not in spared:
-                self._draining.add(digest)
-                coming += self._resident[digest].num_bytes
+        if placing is Placing.SHARE_IN_USE:
+            self._draining |= self._device.to_drain(away, self._draining, spared)
+        else:
+            self._device.claimed_pages = self._device.frames_for(away)
 
     def _finish_draining(self) -> None:
         """Evict what has run out; when nobody waits for room any more, take the rest back into service."""
+        self._draining.intersection_update(self._device.digests)
         if not self._claims:
             self._draining.clear()
-        for digest in [digest for digest in self._draining if digest not in self._pins]:
+        for digest in [digest for digest in self._draining if not self._device.is_pinned(digest)]:
             self._evict(digest)
 
     def _evict(self, digest: str) -> None:
-        self.num_bytes -= self._resident.pop(digest).num_bytes
+        self._device.evict(digest)
         self._to_forget.discard(digest)
         self._draining.discard(digest)
-        self._lora.forget(digest)

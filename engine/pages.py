@@ -1,17 +1,23 @@
 """The KV pages of one tier, who holds them, and which are being copied.
 
 PagePool alone hands pages out and takes them back.
-A page is free (nobody holds it), in flight (a copy reads or writes it), or owned (counted holders: running
-sequences, nodes of the prefix tree, transfers). An owned page that only the prefix tree holds is idle: it can be
-dropped, so admission counts it as available. A page that loses its last holder in flight is freed when it lands.
+A page is free (nobody holds it), in flight (a copy reads or writes it), lent (its frame is part of an adapter), or
+owned (counted holders: running sequences, nodes of the prefix tree, transfers). An owned page that only the prefix tree
+holds is idle: it can be dropped, so admission counts it as available. A page that loses its last holder in flight is
+freed when it lands. Pages are handed out from the lowest number on, so that runs of free ones are found at the top.
 
-    total = free + in flight + idle + active
+    total = free + in flight + idle + active + lent
 
 It never touches memory: what a page number means on a device is the runner's business.
 """
 
+import heapq
+from array import array
 from collections.abc import Iterable
-from typing import NewType
+from typing import NamedTuple, NewType
+
+import numpy as np
+from numpy.typing import NDArray
 
 PageId = NewType("PageId", int)
 
@@ -20,22 +26,34 @@ class PagesExhausted(Exception):
     """More pages were taken than are free: the caller did not reserve or reclaim first."""
 
 
+class Standing(NamedTuple):
+    """By page number."""
+
+    is_fixed: NDArray[np.bool_]  # [num_pages] lent, or under a copy: nothing may happen to it now
+    is_held: NDArray[np.bool_]  # [num_pages] owned, and may be moved
+
+
 class PagePool:
-    """Counted pages `0 … num_pages - 1`; every operation is O(1) a page."""
+    """Counted pages `0 … num_pages - 1`; taking one is O(log n), everything else O(1) a page."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = [PageId(page) for page in range(num_pages - 1, -1, -1)]
-        self._holders = [0] * num_pages
-        self._flights = [0] * num_pages
+        self._queue = [PageId(page) for page in range(num_pages)]
+        """A heap of all free pages, and of some that were lent or moved to since they were."""
+        self._in_queue = [True] * num_pages
+        self._holders = array("i", [0]) * num_pages
+        self._flights = array("i", [0]) * num_pages
         self._in_tree = [False] * num_pages
+        self._lent = bytearray(num_pages)
+        self._num_free = num_pages
+        self._num_lent = 0
         self._idle = 0
         self._in_flight = 0
 
     @property
     def free_pages(self) -> int:
         """Pages that nobody holds and no copy touches."""
-        return len(self._free)
+        return self._num_free
 
     @property
     def idle_pages(self) -> int:
@@ -50,7 +68,12 @@ class PagePool:
     @property
     def active_pages(self) -> int:
         """Pages that a sequence or a transfer holds, and no copy touches."""
-        return self.num_pages - len(self._free) - self._idle - self._in_flight
+        return self.num_pages - self._num_free - self._idle - self._in_flight - self._num_lent
+
+    @property
+    def lent_pages(self) -> int:
+        """Pages whose frames are parts of adapters."""
+        return self._num_lent
 
     @property
     def num_holders(self) -> int:
@@ -68,12 +91,13 @@ class PagePool:
         return self._flights[page] > 0
 
     def take(self, count: int) -> list[PageId]:
-        """Hand out `count` free pages, each with one holder. Raises PagesExhausted and takes none."""
-        if count > len(self._free):
-            raise PagesExhausted(f"{count} pages wanted, {len(self._free)} free of {self.num_pages}")
-        taken = [self._free.pop() for _ in range(count)]
+        """Hand out the lowest free pages, each with one holder. Raises PagesExhausted and takes none."""
+        if count > self._num_free:
+            raise PagesExhausted(f"{count} pages wanted, {self._num_free} free of {self.num_pages}")
+        taken = [self._lowest_free() for _ in range(count)]
         for page in taken:
             self._holders[page] = 1
+        self._num_free -= count
         return taken
 
     def hold(self, pages: Iterable[PageId]) -> None:
@@ -131,20 +155,75 @@ class PagePool:
             self._free_if_forgotten(page)
         return became_idle
 
+    # ---- frames for adapters ----------------------------------------------------------------------------------
+
+    def lend(self, pages: Iterable[PageId]) -> None:
+        """Give free pages away whole: their frames become part of an adapter."""
+        for page in pages:
+            assert self._is_free(page), f"page {page} is not free and cannot be lent"
+            self._lent[page] = True
+            self._num_lent += 1
+            self._num_free -= 1
+
+    def take_back(self, pages: Iterable[PageId]) -> None:
+        """Lent pages are free again."""
+        for page in pages:
+            assert self._lent[page], f"page {page} was not lent"
+            self._lent[page] = False
+            self._num_lent -= 1
+            self._set_free(page)
+
+    def relocate(self, source: PageId, target: PageId) -> None:
+        """A page's content has moved to a free one, which is held as it was; nothing may copy it meanwhile."""
+        assert self._holders[source] > 0, f"page {source} is not held and cannot be moved"
+        assert self._flights[source] == 0, f"page {source} is being copied and cannot be moved"
+        assert self._is_free(target), f"page {target} is not free and cannot be moved to"
+        self._holders[target], self._holders[source] = self._holders[source], 0
+        self._in_tree[target], self._in_tree[source] = self._in_tree[source], False
+        self._num_free -= 1
+        self._set_free(source)
+
+    def standing(self) -> Standing:
+        """Where every page stands, for whoever looks for a run of them."""
+        in_flight = np.frombuffer(self._flights, dtype=np.intc) > 0
+        is_held = np.frombuffer(self._holders, dtype=np.intc) > 0
+        return Standing(np.frombuffer(self._lent, dtype=np.bool_) | in_flight, is_held & ~in_flight)
+
+    # ---- the free ones ----------------------------------------------------------------------------------------
+
+    def _is_free(self, page: PageId) -> bool:
+        return self._holders[page] == 0 and self._flights[page] == 0 and not self._lent[page]
+
+    def _lowest_free(self) -> PageId:
+        while True:
+            page = heapq.heappop(self._queue)
+            self._in_queue[page] = False
+            if self._is_free(page):
+                return page
+
     def _free_if_forgotten(self, page: PageId) -> None:
         if self._holders[page] == 0 and self._flights[page] == 0:
-            self._free.append(page)
+            self._set_free(page)
+
+    def _set_free(self, page: PageId) -> None:
+        self._num_free += 1
+        if not self._in_queue[page]:
+            heapq.heappush(self._queue, page)
+            self._in_queue[page] = True
 
     def check_integrity(self) -> None:
         """Recount everything from scratch."""
-        free = set(self._free)
-        assert len(free) == len(self._free), "a page is twice in the free list"
-        idle = in_flight = 0
+        assert sorted(self._queue) == [page for page in range(self.num_pages) if self._in_queue[page]]
+        free = idle = in_flight = 0
         for page in map(PageId, range(self.num_pages)):
-            is_unused = self._holders[page] == 0 and self._flights[page] == 0
-            assert is_unused == (page in free), f"page {page}: holders, copies and free list disagree"
+            is_used = self._holders[page] > 0 or self._flights[page] > 0
+            assert not (self._lent[page] and is_used), f"page {page} is lent, and held or copied"
+            assert self._in_queue[page] or not self._is_free(page), f"page {page} is free and cannot be found"
             assert not (self._in_tree[page] and self._holders[page] == 0), f"page {page} is in the tree, unheld"
+            free += self._is_free(page)
             idle += self.is_idle(page)
             in_flight += self._flights[page] > 0
+        assert free == self._num_free, f"{self._num_free} free pages counted, {free} found"
+        assert sum(self._lent) == self._num_lent, f"{self._num_lent} lent pages counted, {sum(self._lent)} found"
         assert idle == self._idle, f"{self._idle} idle pages counted, {idle} found"
         assert in_flight == self._in_flight, f"{self._in_flight} pages in flight counted, {in_flight} found"

@@ -154,6 +154,22 @@ class PrefixTree:
         self._set_copy(node, tier, page)
         self.on_copy_changed(node, tier, 1)
 
+    def rename_copy(self, node: Node, tier: Tier, page: PageId) -> None:
+        """A node's copy has moved to another page of the same tier, holders and all."""
+        former = node.page(tier)
+        assert former is not None, f"the node has no copy on the {tier}"
+        del self._nodes[tier][former]
+        self._nodes[tier][page] = node
+        if tier is Tier.DEVICE:
+            node.device = page
+        else:
+            node.host = page
+
+    @property
+    def ticks(self) -> int:
+        """What a node that is used now has for `last_used`."""
+        return self._ticks
+
     def drop_copy(self, node: Node, tier: Tier) -> None:
         """Give up a node's copy on one tier, of which it is the edge; with its last copy the node goes too."""
         assert node.is_edge_of(tier), "a page is dropped only after those below it"

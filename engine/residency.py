@@ -1,15 +1,17 @@
 """Which pages are on the device and on the host, and who gives way when room is needed.
 
 Owns both pools, the prefix tree over them, the order in which each tier gives pages up, and the memory of what was
-lost and why. Never copies anything.
+lost and why. Never copies anything. Adapters live in frames of the device too: they stand in the same order as pages.
 Invariant: only idle pages at the end of their path are dropped, and never another party's below its reserve.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from graftwork.engine.drop_order import DropOrder, Ranking
+from graftwork.engine.drop_order import DropOrder, Rank, Ranking
+from graftwork.engine.giving import Giver, Lodger, NoLodger, give_way
 from graftwork.engine.lease_ends import LeaseEnds
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.pages import PageId, PagePool
@@ -20,20 +22,48 @@ from graftwork.engine.transfers import DiskPages
 from graftwork.platform.clock import Clock
 
 _MOST_REMEMBERED_LOSSES = 1 << 16
+_DEVICES = range(1 << 40)
+"""Sizes of devices, in pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """What there is of each tier in memory."""
+    """What there is of each tier in memory, and what is whose.
+
+    On the device pages share their frames with adapters: `context_pages` and the reserve are KV's for sure, the floor
+    is the adapters', and the rest goes to whoever needs it.
+    """
 
     page_tokens: int
     page_bytes: int
     device_pages: int
+    """Frames of the device."""
     host_pages: int
     context_pages: int
     """Pages of one whole context."""
     reserve_share: float = 0.5
     """Of each tier: parted among the parties present, whom others cannot push below it."""
+    lora_floor_share: float = 0.0
+    """Of the device: what KV cannot push adapters below."""
+
+    @property
+    def lora_floor_pages(self) -> int:
+        return min(int(self.lora_floor_share * self.device_pages), max(self.device_pages - self.context_pages, 0))
+
+    @property
+    def device_reserve_pages(self) -> int:
+        """Pages of the device that are parted among the parties present."""
+        most = self.device_pages - self.context_pages - self.lora_floor_pages
+        return max(min(int(self.reserve_share * self.device_pages), most), 0)
+
+    @property
+    def most_lora_pages(self) -> int:
+        """What adapters may take of the device: never the last context, never a reserve, and never less than the floor."""
+        return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
+
+    def device_pages_for(self, lora_pages: int) -> int:
+        """The smallest device on which adapters may have so many pages."""
+        return bisect_left(_DEVICES, lora_pages, key=lambda pages: replace(self, device_pages=pages).most_lora_pages)
 
 
 class Residency:
@@ -46,11 +76,12 @@ class Residency:
         self.host = PagePool(sizes.host_pages)
         self.tree = PrefixTree(self.device, self.host, sizes.page_tokens)
         self.tree.on_copy_changed = self._copy_changed
-        device_reserve = min(int(sizes.reserve_share * sizes.device_pages), sizes.device_pages - sizes.context_pages)
         self._orders = {
-            Tier.DEVICE: DropOrder(Tier.DEVICE, self.device, ranking, max(device_reserve, 0)),
+            Tier.DEVICE: DropOrder(Tier.DEVICE, self.device, ranking, sizes.device_reserve_pages),
             Tier.HOST: DropOrder(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
+        self.lodgers: dict[Tier, Lodger] = {Tier.DEVICE: NoLodger(), Tier.HOST: NoLodger()}
+        """Who else lives in the frames of a tier."""
         self._clock = clock
         self._lease_ends = LeaseEnds()
         self._limits: dict[Owner, KvLimits] = {}
@@ -71,21 +102,48 @@ class Residency:
     # ---- room -------------------------------------------------------------------------------------------------
 
     def make_room(self, tier: Tier, num_pages: int, owner: Owner) -> int:
-        """Drop pages until `num_pages` are free, or nothing more may go; returns how many of them are free."""
-        pool = self.pool(tier)
+        """Drop what ranks lowest until `num_pages` are free, or nothing more may go; returns how many of them are."""
+        order = self._orders[tier]
+        pages = _Pages(self, tier, lambda: order.parties_for(owner))
+        return self._give_way(tier, num_pages, [pages, self.lodgers[tier]])
+
+    def make_room_for_lodger(self, tier: Tier, num_pages: int, lodger: Giver) -> bool:
+        """The same for whoever lives beside the pages, of which `lodger` gives up what it must; whether there is room.
+
+        Parties that hold more than their reserve give. Where nothing is in use and that is still too little, it is
+        because reserved pages hang on public ones: then those go too, as KvSizes leaves enough for pages in any case.
+        """
+        order, pool = self._orders[tier], self.pool(tier)
+        self._give_way(tier, num_pages, [_Pages(self, tier, lambda: order.parties_for(None)), lodger])
+        if not pool.active_pages:
+            self._give_way(tier, num_pages, [_Pages(self, tier, order.parties), lodger])
+        return pool.free_pages >= num_pages
+
+    def _give_way(self, tier: Tier, num_pages: int, givers: Sequence[Giver]) -> int:
         for last in self._lease_ends.take_ended(self._clock.monotonic()):
             self.reconsider_path(last)
-        while pool.free_pages < num_pages:
-            node = self._orders[tier].next_for(owner)
-            if node is None:
-                break
-            self.drop(node, tier, MissReason.EVICTED_PRESSURE)
+        pool = self.pool(tier)
+        while pool.free_pages < num_pages and give_way(givers):
+            continue
         return min(pool.free_pages, num_pages)
 
+    def lowest_rank(self, tier: Tier, parties: Iterable[Owner]) -> Rank | None:
+        """Of the pages that these parties could give; None if there are none."""
+        return self._orders[tier].lowest_rank(parties)
+
+    def drop_lowest(self, tier: Tier, parties: Iterable[Owner]) -> None:
+        """Give up the page of that rank."""
+        node = self._orders[tier].next_among(parties)
+        assert node is not None, "a page was promised that nobody has"
+        self.drop(node, tier, MissReason.EVICTED_PRESSURE)
+
     def could_have(self, tier: Tier, num_pages: int) -> bool:
-        """Whether that many pages are free or idle: a first look, which reserves may still disappoint."""
-        pool = self.pool(tier)
-        return num_pages <= pool.free_pages + pool.idle_pages
+        """Whether that many pages are free, idle or the lodger's to spare: a first look, which reserves may still
+        disappoint. What the lodger claims is left to it, beside all that it could not be given."""
+        pool, lodger = self.pool(tier), self.lodgers[tier]
+        claimed = lodger.claimed_pages and lodger.claimed_pages + self._orders[tier].sheltered_pages()
+        missing = num_pages + claimed - pool.free_pages - pool.idle_pages
+        return missing <= 0 or missing <= lodger.spare_pages
 
     def drop(self, node: Node, tier: Tier, reason: MissReason) -> None:
         """Give up one idle page at the end of its path on a tier."""
@@ -199,3 +257,19 @@ class Residency:
         self.tree.check_integrity()
         for tier, order in self._orders.items():
             order.check_integrity(self.tree.nodes_on(tier))
+
+
+class _Pages:
+    """The idle pages of some parties, as a Giver."""
+
+    def __init__(self, residency: Residency, tier: Tier, parties: Callable[[], Iterable[Owner]]) -> None:
+        """`parties` are asked for each time: who is above its reserve changes with what goes."""
+        self._residency = residency
+        self._tier = tier
+        self._parties = parties
+
+    def rank(self) -> Rank | None:
+        return self._residency.lowest_rank(self._tier, self._parties())
+
+    def give(self) -> None:
+        self._residency.drop_lowest(self._tier, self._parties())

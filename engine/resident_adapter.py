@@ -124,15 +124,17 @@ class ResidentAdapter:
         parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
         return any(part is not None for part in parts)
 
-    def moved_to(self, device: torch.device) -> "ResidentAdapter":
-        """A copy there: one transfer, then the same views of the new block. Where it lies already, no copy at all."""
-        if device.type == self.block.device.type == "cpu":
-            return self
-        block = torch.empty_like(self.block, device=device)
+    def moved_to(self, block: torch.Tensor) -> "ResidentAdapter":
+        """A copy in `block`, [num_bytes] uint8 and aligned like a fresh one, wherever it lies: one transfer."""
         block.copy_(self.block, non_blocking=True)
+        return self.over(block)
+
+    def over(self, block: torch.Tensor) -> "ResidentAdapter":
+        """The same adapter as views of a block that holds its bytes already."""
+        start_of_own = self.block.storage_offset()
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
-            start = tensor.storage_offset() * tensor.itemsize
+            start = tensor.storage_offset() * tensor.itemsize - start_of_own
             return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
         return self.mapped(view, block)

@@ -9,7 +9,7 @@ goes on where it stopped once there is room again. Nobody is let in while somebo
 gets to its end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from random import Random
 
 from graftwork.engine.adapter_residency import AdapterResidency
@@ -21,6 +21,7 @@ from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.outputs import Output, SchedulerCounters
 from graftwork.engine.pace import Pace
 from graftwork.engine.page_path import pages_for
+from graftwork.engine.pages import PageId
 from graftwork.engine.policy import FairShare
 from graftwork.engine.request import (
     EngineRequest,
@@ -218,6 +219,11 @@ class Scheduler:
         self.counters.host_tokens += report.host_tokens
         self.counters.disk_tokens += report.disk_tokens
         return [Output(sequence.request_id, PromptAdmitted(report))]
+
+    def rename_pages(self, moves: Mapping[PageId, PageId]) -> None:
+        """Pages stand elsewhere on the device by now: whoever runs lists them by their new numbers."""
+        for sequence in self._running.values():
+            sequence.pages = [moves.get(page, page) for page in sequence.pages]
 
     def tend(self, tending: SessionTending) -> SessionMemory:
         """Look after a session's KV between its turns."""

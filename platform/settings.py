@@ -54,10 +54,10 @@ class Settings:
     dtype: str = "auto"
     threads: int = 1
     """CPU threads of one engine, at least 1."""
-    device_kv_bytes: int | None = None
-    """Memory for KV pages on the device; None is what is free after the weights."""
+    device_bytes: int | None = None
+    """Memory for KV and adapters together on the device; None is the engine's default."""
     lora_pool_bytes: int | None = None
-    """Memory for adapters on the device; None is the engine's default."""
+    """Of it, what adapters may take at most; None is whatever KV leaves them."""
     lora_host_bytes: int | None = None
     """Memory for adapters on the host, ready to be copied to the device."""
     lora_kernels: str = "auto"
@@ -101,6 +101,8 @@ class Settings:
                 values[setting.name] = _parse(setting.name, setting.name, given.pop(setting.name))
             elif text := os.environ.get(variable, ""):
                 values[setting.name] = _parse(setting.name, variable, text)
+            elif text := os.environ.get(former := _FORMER_VARIABLES.get(setting.name, ""), ""):
+                values[setting.name] = _parse(setting.name, former, text)
         if given:
             raise InvalidRequest(f"There is no setting named {min(given)!r}.", param=min(given))
         return cls(**values)
@@ -196,6 +198,9 @@ def _one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
+_FORMER_VARIABLES: Mapping[str, str] = {"device_bytes": "GRAFTWORK_DEVICE_KV_BYTES"}
+"""By setting: what it was called before, which is still read."""
+
 _SECRET_NAMES = frozenset(setting.name for setting in fields(Settings) if not setting.repr)
 
 _PARSERS: Mapping[str, Callable[[object], object]] = {
@@ -212,7 +217,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "device": _text,
     "dtype": _text,
     "threads": _whole(1),
-    "device_kv_bytes": parse_bytes,
+    "device_bytes": parse_bytes,
     "lora_pool_bytes": parse_bytes,
     "lora_host_bytes": parse_bytes,
     "lora_kernels": _one_of("auto", "triton", "torch"),

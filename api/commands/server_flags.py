@@ -36,9 +36,14 @@ ToolForm = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda (default: auto).")]
-DeviceKvBytes = Annotated[
+DeviceBytes = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Memory for the cache on the device, e.g. 512MiB (default: what is free)."),
+    typer.Option(
+        "--device-bytes",
+        "--device-kv-bytes",
+        metavar="SIZE",
+        help="Memory for the cache and for adapters on the device, e.g. 2GiB (default: 768MiB).",
+    ),
 ]
 HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
 DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]

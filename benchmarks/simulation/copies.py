@@ -14,7 +14,7 @@ from graftwork.engine.disk_tally import DiskCounters
 from graftwork.engine.load_cost import TransferCost
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.prefix_tree import Node, Owner
-from graftwork.engine.transfers import Report, TransferDone, TransferKind, TransferPlan
+from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan
 
 
 class SimulatedDisk:
@@ -65,7 +65,7 @@ class SimulatedCopies:
     """A CopyEngine without bytes."""
 
     def __init__(self, timeline: Timeline, hardware: ScaledHardware, disk: SimulatedDisk) -> None:
-        self.report: Report = _nobody
+        self.report: Callable[[TransferDone], None] = _nobody
         self.moved_pages: dict[TransferKind, int] = dict.fromkeys(TransferKind, 0)
         self._timeline = timeline
         self._disk = disk

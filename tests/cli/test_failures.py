@@ -60,10 +60,10 @@ def test_a_folder_without_its_files_is_named(graftwork: Graftwork, nowhere: str,
 
 def test_bad_settings_name_their_flag(graftwork: Graftwork) -> None:
     """A size that is none is refused before anything starts."""
-    result = graftwork("serve", "--demo", "--device-kv-bytes", "much")
+    result = graftwork("serve", "--demo", "--device-bytes", "much")
 
     assert result.exit_code == 1
-    assert "device_kv_bytes" in result.stderr
+    assert "device_bytes" in result.stderr
 
 
 def test_advice_is_one_line_with_the_field() -> None:

@@ -43,7 +43,7 @@ def test_serve_reads_flags_then_variables(
     ((settings,),) = started
     assert isinstance(settings, Settings)
     assert (settings.demo, settings.host, settings.port) == (True, "::1", 9000)
-    assert (settings.device_kv_bytes, settings.data_dir) == (512 * 2**20, Path("there"))
+    assert (settings.device_bytes, settings.data_dir) == (512 * 2**20, Path("there"))
 
 
 def test_a_switch_that_is_off_leaves_the_variable(

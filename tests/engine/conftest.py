@@ -25,7 +25,7 @@ class Lab:
 
     def engine(self, **options: Any) -> Harness:
         """A fresh engine in fp32 over the lab's base."""
-        settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_kv_bytes": 4 * 2**20} | options
+        settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
         return Harness(build_engine(EngineConfig(model=self.base, **settings), lambda _: self.source, costs=LOAD_ALL))
 
 

@@ -39,7 +39,7 @@ class DemoLab:
 
     def engine(self, costs: LoadCost | None = LOAD_ALL, **options: Any) -> Harness:
         """A fresh engine; without `costs` it measures its own."""
-        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "device_kv_bytes": 64 * 2**20} | options
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "device_bytes": 64 * 2**20} | options
         config = EngineConfig(model=DEMO / "model", page_tokens=PAGE, **settings)
         return Harness(build_engine(config, self._source, costs=costs))
 

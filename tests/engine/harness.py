@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import numpy as np
+import torch
+
 from graftwork.engine.assembly import Engine
 from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSession
 from graftwork.engine.outputs import Output
@@ -155,6 +158,12 @@ class Harness:
         """Have some adapters resident before the scene begins."""
         for digest in digests:
             self.run([2], adapter=digest, max_tokens=1)
+
+    def poison_unused_pages(self) -> None:
+        """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
+        standing = self.loop._memory.residency.device.standing()
+        unused = np.flatnonzero(~standing.is_fixed & ~standing.is_held)
+        self.loop._runner._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 
     def _sink(self, outputs: list[Output]) -> None:
         for output in outputs:

@@ -1,18 +1,29 @@
-"""A KV memory over a device that holds tags: what a page's KV stands for is the hash of (scope, exact prefix)."""
+"""A KV memory over a device that holds tags: what a page's KV stands for is the hash of (scope, exact prefix).
 
-from collections.abc import Collection, Mapping, Sequence
+The device's frames are real, and small: a page's tag is bytes in its frame, and adapters of a few frames lie among
+them, so that whatever is carried elsewhere is found to be there.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from graftwork.engine.arrivals import Path, Residence
+from graftwork.engine.device_adapters import DeviceAdapters
 from graftwork.engine.disk_tally import DiskCounters
 from graftwork.engine.drop_order import Ranking
+from graftwork.engine.frame_arena import FrameArena
 from graftwork.engine.kv_memory import KvMemory, LowerTiers
 from graftwork.engine.load_cost import CostTracker, LoadCost, PrefillCost, TransferCost
+from graftwork.engine.lora import Segment
+from graftwork.engine.lora_backend import StepLora
 from graftwork.engine.page_key import PageKey
 from graftwork.engine.page_path import CacheScope, SequenceScope, page_key
 from graftwork.engine.pages import PageId
 from graftwork.engine.request import SessionKey, SessionUse
 from graftwork.engine.residency import KvSizes
+from graftwork.engine.resident_adapter import GroupDelta, ResidentAdapter, compacted
 from graftwork.engine.tier_names import Tier
 from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan, file_owner
 from graftwork.platform.clock import ManualClock
@@ -58,11 +69,36 @@ class FakeDisk:
         return len(lost)
 
 
+class DeviceTags(MutableMapping[PageId, Tag | None]):
+    """The tags of pages, as bytes in the frames of an arena: a length, and so many bytes."""
+
+    def __init__(self, arena: FrameArena) -> None:
+        arena.memory.zero_()
+        self._frames = arena.memory.numpy()
+
+    def __getitem__(self, page: PageId) -> Tag | None:
+        length, *rest = self._frames[page].tolist()
+        return Tag(bytes(rest[:length])) if length else None
+
+    def __setitem__(self, page: PageId, tag: Tag | None) -> None:
+        content = b"" if tag is None else tag
+        self._frames[page, : len(content) + 1] = [len(content), *content]
+
+    def __delitem__(self, page: PageId) -> None:
+        self[page] = None
+
+    def __iter__(self) -> Iterator[PageId]:
+        return map(PageId, range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._frames) - 2
+
+
 class FakeCopies:
     """A CopyEngine whose events fire when the test says so, and in whatever order."""
 
-    def __init__(self, disk: FakeDisk) -> None:
-        self.tags: dict[Tier, dict[PageId, Tag | None]] = {Tier.DEVICE: {}, Tier.HOST: {}}
+    def __init__(self, disk: FakeDisk, device: DeviceTags) -> None:
+        self.tags: dict[Tier, MutableMapping[PageId, Tag | None]] = {Tier.DEVICE: device, Tier.HOST: {}}
         self.disk = disk
         self.under_way: list[tuple[TransferPlan, list[Tag | None]]] = []
         self.moved: dict[TransferKind, int] = dict.fromkeys(TransferKind, 0)
@@ -127,6 +163,31 @@ class FixedAdvice:
         self.seen.append((tool, seconds))
 
 
+class ShownLora:
+    """A LoraBackend that knows adapters only as it was shown them."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, ResidentAdapter] = {}
+
+    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
+        assert on_device.digest not in self.shown, "an adapter was placed twice"
+        assert torch.equal(on_host.block, on_device.block), "the copy to be read is another"
+        self.shown[on_device.digest] = on_device
+
+    def forget(self, digest: str) -> None:
+        del self.shown[digest]
+
+    def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
+        raise NotImplementedError
+
+
+def adapter_of(number: int) -> ResidentAdapter:
+    """An adapter of one, two or five frames of the lab's device, unlike all others."""
+    rows = (1, 2, 5)[number % 3]
+    A = torch.full((rows, 16), float(number)) + torch.arange(16)  # 64 bytes a row, as a frame
+    return compacted(f"adapter-{number}", {(0, "o"): GroupDelta(A, None, ())}, None, None, None)
+
+
 def scope_of(name: str) -> SequenceScope:
     return SequenceScope(CacheScope(name.encode()))
 
@@ -144,13 +205,18 @@ class KvLab:
         disk: FakeDisk | None = None,
         ranking: Ranking | None = None,
         reserve_share: float = 0.5,
+        lora_floor_share: float = 0.0,
     ) -> None:
         self.clock = ManualClock()
         self.disk = disk if disk is not None else FakeDisk()
-        self.copies = FakeCopies(self.disk)
-        sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share)
+        self.arena = FrameArena(device, 64, torch.device("cpu"))
+        self.copies = FakeCopies(self.disk, DeviceTags(self.arena))
+        sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share)
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
         self.memory = KvMemory(sizes, lower, self.clock, ranking)
+        self.lora = ShownLora()
+        self.adapters = DeviceAdapters(self.arena, self.memory.residency, self.lora)
+        self.memory.residency.lodgers[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 
     def path(self, scope: str, tokens: Sequence[int]) -> Path:
@@ -203,7 +269,7 @@ class KvLab:
         self.memory.check_integrity()
         for tier in (Tier.DEVICE, Tier.HOST):
             pool = residency.pool(tier)
-            parts = pool.free_pages + pool.idle_pages + pool.active_pages + pool.in_flight_pages
+            parts = pool.free_pages + pool.idle_pages + pool.active_pages + pool.in_flight_pages + pool.lent_pages
             assert parts == pool.num_pages
             for node in residency.tree.nodes_on(tier):
                 page = node.page(tier)
@@ -213,3 +279,13 @@ class KvLab:
         assert all(key == tag for key, tag in self.disk.pages.items())
         in_tree = residency.tree.num_copies(Tier.DEVICE)
         assert residency.device.num_holders == in_tree + num_held
+        self.check_adapters()
+
+    def check_adapters(self) -> None:
+        """Each is what it was made as, wherever it lies, and so is what the backend was shown of it."""
+        self.adapters.check_integrity()
+        assert self.lora.shown.keys() == set(self.adapters.digests)
+        for digest, shown in self.lora.shown.items():
+            own = adapter_of(int(digest.removeprefix("adapter-")))
+            assert torch.equal(shown.deltas[0, "o"].A, own.deltas[0, "o"].A), f"{digest} is not what it was"
+            assert shown is self.adapters.find(digest)

@@ -58,7 +58,7 @@ def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed
     needed = keys_and_values * layers * context * kv_width * itemsize
 
     with pytest.raises(InvalidRequest, match=f"Give at least {needed} bytes"):
-        build_engine(EngineConfig(model=lab.base, dtype="float32", device_kv_bytes=1000), lambda _: lab.source)
+        build_engine(EngineConfig(model=lab.base, dtype="float32", device_bytes=1000), lambda _: lab.source)
 
 
 def test_a_fingerprint_is_of_the_bytes_and_not_of_the_place(lab: Lab, tmp_path: Path) -> None:

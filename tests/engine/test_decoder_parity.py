@@ -134,8 +134,7 @@ def test_a_prefix_is_not_shared_across_adapters_or_domains(lab: Lab) -> None:
 def test_stale_and_poisoned_memory_is_never_read(lab: Lab) -> None:
     """With every unused KV page full of NaN, logits are what they are without."""
     harness = lab.engine()
-    cache = harness.loop._runner._cache  # type: ignore[attr-defined]
-    cache._pages[:-2] = float("nan")
+    harness.poison_unused_pages()
     prompts = [random_prompt(Random(n), 3 + 5 * n) for n in range(4)]
 
     outcomes = [harness.submit(prompt, adapter=VARIANTS[i]) for i, prompt in enumerate(prompts)]

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from graftwork.engine.loop import ForgetAdapter
 from graftwork.engine.page_path import pages_for
 from graftwork.engine.request import SessionKey, SessionMemory, SessionUse, SessionVerb, ToolWait
 from tests.engine.demo_lab import JOBS, PAGE, PAGE_BYTES, DemoLab
@@ -93,14 +94,14 @@ def test_a_working_set_of_four_devices_loses_nothing_and_leaves_nothing(
     tmp_path: Path, num_agents: int, num_turns: int
 ) -> None:
     """Every turn behind the first finds 95 % of what was resident on any tier, no request fails, both lower tiers
-    have served, and once all sessions are closed every pool is empty."""
+    have served, and once all sessions are closed and all adapters gone every pool is empty."""
     demo, random = DemoLab(tmp_path / "artifacts"), Random(1)
     prompts = {job: list(demo.prompts(job, num_agents // 4)) for job in JOBS}
     growth = num_turns * (MAX_TOKENS + len(demo.tool_result(7)))
     working_set = sum(pages_for(len(one) + growth, PAGE) for those in prompts.values() for one in those)
     device = working_set // 4
     harness = demo.engine(
-        device_kv_bytes=device * PAGE_BYTES,
+        device_bytes=device * PAGE_BYTES,
         host_kv_bytes=working_set // 2 * PAGE_BYTES,
         disk_kv_bytes=2**30,
         kv_folder=tmp_path / "kv",
@@ -114,6 +115,8 @@ def test_a_working_set_of_four_devices_loses_nothing_and_leaves_nothing(
     found = work(harness, agents, num_turns, demo.tool_result(7), random)
     for agent in agents:
         agent.tend(harness, SessionVerb.CLOSE)
+    for digest in harness.loop.stats().resident_adapters:
+        harness.loop.take(ForgetAdapter(digest))
     harness.rest()
 
     stats = harness.loop.stats()

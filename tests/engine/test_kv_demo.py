@@ -10,6 +10,8 @@ from tests.engine.demo_lab import CONTEXT_PAGES, JOBS, PAGE, PAGE_BYTES, DemoLab
 from tests.engine.harness import Harness, Outcome
 
 MAX_TOKENS = 20
+ADAPTER_PAGES = 30
+"""Pages whose frames hold the first two adapters in fp32."""
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +82,8 @@ def test_an_agent_says_the_same_wherever_its_kv_has_been(demo: DemoLab, tmp_path
 
 @pytest.mark.parametrize("host_kv_bytes", [0, 2**24])
 def test_agents_that_outgrow_the_device_together_say_the_same_as_alone(demo: DemoLab, host_kv_bytes: int) -> None:
-    """With pages for one context and three long answers with three adapters at once, each is preempted or waits for
-    one that is, and says what it says alone."""
+    """With pages for one context and two adapters, and three long answers at once, each is preempted or waits for one
+    that is, and says what it says alone."""
     alone = demo.engine()
     jobs = JOBS[:3]
     prompts = {job: next(demo.prompts(job, 1, at_least=640))[:640] for job in jobs}
@@ -89,7 +91,9 @@ def test_agents_that_outgrow_the_device_together_say_the_same_as_alone(demo: Dem
         job: alone.run(prompts[job], adapter=demo.digests[job], max_tokens=80, ignore_eos=True).token_ids
         for job in jobs
     }
-    harness = demo.engine(device_kv_bytes=CONTEXT_PAGES * PAGE_BYTES, host_kv_bytes=host_kv_bytes)
+    harness = demo.engine(
+        device_bytes=(CONTEXT_PAGES + ADAPTER_PAGES) * PAGE_BYTES, host_kv_bytes=host_kv_bytes, kv_reserve_share=0.0
+    )
 
     outcomes = {
         job: harness.submit(prompts[job], adapter=demo.digests[job], max_tokens=80, ignore_eos=True) for job in jobs

@@ -28,7 +28,7 @@ def test_a_flood_leaves_another_tenant_its_reserve(demo: DemoLab) -> None:
     the device, and the next turn finds it there."""
     device_pages = 2 * CONTEXT_PAGES
     reserve = device_pages // 4  # half of the device, for the two of them
-    harness = demo.engine(device_kv_bytes=device_pages * PAGE_BYTES, host_kv_bytes=0)
+    harness = demo.engine(device_bytes=device_pages * PAGE_BYTES, host_kv_bytes=0, lora_floor_share=0.0)
     history = prompt_of(0, (reserve - 2) * PAGE)
     use = SessionUse(SessionKey("patient"))
     harness.run(history, domain=RESIDENT, session=use, max_tokens=1)

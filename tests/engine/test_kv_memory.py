@@ -1,7 +1,7 @@
 """The KV memory under everything at once: its promises hold after every operation, in any order of events."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from graftwork.engine.arrivals import Path, Residence
+from graftwork.engine.device_adapters import Placing
+from graftwork.engine.pages import PageId
 from graftwork.engine.request import KvLimits, SessionKey, SessionTending, SessionUse, SessionVerb, ToolWait
 from graftwork.engine.scope import ScopeMaker
 from graftwork.engine.session_tending import SessionTender
 from graftwork.engine.tier_names import Tier
 from graftwork.engine.transfers import TransferKind, TransferPlan, file_owner
 from graftwork.platform.ids import IsolationDomain
-from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab
+from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab, adapter_of
 
-SIZE, DEVICE, HOST, CONTEXT = 2, 14, 9, 5
+SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
+RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
 MAKER = ScopeMaker("sha256:model", "float32/2")
 OWNERS = (b"x", b"y", b"z")
 OPERATIONS = [
@@ -28,6 +31,8 @@ OPERATIONS = [
     *["finish"] * 6,
     *["land"] * 5,
     *["look_after"] * 2,
+    *["graft"] * 5,
+    *["pin", "unpin", "prune", "prune", "compute"],
 ]
 """By weight."""
 number = st.integers(0, 7)
@@ -56,28 +61,50 @@ class Running:
     agent: Agent | None
     path: Path
     residence: Residence
+    is_computed: bool = False
 
 
 class World:
-    """Agents that take turns, fork, rewind, wait and leave, while copies land in any order and some fail.
+    """Agents that take turns, fork, rewind, wait and leave, while copies land in any order and some fail, and adapters
+    come, are used and go.
 
     Every operation takes two numbers to choose by, and some tokens; what cannot be done just now does nothing.
     """
 
     def __init__(self, *, disk_pages: int, host: int) -> None:
         self.host = host
-        self.lab = KvLab(device=DEVICE, host=host, context=CONTEXT, disk=FakeDisk(max_pages=disk_pages))
         self.advice = FixedAdvice()
-        self.tender = SessionTender(self.lab.memory, MAKER, self.advice, self.lab.clock)
         self.agents: list[Agent] = []
-        self.running: list[Running] = []
         self.numbers = 0
         self.seen: Counter[str] = Counter()
+        self.begin(FakeDisk(max_pages=disk_pages))
+
+    def begin(self, disk: FakeDisk) -> None:
+        """A fresh process over a disk."""
+        self.lab = KvLab(
+            device=DEVICE,
+            host=self.host,
+            context=CONTEXT,
+            disk=disk,
+            reserve_share=RESERVE_SHARE,
+            lora_floor_share=LORA_FLOOR_SHARE,
+        )
+        self.lab.adapters.room.on_pages_moved = self.rename
+        self.tender = SessionTender(self.lab.memory, MAKER, self.advice, self.lab.clock)
+        self.running: list[Running] = []
+        self.pinned: list[str] = []
 
     def operate(self, name: str, first: int, second: int, tokens: Sequence[int]) -> None:
         """One operation, and every invariant after it."""
+        adapters, floor = self.lab.adapters, self.lab.memory.residency.sizes.lora_floor_pages
+        before = adapters.num_frames
         getattr(self, name)(first, second, tokens)
+        if name not in ("graft", "prune", "restart"):
+            assert adapters.num_frames >= min(before, floor), "KV has pushed adapters below their floor"
+            self.seen["adapters gave way"] += adapters.num_frames < before
         self.lab.check(sum(len(one.residence.pages) for one in self.running))
+        self.check_running()
+        assert set(self.pinned) <= set(self.lab.adapters.digests), "an adapter in use is gone"
 
     # ---- sessions ---------------------------------------------------------------------------------------------
 
@@ -100,7 +127,7 @@ class World:
         match = memory.match(path)
         self.check_match(path, len(match))
         sure = memory.residency.reserve_pages(Tier.DEVICE)
-        before = {owner: memory.residency.used_pages(Tier.DEVICE, owner) for owner in OWNERS}
+        before = self.used_by_owner()
         session = None if agent is None else SessionUse(SessionKey(agent.name))
         residence = memory.settle(path, match, len(path.token_ids), session)
         for owner, used in before.items():
@@ -135,6 +162,12 @@ class World:
         memory.enforce_limits(one.path.owner)
         if agent is not None and second % 4:
             self.tend(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
+
+    def compute(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """A step computes what is missing of a sequence, which goes on running."""
+        if (one := self.ready(first)) is not None:
+            self.lab.compute(one.path, one.residence)
+            one.is_computed = True
 
     def cancel(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if self.running:
@@ -212,12 +245,70 @@ class World:
     def restart(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """The process is killed: only what is on disk is left, and nothing that was under way counts."""
         if self.lab.disk.max_pages and first < 2:
-            self.lab = KvLab(device=DEVICE, host=self.host, context=CONTEXT, disk=self.lab.disk)
-            self.tender = SessionTender(self.lab.memory, MAKER, self.advice, self.lab.clock)
-            self.running = []
+            self.begin(self.lab.disk)
             self.seen["restarts"] += 1
 
+    # ---- adapters ---------------------------------------------------------------------------------------------
+
+    def graft(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """A request needs one adapter, or two at once; when nothing is in use, there is always room for them."""
+        adapters, pool = self.lab.adapters, self.lab.memory.residency.device
+        group = {f"adapter-{number}": adapter_of(number) for number in {first, second if second % 2 else first}}
+        adapters.wanted = set(group)
+        away = [adapter for digest, adapter in group.items() if digest not in adapters]
+        room, memory = adapters.room, self.lab.memory
+        cached = memory.residency.tree.num_copies(Tier.DEVICE)
+        before = room.num_relocated_pages, room.num_moved_runs, len(adapters.digests)
+        is_used = pool.active_pages > 0
+        sure, kept = memory.residency.reserve_pages(Tier.DEVICE), self.used_by_owner()
+        placing = adapters.place(away, group.keys())
+        for owner, now in self.used_by_owner().items():
+            sure = min(sure, memory.residency.reserve_pages(Tier.DEVICE))
+            assert not is_used or now == kept[owner] or now >= sure, "an adapter pushed a party below its reserve"
+        is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
+        assert placing is Placing.DONE or not is_quiet, "adapters wait though nothing is in use"
+        assert all((adapter.digest in adapters) == (placing is Placing.DONE) for adapter in away)
+        self.seen[placing.name] += bool(away)
+        self.seen["KV gave way"] += memory.residency.tree.num_copies(Tier.DEVICE) < cached
+        self.seen["relocations"] += room.num_relocated_pages > before[0]
+        self.seen["compactions"] += room.num_moved_runs > before[1]
+
+    def used_by_owner(self) -> dict[bytes, int]:
+        return {owner: self.lab.memory.residency.used_pages(Tier.DEVICE, owner) for owner in OWNERS}
+
+    def pin(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """A request begins with an adapter that is here."""
+        digests = self.lab.adapters.digests
+        if digests and len(self.pinned) < 3:
+            self.pinned.append(digests[first % len(digests)])
+            self.lab.adapters.pin(self.pinned[-1])
+
+    def unpin(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if self.pinned:
+            self.lab.adapters.unpin(self.pinned.pop(first % len(self.pinned)))
+
+    def prune(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """An adapter is deleted; and nobody in the queue waits for any."""
+        self.lab.adapters.wanted = ()
+        idle = [digest for digest in self.lab.adapters.digests if digest not in self.pinned]
+        if idle:
+            self.lab.adapters.evict(idle[first % len(idle)])
+
+    def rename(self, moves: Mapping[PageId, PageId]) -> None:
+        """What the scheduler does when pages have moved."""
+        for one in self.running:
+            one.residence.pages[:] = [moves.get(page, page) for page in one.residence.pages]
+
     # ---- what must hold ---------------------------------------------------------------------------------------
+
+    def check_running(self) -> None:
+        """Whatever a sequence found or wrote in its pages is there, wherever they are by now."""
+        on_device = self.lab.copies.tags[Tier.DEVICE]
+        for one in self.running:
+            num_written = len(one.path.token_ids) // SIZE if one.is_computed else len(one.residence.tiers)
+            if not one.residence.arrivals:
+                pages = zip(one.residence.pages[:num_written], self.lab.tags(one.path), strict=False)
+                assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
 
     def check_match(self, path: Path, matched: int) -> None:
         """A match is the longest run of prefixes that is in a dictionary of all that is anywhere."""
@@ -241,6 +332,10 @@ class World:
         for agent in list(self.agents):
             self.tend(agent, SessionVerb.CLOSE)
         self.lab.fire_all()
+        for digest in self.pinned:
+            self.lab.adapters.unpin(digest)
+        for digest in self.lab.adapters.digests:
+            self.lab.adapters.evict(digest)
         self.lab.check()
         for tier in (Tier.DEVICE, Tier.HOST):
             pool = memory.residency.pool(tier)
@@ -307,7 +402,7 @@ TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=60, d
 
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_operations_break_no_promise(seed: int) -> None:
-    """Four worlds of 4,000 operations each, in which every kind of copy, loss and wait has happened."""
+    """Four worlds of 4,000 operations each, in which every kind of copy, loss, move and wait has happened."""
     random = Random(seed)
     world = World(disk_pages=(200, 12)[seed % 2], host=HOST)
 
@@ -317,4 +412,5 @@ def test_thousands_of_operations_break_no_promise(seed: int) -> None:
     world.end()
 
     cut_short = {f"{kind} cut short" for kind in TransferKind}
-    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "expelled", "no room"} <= set(+world.seen)
+    told = {"adapters gave way", "KV gave way", "relocations", "compactions", *(placing.name for placing in Placing)}
+    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "expelled", "no room", *told} <= set(+world.seen)

@@ -110,7 +110,7 @@ def test_requests_that_outgrow_the_device_together_answer_as_if_alone(
     random = Random(3)
     prompts = [[random.randrange(3, 90) for _ in range(30)] for _ in range(3)]
     alone = [make_engine().run(prompt, max_tokens=90, ignore_eos=True).token_ids for prompt in prompts]
-    harness = make_engine(device_kv_bytes=ONE_CONTEXT, host_kv_bytes=host_kv_bytes)
+    harness = make_engine(device_bytes=ONE_CONTEXT, host_kv_bytes=host_kv_bytes)
 
     outcomes = [
         harness.submit(prompt, max_tokens=90, ignore_eos=True, domain=bytes([number]))

@@ -64,7 +64,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(base: Path, shelf: Shelf, **options: Any) -> Harness:
-    settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_kv_bytes": 4 * 2**20} | options
+    settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     return Harness(build_engine(EngineConfig(model=base, **settings), lambda _: shelf))
 
 

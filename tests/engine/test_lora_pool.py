@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
+from graftwork.engine.device_adapters import DeviceAdapters
+from graftwork.engine.frame_arena import FrameArena
 from graftwork.engine.lora_backend import TorchLora
 from graftwork.engine.lora_packs import PackCache
 from graftwork.engine.lora_pool import AdapterLoaded, AdapterLoader, LoraPool, LoraPoolLimits
+from graftwork.engine.residency import KvSizes, Residency
 from graftwork.engine.row_rules import RowRules
+from graftwork.engine.transfers import NoDisk
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound, ValidationFailed
 
@@ -54,17 +58,18 @@ class CountingSource:
 
 
 class Bench:
-    """A pool of some units on the device and on the host, and the inbox its loads come back to."""
+    """A pool of some units on the device, which has no KV, and on the host, and the inbox its loads come back to."""
 
     def __init__(self, units: int, host_units: int = 1000) -> None:
         self.clock = ManualClock()
         self.source = CountingSource()
         self.inbox: SimpleQueue[AdapterLoaded] = SimpleQueue()
         self.loader = AdapterLoader(self.source, TinyBase(), torch.float32, self.inbox.put)
-        limits = LoraPoolLimits(units * UNIT, host_units * UNIT, PATIENCE_S)
-        self.pool = LoraPool(
-            self.loader, limits, torch.device("cpu"), TorchLora(PackCache(0, 1), RowRules(1, 1)), self.clock
-        )
+        sizes = KvSizes(1, UNIT, units, host_pages=0, context_pages=0, reserve_share=0.0)
+        residency = Residency(sizes, lambda node, tier: (0, 0.0, node.last_used), NoDisk(), self.clock)
+        arena = FrameArena(units, UNIT, torch.device("cpu"))
+        device = DeviceAdapters(arena, residency, TorchLora(PackCache(0, 1), RowRules(1, 1)))
+        self.pool = LoraPool(self.loader, LoraPoolLimits(host_units * UNIT, PATIENCE_S), device, self.clock)
 
     def want(self, *digests: str) -> list[GraftworkError]:
         """Ask until every load that this begins has come back, or one has failed: its error."""

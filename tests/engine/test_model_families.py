@@ -92,7 +92,7 @@ class Family:
     references: dict[str | None, torch.nn.Module]
 
     def engine(self, **options: Any) -> Harness:
-        settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_kv_bytes": 2 * 2**20} | options
+        settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 2 * 2**20} | options
         source = FolderSource({ADAPTER: self.adapter}, {ADAPTER: 2.0})
         return Harness(build_engine(EngineConfig(model=self.folder, **settings), lambda _: source))
 

@@ -21,7 +21,7 @@ Requests = list[dict[str, Any]]
 
 def open_engine(lab: Lab, max_draft_tokens: int, **options: Any) -> Harness:
     """An engine that believes its rows to cost nothing, and whose clock stands still: it verifies all that it can."""
-    settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_kv_bytes": 4 * 2**20} | options
+    settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     config = EngineConfig(model=lab.base, max_draft_tokens=max_draft_tokens, **settings)
     harness = Harness(build_engine(config, lambda _: lab.source, ManualClock()))
     harness.warm(*VARIANTS)
@@ -116,8 +116,7 @@ def test_poisoned_pages_and_rejected_drafts_leave_no_trace(lab: Lab) -> None:
     """With NaN in every page that was never written, and drafts that begin pages and are dropped: equal answers."""
     requests = random_requests(40, seed=5)
     plain, drafted = open_engine(lab, 0), open_engine(lab, 9)
-    cache = drafted.loop._runner._cache  # type: ignore[attr-defined]
-    cache._pages[:-2] = float("nan")
+    drafted.poison_unused_pages()
 
     expected = serve(plain, requests, 8)
     found = serve(drafted, with_predictions(requests, expected), 8)

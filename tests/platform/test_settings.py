@@ -10,8 +10,18 @@ from graftwork.platform.settings import Settings, async_database_url, parse_byte
 
 @pytest.fixture(autouse=True)
 def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PORT", "DATA_DIR", "DATABASE_URL", "DEVICE_KV_BYTES", "DEMO", "PEPPER", "FLEET"):
+    for name in ("PORT", "DATA_DIR", "DATABASE_URL", "DEVICE_BYTES", "DEVICE_KV_BYTES", "DEMO", "PEPPER", "FLEET"):
         monkeypatch.delenv(f"GRAFTWORK_{name}", raising=False)
+
+
+def test_the_former_name_of_a_setting_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`GRAFTWORK_DEVICE_KV_BYTES` is the budget of the device, unless `GRAFTWORK_DEVICE_BYTES` is given too."""
+    monkeypatch.setenv("GRAFTWORK_DEVICE_KV_BYTES", "1KiB")
+    former = Settings.from_environment()
+    monkeypatch.setenv("GRAFTWORK_DEVICE_BYTES", "2KiB")
+
+    assert former.device_bytes == 1024
+    assert Settings.from_environment().device_bytes == 2048
 
 
 def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,10 +29,10 @@ def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.Monkey
     monkeypatch.setenv("GRAFTWORK_PORT", "9000")
     monkeypatch.setenv("GRAFTWORK_DEMO", "yes")
 
-    settings = Settings.from_environment({"port": 7000, "demo": None, "device_kv_bytes": "512MiB"})
+    settings = Settings.from_environment({"port": 7000, "demo": None, "device_bytes": "512MiB"})
 
     assert (settings.port, settings.demo, settings.host) == (7000, True, "127.0.0.1")
-    assert settings.device_kv_bytes == 512 * 2**20
+    assert settings.device_bytes == 512 * 2**20
     assert Settings.from_environment().port == 9000
 
 
@@ -33,7 +43,7 @@ def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.Monkey
         ("GRAFTWORK_PORT", "65536"),
         ("GRAFTWORK_PORT", "-1"),
         ("GRAFTWORK_DEMO", "perhaps"),
-        ("GRAFTWORK_DEVICE_KV_BYTES", "12 apples"),
+        ("GRAFTWORK_DEVICE_BYTES", "12 apples"),
         ("GRAFTWORK_DEVICE_KV_BYTES", "-5"),
         ("GRAFTWORK_FLEET", "armada"),
         ("GRAFTWORK_LORA_KERNELS", "cuda"),

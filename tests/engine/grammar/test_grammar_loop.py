@@ -43,7 +43,7 @@ class Scene(Harness):
     """An engine over the demo model, and its words."""
 
     def __init__(self, clock: Clock | None = None, **options: Any) -> None:
-        config = EngineConfig(model=MODEL, device_kv_bytes=32 * 2**20, dtype="float32", **options)
+        config = EngineConfig(model=MODEL, device_bytes=32 * 2**20, dtype="float32", **options)
         super().__init__(build_engine(config, lambda _: FolderSource({}, {}), clock))
         self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 

@@ -59,7 +59,7 @@ def weights(
 
 def engine_of(base: Path, source: AdapterSource, **options: Any) -> Harness:
     """An engine in fp32, unless `options` say otherwise."""
-    settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_kv_bytes": 4 * 2**20} | options
+    settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     return Harness(build_engine(EngineConfig(model=base, **settings), lambda _: source, costs=LOAD_ALL))
 
 
