@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from graftwork.engine.adapter_weights import AdapterWeights
+from graftwork.engine.loop import ForgetAdapter
 from graftwork.engine.request import AdapterUse
 from tests.engine.kernels.kernel_lab import VOCAB, Request, Run, engine_of, pair, run, weights
 from tests.engine.random_models import make_base
@@ -113,3 +114,23 @@ def test_an_adapter_that_gave_way_and_came_back_is_applied_anew(base: Path) -> N
         options = {"adapter": name, "max_tokens": 2, "ignore_eos": True, "domain": bytes([turn])}
         assert harness.run([5, 6], **options).token_ids == plain.run([5, 6], **options).token_ids
         assert harness.loop.stats().resident_adapters == (name,)
+
+
+def test_adapters_that_were_slid_elsewhere_are_read_where_they_are(base: Path) -> None:
+    """A large adapter comes to a device on which the others lie scattered: their addresses are those of their new
+    places, and what they left is somebody else's."""
+    adapters = {name: weights(name, 40, seed, ("down_proj",)) for seed, name in enumerate("abcdef")}
+    adapters["g"] = weights("g", 128, 9, ("down_proj",))
+    frame_bytes = 2 * 16 * 16 * 4  # keys and values of one layer, 16 tokens of width 16 in fp32
+    small = {"page_tokens": 16, "kv_reserve_share": 0.0, "device_bytes": 60 * frame_bytes}
+    harness = engine_of(base, Shelf(adapters), lora_kernels="triton", **small)
+    plain = engine_of(base, Shelf(adapters), lora_kernels="torch")
+    harness.warm(*"abcdef")
+    for name in "bde":
+        harness.loop.take(ForgetAdapter(name))
+
+    told = {name: harness.run([5, 6], adapter=name, max_tokens=2, ignore_eos=True).token_ids for name in "gacf"}
+
+    assert harness.engine.room.num_moved_runs == 2
+    assert told == {name: plain.run([5, 6], adapter=name, max_tokens=2, ignore_eos=True).token_ids for name in "gacf"}
+    harness.loop._adapters._device._lora.check_integrity()  # type: ignore[attr-defined]
