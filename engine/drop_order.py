@@ -5,6 +5,9 @@ made from whoever holds more than that, and from the party that asks; nobody els
 asks is nobody's party, and what it may have at most leaves all reserves whole (see KvSizes).
 Among the pages that may go, the lowest rank goes first (see Retention); only the last pages of a path can.
 
+To find it, the parties stand in a queue by bounds that are raised only when they are met: what a page costs does not
+grow with the number of parties.
+
 Invariant: what another party keeps is never below its reserve because of this one.
 """
 
@@ -33,6 +36,12 @@ class DropOrder:
         self._reserved_pages = reserved_pages
         self._used: dict[Owner, int] = {}
         self._heaps: dict[Owner, list[_Entry]] = {}
+        self._queue: list[tuple[Rank, int, Owner]] = []
+        """Parties above their reserve, each by a rank that none of its pages is below; entries may be stale."""
+        self._bounds: dict[Owner, Rank] = {}
+        """The rank by which each of them is found in the queue."""
+        self._sheltered: set[Owner] = set()
+        """Parties that were found at or below their reserve, and left out since."""
         self._numbers = count()
 
     def used_pages(self, owner: Owner) -> int:
@@ -51,12 +60,16 @@ class DropOrder:
 
     def count_copy(self, node: Node, change: int) -> None:
         """The tree has gained or lost a copy on this tier."""
-        used = self._used.get(node.owner, 0) + change
+        owner, is_new = node.owner, node.owner not in self._used
+        used = self._used.get(owner, 0) + change
         if used:
-            self._used[node.owner] = used
+            self._used[owner] = used
+            self._reconsider_shelter(self._sheltered if is_new else [owner])  # one party more, and reserves are smaller
         else:
-            del self._used[node.owner]
-            self._heaps.pop(node.owner, None)
+            del self._used[owner]
+            self._heaps.pop(owner, None)
+            self._bounds.pop(owner, None)
+            self._sheltered.discard(owner)
 
     def offer(self, node: Node) -> None:
         """Consider a page whose state has changed: it became idle, the last of its path, or less worth keeping."""
@@ -65,33 +78,68 @@ class DropOrder:
             heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
             if len(heap) > 64 + 4 * self.used_pages(node.owner):
                 self._rebuild(node.owner)
+            self._queue_up(node.owner)
 
-    def parties_for(self, owner: Owner | None) -> list[Owner]:
-        """Who gives way to `owner`, or to an adapter."""
-        reserve = self.reserve_pages()
-        return [one for one in self._heaps if one == owner or self.used_pages(one) > reserve]
+    # ---- who gives --------------------------------------------------------------------------------------------
 
-    def parties(self) -> list[Owner]:
-        """Everyone who may have something to give."""
-        return list(self._heaps)
+    def giver_for(self, owner: Owner | None) -> Owner | None:
+        """The party whose page goes first to make room for `owner`, or for an adapter; None if there is none to give."""
+        first = self._first_above_reserve()
+        own = None if owner is None else self._top(owner)
+        if own is None or (first is not None and self._heaps[first][0][:2] < own[:2]):
+            return first
+        return owner
 
-    def lowest_rank(self, parties: Iterable[Owner]) -> Rank | None:
-        """The rank of the page that goes first of these parties'; None if they have none to give."""
-        lowest = self._lowest(parties)
-        return None if lowest is None else self._heaps[lowest][0][0]
-
-    def next_among(self, parties: Iterable[Owner]) -> Node | None:
-        """The page that goes first of these parties'; it must be dropped, or offered again."""
-        lowest = self._lowest(parties)
-        return None if lowest is None else heapq.heappop(self._heaps[lowest])[2]
-
-    def _lowest(self, parties: Iterable[Owner]) -> Owner | None:
-        tops = [(top[0], top[1], one) for one in parties if (top := self._top(one)) is not None]
+    def giver_of_all(self) -> Owner | None:
+        """The same, with no regard for reserves. Looks at every party."""
+        tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._top(one)) is not None]
         return min(tops)[2] if tops else None
+
+    def rank_of(self, giver: Owner) -> Rank:
+        """Of the page that goes first of a party that has one to give."""
+        return self._heaps[giver][0][0]
+
+    def pop(self, giver: Owner) -> Node:
+        """That page; it must be dropped, or offered again."""
+        return heapq.heappop(self._heaps[giver])[2]
 
     def next_of(self, owner: Owner) -> Node | None:
         """The page that goes when a party must give up one of its own."""
-        return self.next_among([owner])
+        return None if self._top(owner) is None else self.pop(owner)
+
+    def _first_above_reserve(self) -> Owner | None:
+        reserve = self.reserve_pages()
+        while self._queue:
+            bound, _, owner = self._queue[0]
+            if self._bounds.get(owner) != bound:
+                heapq.heappop(self._queue)  # it was offered something lower since
+                continue
+            top = self._top(owner) if self.used_pages(owner) > reserve else None
+            if top is not None and top[0] == bound:
+                return owner
+            heapq.heappop(self._queue)
+            del self._bounds[owner]
+            if top is not None:
+                self._queue_up(owner)
+            elif self.used_pages(owner) <= reserve:
+                self._sheltered.add(owner)
+        return None
+
+    def _queue_up(self, owner: Owner) -> None:
+        """See that the queue knows of a party no later than by its first entry."""
+        heap = self._heaps.get(owner)
+        if not heap or owner in self._sheltered:
+            return
+        rank = heap[0][0]
+        if owner not in self._bounds or rank < self._bounds[owner]:
+            self._bounds[owner] = rank
+            heapq.heappush(self._queue, (rank, next(self._numbers), owner))
+
+    def _reconsider_shelter(self, owners: Iterable[Owner]) -> None:
+        reserve = self.reserve_pages()
+        for owner in [one for one in owners if one in self._sheltered and self.used_pages(one) > reserve]:
+            self._sheltered.remove(owner)
+            self._queue_up(owner)
 
     def _top(self, owner: Owner) -> _Entry | None:
         """The first entry of a heap that is true now, left in place."""
@@ -123,3 +171,11 @@ class DropOrder:
             if self._may_go(node):
                 assert any(entry[2] is node for entry in self._heaps.get(node.owner, [])), "a page cannot be dropped"
         assert used == self._used, "pages of parties were counted wrongly"
+        queued = {(bound, owner) for bound, _, owner in self._queue}
+        for owner in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
+            top = self._top(owner)
+            if top is not None:
+                bound = self._bounds.get(owner)
+                assert bound is not None, "a party above its reserve cannot be found"
+                assert bound <= top[0], "a party is found too late"
+                assert (bound, owner) in queued, "a party is not in the queue"

@@ -104,7 +104,7 @@ class Residency:
     def make_room(self, tier: Tier, num_pages: int, owner: Owner) -> int:
         """Drop what ranks lowest until `num_pages` are free, or nothing more may go; returns how many of them are."""
         order = self._orders[tier]
-        pages = _Pages(self, tier, lambda: order.parties_for(owner))
+        pages = _Pages(self, tier, lambda: order.giver_for(owner))
         return self._give_way(tier, num_pages, [pages, self.lodgers[tier]])
 
     def make_room_for_lodger(self, tier: Tier, num_pages: int, lodger: Giver) -> bool:
@@ -114,9 +114,9 @@ class Residency:
         because reserved pages hang on public ones: then those go too, as KvSizes leaves enough for pages in any case.
         """
         order, pool = self._orders[tier], self.pool(tier)
-        self._give_way(tier, num_pages, [_Pages(self, tier, lambda: order.parties_for(None)), lodger])
+        self._give_way(tier, num_pages, [_Pages(self, tier, lambda: order.giver_for(None)), lodger])
         if not pool.active_pages:
-            self._give_way(tier, num_pages, [_Pages(self, tier, order.parties), lodger])
+            self._give_way(tier, num_pages, [_Pages(self, tier, order.giver_of_all), lodger])
         return pool.free_pages >= num_pages
 
     def _give_way(self, tier: Tier, num_pages: int, givers: Sequence[Giver]) -> int:
@@ -127,15 +127,13 @@ class Residency:
             continue
         return min(pool.free_pages, num_pages)
 
-    def lowest_rank(self, tier: Tier, parties: Iterable[Owner]) -> Rank | None:
-        """Of the pages that these parties could give; None if there are none."""
-        return self._orders[tier].lowest_rank(parties)
+    def lowest_rank(self, tier: Tier, party: Owner) -> Rank:
+        """Of the pages that a party could give."""
+        return self._orders[tier].rank_of(party)
 
-    def drop_lowest(self, tier: Tier, parties: Iterable[Owner]) -> None:
+    def drop_lowest(self, tier: Tier, party: Owner) -> None:
         """Give up the page of that rank."""
-        node = self._orders[tier].next_among(parties)
-        assert node is not None, "a page was promised that nobody has"
-        self.drop(node, tier, MissReason.EVICTED_PRESSURE)
+        self.drop(self._orders[tier].pop(party), tier, MissReason.EVICTED_PRESSURE)
 
     def could_have(self, tier: Tier, num_pages: int) -> bool:
         """Whether that many pages are free, idle or the lodger's to spare: a first look, which reserves may still
@@ -262,14 +260,17 @@ class Residency:
 class _Pages:
     """The idle pages of some parties, as a Giver."""
 
-    def __init__(self, residency: Residency, tier: Tier, parties: Callable[[], Iterable[Owner]]) -> None:
-        """`parties` are asked for each time: who is above its reserve changes with what goes."""
+    def __init__(self, residency: Residency, tier: Tier, find_giver: Callable[[], Owner | None]) -> None:
+        """`find_giver` is asked each time: who is above its reserve changes with what goes."""
         self._residency = residency
         self._tier = tier
-        self._parties = parties
+        self._find_giver = find_giver
+        self._party: Owner | None = None
 
     def rank(self) -> Rank | None:
-        return self._residency.lowest_rank(self._tier, self._parties())
+        self._party = self._find_giver()
+        return None if self._party is None else self._residency.lowest_rank(self._tier, self._party)
 
     def give(self) -> None:
-        self._residency.drop_lowest(self._tier, self._parties())
+        assert self._party is not None, "nothing was promised"
+        self._residency.drop_lowest(self._tier, self._party)
