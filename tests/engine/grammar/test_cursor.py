@@ -137,6 +137,17 @@ def test_a_mask_for_another_length_is_not_filled(judge: Judge) -> None:
     assert isinstance(row.fill(empty()), InternalFailure)
 
 
+def test_drafts_that_do_not_fit_leave_the_cursor_where_it_was(judge: Judge) -> None:
+    """A fault of who drafts them costs that row, and not the answer."""
+    at = cursor(judge, GrammarSource(GrammarKind.REGEX, "abc"))
+
+    with pytest.raises(AssertionError):
+        at.row([ord("a"), ord("x")]).fill(empty())
+
+    assert at.num_accepted == 0
+    assert allowed(at) == {ord("a")}
+
+
 def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
     """It would hold up the step of everybody else."""
 
