@@ -325,7 +325,6 @@ class Scheduler:
         """Take a step's tokens in, and end the sequences that are complete."""
         self.speculator.step_ended()
         outputs: list[Output] = []
-        self.speculator.step_ended()
         for piece in plan.slices:
             sequence = self._running[piece.request_id]
             sequence.num_computed = piece.known_end
