@@ -79,7 +79,6 @@ class Nursery:
         pid = os.fork()
         if pid == 0:
             os.close(ours)
-            os.close(self._answers)  # it would seem to the engine that the nursery lives for as long as this child
             self._be_child(job, theirs)
         os.close(theirs)
         self._children[ours] = _Child(job, pid, ours, time.monotonic())

@@ -103,6 +103,8 @@ class NurseryClient:
         while True:
             ready, _, _ = select.select([stream], [], [], _POLL_S)
             if not ready:
+                if _has_ended(process):  # its children keep the pipe open
+                    return
                 if any(time.monotonic() > due for due in self._due.copy().values()):
                     _kill(process)
                 continue
@@ -135,6 +137,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without burying it: its number still names its children's group."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _died(number: int, reason: object) -> CompileAnswer:

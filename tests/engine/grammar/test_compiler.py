@@ -162,6 +162,7 @@ def test_a_nursery_that_dies_takes_its_children_along() -> None:
         children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
         while not (child := children.read_text().strip()):
             workshop.compiler.check_integrity()
+        os.kill(int(child), signal.SIGSTOP)  # it ends only if it is ended
         os.kill(workshop.nursery_pid, signal.SIGKILL)
         lost = workshop.inbox.get(timeout=5).outcome
         while is_at_work(child):
