@@ -152,9 +152,9 @@ def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
     """It would hold up the step of everybody else."""
 
     class Slow(ManualClock):
-        def monotonic(self) -> float:
+        def worked(self) -> float:
             self.advance(2)
-            return super().monotonic()
+            return super().worked()
 
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab"), clock=Slow())
 
@@ -162,3 +162,19 @@ def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
 
     assert isinstance(error, InvalidRequest)
     assert error.code == "grammar_too_slow"
+
+
+def test_a_mask_that_had_to_wait_for_the_processor_ends_nothing(judge: Judge) -> None:
+    """What neighbours do to the machine is no fault of a grammar."""
+
+    class Busy(ManualClock):
+        def monotonic(self) -> float:
+            self.advance(2)
+            return super().monotonic()
+
+        def worked(self) -> float:
+            return 0.0
+
+    at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab"), clock=Busy())
+
+    assert allowed(at) == {ord("a")}
