@@ -218,9 +218,11 @@ def test_drafts_change_no_constrained_answer() -> None:
     assert all(outcome.drafts.drafted_tokens == 0 for outcome in alone)
 
 
-def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(caplog: pytest.LogCaptureFixture) -> None:
+def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     """Put off the device again and again, an answer goes on as it would have, and so do the guesses of it."""
-    plain, guesser = Scene(max_draft_tokens=0), Scene(ManualClock())
+    guesser = Scene(ManualClock())
     for num_rows in range(1, 400):
         guesser.loop._scheduler.speculator._cost.record(num_rows, 1.0)
     sources = [grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)] + [grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
@@ -236,10 +238,9 @@ def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(caplog: pyte
         guesser.step()
         for sequence in [one for one in scheduler._running.values() if one.num_generated % 5 == 4 and not one.arrivals]:
             scheduler._preempt(sequence)
-    alone = [plain.submit(**job) for job in jobs]
-    plain.finish()
-    for scene in (plain, guesser):
-        scene.loop._grammars.close_all()
+    guesser.loop._grammars.close_all()
+    alone = [scene.submit(**job) for job in jobs]
+    scene.finish()
 
     assert [outcome.error for outcome in guessing] == [None] * len(jobs)
     assert [outcome.token_ids for outcome in guessing] == [outcome.token_ids for outcome in alone]
