@@ -84,6 +84,7 @@ def test_a_stop_token_is_allowed_only_where_the_answer_is_complete(judge: Judge)
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab?"))
 
     before = allowed(at)
+    assert not at.accept(EOS)
     at.accept(ord("a"))
     after = allowed(at)
 
@@ -92,6 +93,16 @@ def test_a_stop_token_is_allowed_only_where_the_answer_is_complete(judge: Judge)
     assert at.accept(EOS)
     assert at.is_over
     assert not at.accept(ord("b"))
+
+
+def test_a_stop_token_that_is_text_is_text_until_the_answer_is_complete(judge: Judge) -> None:
+    """What a client calls a stop token may be a letter of the answer."""
+    at = cursor(judge, GrammarSource(GrammarKind.REGEX, "aab?"), stops=(EOS, ord("a")))
+
+    assert at.accept_all(b"aa") == 2
+    assert not at.is_over
+    assert at.accept(ord("a"))
+    assert at.is_over
 
 
 def test_where_no_stop_is_left_the_mask_of_a_complete_answer_is_empty(judge: Judge) -> None:

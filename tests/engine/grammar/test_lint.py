@@ -82,6 +82,9 @@ def test_without_strict_what_is_malformed_is_refused_all_the_same() -> None:
 NEGATIONS: list[tuple[dict[str, Any], list[Any]]] = [
     ({"not": {"type": "string"}}, ["a", 1, None]),
     ({"not": {"minimum": 3}}, [2, 3, "a"]),
+    ({"not": {"minLength": 3}}, ["", "ab", "abc", 3]),
+    ({"not": {"maxItems": 1}}, [[], [1], [1, 2]]),
+    ({"not": {"minProperties": 1}}, [{}, {"a": 1}]),
     ({"not": {"enum": [1, "a", None, []]}}, [1, 2, "a", "ab", "", None, True, [], [1]]),
     ({"not": {"required": ["a", "b"]}}, [{}, {"a": 1}, {"a": 1, "b": 1}, 3]),
     ({"not": {"properties": {"a": {"type": "integer"}}}}, [{"a": 1}, {"a": "x"}, {}, 3]),
