@@ -247,6 +247,44 @@ def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
     assert budget.seconds_until_credit("other") == 0
 
 
+def test_strict_or_not_are_two_grammars(workshop: Workshop) -> None:
+    """What one of them refuses, the other lets go."""
+    text = json.dumps({"type": "array", "uniqueItems": True})
+
+    strict = workshop.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=True))
+    loose = workshop.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=False))
+
+    assert isinstance(strict, InvalidRequest)
+    assert not isinstance(loose, GraftworkError)
+
+
+def test_a_compile_is_charged_to_the_party_that_asked() -> None:
+    """With hardly any time a minute, its second grammar must wait; another party's first does not."""
+    workshop = Workshop(replace(LIMITS, party_seconds_per_minute=1e-9))
+    try:
+        workshop.outcome(number(6), "spender")
+        again, others = workshop.ask(number(7), "spender"), workshop.ask(number(7), "other")
+    finally:
+        workshop.compiler.close()
+
+    assert isinstance(again, CapacityContended)
+    assert (again.code, others) == ("grammar_budget_spent", None)
+
+
+def test_a_party_may_queue_only_so_many() -> None:
+    """One is compiled, as many as the limit wait, and the next is refused; another party's is not."""
+    workshop = Workshop(replace(LIMITS, party_queue=2))
+    try:
+        told = [workshop.ask(number(limit), "flooder") for limit in range(4)]
+        others = workshop.ask(number(4), "other")
+    finally:
+        workshop.compiler.close()
+
+    assert told[:3] == [None, None, None]
+    assert isinstance(told[3], CapacityContended)
+    assert (told[3].code, others) == ("grammar_queue_full", None)
+
+
 def test_a_party_over_its_budget_is_refused_with_a_wait(workshop: Workshop) -> None:
     """Before anything is compiled."""
     workshop.compiler._budget.charge("spent", 1000)

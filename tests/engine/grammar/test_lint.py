@@ -100,6 +100,7 @@ NEGATIONS: list[tuple[dict[str, Any], list[Any]]] = [
     ({"type": "object", "patternProperties": {"^\\d": {"type": "string"}, "^[0-9]": {"maxLength": 2}}, "additionalProperties": False}, [{"1": "ab"}, {"1": "abc"}, {"1": 1}]),
     ({"type": "object", "not": {"not": {"unevaluatedProperties": {"type": "string"}}}, "unevaluatedProperties": False}, [{}, {"a": "x"}]),
     ({"type": "array", "not": {"not": {"unevaluatedItems": {"type": "string"}}}, "unevaluatedItems": False}, [[], ["x"]]),
+    ({"type": "object", "allOf": [{"patternProperties": {"^a": {"type": "string"}}}, {"additionalProperties": {"maxLength": 2}}]}, [{"ax": "ab"}, {"ax": "abc"}, {"ax": 1}]),
     ({"type": "integer", "format": "int64"}, [5, -(2**62), 1.5]),
 ]  # fmt: skip
 
