@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks: `now` for what is stored and shown, `monotonic` for what is measured."""
+    """Three clocks: `now` for what is stored and shown, `monotonic` for what is measured, `worked` for what is billed."""
 
     def now(self) -> float:
         """Seconds since the Unix epoch."""
@@ -13,6 +13,10 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds from an arbitrary start; never goes back."""
+        ...
+
+    def worked(self) -> float:
+        """Seconds of processor time that this thread has used; a busy machine does not make it go faster."""
         ...
 
 
@@ -24,6 +28,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def worked(self) -> float:
+        return time.thread_time()
 
 
 class ManualClock:
@@ -38,6 +45,9 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._now
 
+    def worked(self) -> float:
+        return self._now
+
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward by `seconds`."""
+        """Move all clocks forward by `seconds`."""
         self._now += seconds

@@ -111,6 +111,7 @@ class Speculator:
     def _drafts_of(self, sequence: Sequence) -> SequenceDrafts:
         if sequence.drafts is None:
             sequence.drafts = self._begin(sequence)
+        sequence.drafts.constraint = self._constraint_of(sequence)  # another one where it has been offloaded since
         return sequence.drafts
 
     def _begin(self, sequence: Sequence) -> SequenceDrafts:
@@ -124,7 +125,6 @@ class Speculator:
             AcceptanceRates(self._rates),
             lookups=tuple(lookups),
             prediction=prediction,
-            constraint=self._constraint_of(sequence),
         )
 
     # ---- the cost of steps ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from graftwork.engine.grammar.demands import (
+    Among,
     Branch,
     Claim,
     Contains,
@@ -23,7 +24,7 @@ from graftwork.engine.grammar.demands import (
     Property,
 )
 from graftwork.engine.grammar.json_values import ALL_TYPES, ARRAY, OBJECT
-from graftwork.engine.grammar.leaf_keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords
+from graftwork.engine.grammar.leaf_keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords, whole_number
 from graftwork.engine.grammar.limits import LintLimits
 from graftwork.engine.grammar.narrowing import narrowed, required_names
 from graftwork.engine.grammar.patterns import Node, PatternError
@@ -32,6 +33,8 @@ from graftwork.engine.grammar.schema_document import Dialect, SchemaDocument, un
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WORK = 40_000
+_WORTH = 16
+"""Demands, and values that are listed, that cost as much to join as two bare branches."""
 _LOOK_AHEAD = 2
 _MOST_SUBSETS = 4
 
@@ -136,10 +139,10 @@ class Brancher:
         return found
 
     def _both(self, left: Branch, right: Branch) -> Branch | None:
-        self._work += 1
+        demands = tuple(dict.fromkeys((*left.demands, *right.demands)))
+        self._work += 1 + sum(len(one.values) if isinstance(one, Among) else 1 for one in demands) // _WORTH
         if self._work > _WORK:
             raise refused("#", "its unions and conditions multiply out to too much; write it more plainly.")
-        demands = left.demands + tuple(demand for demand in right.demands if demand not in left.demands)
         return narrowed(Branch(left.types & right.types, demands))
 
     def _gap(self, pointer: str, reason: str) -> list[Branch]:
@@ -241,14 +244,14 @@ class Brancher:
 
     def _dependency(self, name: str, value: Any, at: str, claim: Claim) -> list[Branch]:
         there = Branch(frozenset({OBJECT}), (Presence(name, True, at),))
-        if isinstance(value, list):
-            if claim.holds:
-                names = tuple(Presence(str(other), True, at) for other in value)
-                follows = [Branch(ALL_TYPES, names)]
-            else:
-                follows = [Branch(ALL_TYPES, (Presence(str(other), False, at),)) for other in value]
-        else:
+        if at in self._document:
             follows = self.branches(Claim(at, claim.holds, claim.silent))
+        elif not isinstance(value, list) or not all(isinstance(other, str) for other in value):
+            raise refused(at, "what a property asks for is a list of names, or a schema where the keyword takes one.")
+        elif claim.holds:
+            follows = [Branch(ALL_TYPES, tuple(Presence(other, True, at) for other in value))]
+        else:
+            follows = [Branch(ALL_TYPES, (Presence(other, False, at),)) for other in value]
         found = self._product([[there], follows], at)
         return [Branch(ALL_TYPES, (Presence(name, False, at),)), *found] if claim.holds else found
 
@@ -262,7 +265,7 @@ class Brancher:
         if not claim.holds:
             return self._not_properties(named, [*(child for _, child in patterned), *([rest] if rest else [])])
         patterns = [(pattern, child) for text, child in patterned if (pattern := self._pattern(text, child.pointer))]
-        demand = Properties(tuple(named), tuple(patterns), rest, claim.pointer, claim.silent)
+        demand = Properties(dict(named), tuple(patterns), rest, claim.pointer, claim.silent)
         return [Branch(ALL_TYPES, (demand,))]
 
     def _map(self, schema: dict[str, Any], claim: Claim, keyword: str) -> list[tuple[str, Claim]]:
@@ -328,13 +331,16 @@ class Brancher:
 
     def _contains(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
         at = under(claim.pointer, "contains")
-        least, most = schema.get("minContains", 1), schema.get("maxContains")
+        least, most = (
+            whole_number(schema[word], under(claim.pointer, word)) if word in schema else left_out
+            for word, left_out in (("minContains", 1), ("maxContains", None))
+        )
         if "contains" not in schema:
             return ANYTHING if claim.holds else NOTHING
         if claim.holds:
             if least == 0 and most is None:
                 return ANYTHING
-            return [Branch(ALL_TYPES, (Contains(Claim(at), int(least), None if most is None else int(most), at),))]
+            return [Branch(ALL_TYPES, (Contains(Claim(at), least or 0, most, at),))]
         if least == 1 and most is None:
             return [Branch(frozenset({ARRAY}), (Items((), Claim(at, False, True), at, True),))]
         return self._gap(at, "a count of items under a negation cannot be enforced.")
@@ -354,10 +360,11 @@ def _rest_of_properties(branch: Branch, rest: Claim) -> Demand:
     seen = [demand for demand in branch.of(Properties) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
     return Properties(
-        tuple((name, None) for demand in seen for name, _ in demand.named),
+        {name: None for demand in seen for name in demand.named},
         tuple((pattern, None) for demand in seen for pattern, _ in demand.patterns),
         None if everything else rest,
         rest.pointer,
+        rest.silent,
     )
 
 
@@ -365,15 +372,13 @@ def _rest_of_items(branch: Branch, rest: Claim) -> Demand:
     seen = [demand for demand in branch.of(Items) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
     most = max((len(demand.first) for demand in seen), default=0)
-    return Items((None,) * most, None if everything else rest, rest.pointer)
+    return Items((None,) * most, None if everything else rest, rest.pointer, rest.silent)
 
 
 def _claims_on(demand: Properties, name: str) -> list[Claim]:
     """Without patterns, which take time to match: what is left out only asks less."""
-    found = [claim for other, claim in demand.named if other == name]
-    if not found and not demand.patterns:
-        found = [demand.rest]
-    return [claim for claim in found if claim is not None]
+    found = demand.named.get(name) if name in demand.named or demand.patterns else demand.rest
+    return [] if found is None else [found]
 
 
 _Reading = Callable[[Brancher, dict[str, Any], Claim], list[Branch]]

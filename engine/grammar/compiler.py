@@ -86,7 +86,8 @@ class GrammarCompiler:
     def forget_failures(self) -> None:
         """Called once a round: what failed by our own fault is told to those who wait, and tried again afterwards."""
         for key in self._shown_failures:
-            self.num_bytes -= _weight(self._ready.pop(key))
+            if isinstance(self._ready.get(key), InternalFailure):  # unless it has made way meanwhile
+                self.num_bytes -= _weight(self._ready.pop(key))
         self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, InternalFailure)]
 
     def want(self, key: GrammarKey, source: GrammarSource, party: str) -> GraftworkError | None:

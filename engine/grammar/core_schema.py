@@ -58,7 +58,10 @@ class CoreWriter:
     def write(self) -> dict[str, Any]:
         """The core schema. Raises InvalidRequest where no value fits, or where it grows beyond the limits."""
         root: Goal = frozenset({Claim("#")})
-        self._collect(root)
+        try:
+            self._collect(root)
+        except RecursionError:
+            raise refused("#", "its references follow one another too far.") from None
         alive = self._alive()
         if root not in alive:
             raise refused("#", "no value fits this schema.")
@@ -101,7 +104,7 @@ class CoreWriter:
         if branch.types & NUMBERS:
             found += [TypedSchema(one) for one in number_schemas(branch, barred, self._gaps)]
         if STRING in branch.types:
-            found += [TypedSchema(one) for one in string_schemas(branch, barred)]
+            found += [TypedSchema(one) for one in string_schemas(branch, barred, self._gaps)]
         if ARRAY in branch.types:
             found += [TypedSchema(one, needs) for one, needs in array_schemas(branch, barred, self._gaps)]
         if OBJECT in branch.types:
@@ -116,28 +119,28 @@ class CoreWriter:
 
     def _alive(self) -> set[Goal]:
         """Goals that have a finite value: a least fixed point over what each way needs."""
-        alive = {ANY_VALUE}
-        grows = True
-        while grows:
-            newly = {
-                goal
-                for goal, union in self._unions.items()
-                if goal not in alive and any(all(need in alive for need in typed.needs) for typed in union)
-            }
-            alive |= newly
-            grows = bool(newly)
+        alive, known = {ANY_VALUE}, 0
+        while known < len(alive):
+            known = len(alive)
+            for goal in reversed(self._unions):  # parts were found behind what they are parts of
+                if goal not in alive and any(alive.issuperset(typed.needs) for typed in self._unions[goal]):
+                    alive.add(goal)
         return alive
 
 
-def goals_in(value: Any) -> list[Goal]:
+def goals_in(keywords: dict[str, Any]) -> list[Goal]:
     """Goals that stand in a typed schema's keywords."""
-    match value:
+    return [goal for keyword, part in keywords.items() if keyword != "enum" for goal in _goals_at(part)]
+
+
+def _goals_at(part: Any) -> list[Goal]:
+    match part:
         case frozenset():
-            return [value]
+            return [part]
         case dict():
-            return [goal for key, part in value.items() if key != "enum" for goal in goals_in(part)]
+            return [goal for one in part.values() for goal in _goals_at(one)]
         case list():
-            return [goal for part in value for goal in goals_in(part)]
+            return [goal for one in part for goal in _goals_at(one)]
         case _:
             return []
 
@@ -149,17 +152,15 @@ class _Printer:
         self._unions = unions
         self._alive = alive
         self._names: dict[Goal, str] = {}
+        self._waiting: list[Goal] = []
         self._definitions: dict[str, Any] = {}
         self._small = {goal for goal, union in unions.items() if not any(goals_in(typed.keywords) for typed in union)}
 
     def document(self, root: Goal) -> dict[str, Any]:
-        waiting = [root]
         self._name(root)
-        while waiting:
-            goal = waiting.pop()
-            before = len(self._names)
+        while self._waiting:
+            goal = self._waiting.pop()
             self._definitions[self._names[goal]] = self._whole(goal)
-            waiting += list(self._names)[before:]
         top: dict[str, Any] = self._definitions.pop(self._names[root])
         uses_itself = f'"$ref":"#/$defs/{self._names[root]}"' in canonical([self._definitions, top])
         if uses_itself:
@@ -168,7 +169,10 @@ class _Printer:
         return top | ({"$defs": self._definitions} if self._definitions else {})
 
     def _name(self, goal: Goal) -> str:
-        return self._names.setdefault(goal, f"g{len(self._names)}")
+        if goal not in self._names:
+            self._names[goal] = f"g{len(self._names)}"
+            self._waiting.append(goal)
+        return self._names[goal]
 
     def _whole(self, goal: Goal) -> dict[str, Any]:
         union = [typed for typed in self._unions[goal] if all(need in self._alive for need in typed.needs)]

@@ -87,14 +87,14 @@ class GrammarCursor:
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
         """Set the bits of what may follow the drafts; returns why the request cannot go on, if it cannot."""
-        started = self._clock.monotonic()
-        if self.accept_all(drafts) < len(drafts):
-            raise AssertionError("drafts are cut to what the grammar allows before they are planned")
+        started = self._clock.worked()
+        accepted = self.accept_all(drafts)
         try:
+            assert accepted == len(drafts), "drafts are cut to what the grammar allows before they are planned"
             error = self._fill_here(banned, words)
         finally:
-            self.rollback(len(drafts))
-        if self._clock.monotonic() - started > self._max_fill_s:
+            self.rollback(accepted)
+        if self._clock.worked() - started > self._max_fill_s:
             return InvalidRequest(
                 f"One step of this grammar took more than {self._max_fill_s} s. Simplify it.", code="grammar_too_slow"
             )

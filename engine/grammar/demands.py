@@ -5,7 +5,8 @@ a set of types and the demands on each; a value fits it if its type is among the
 speaks of its type. A claim is the union of its branches. All of this is data.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.engine.grammar.patterns import Node
@@ -32,7 +33,7 @@ Goal = frozenset[Claim]
 class Among:
     """Any type: it is one of these values, or none of them."""
 
-    values: tuple[Any, ...]
+    values: tuple[Any, ...] = field(hash=False)
     holds: bool
     pointer: str
 
@@ -67,7 +68,7 @@ class Length:
 class Matches:
     """A string: a pattern is found in it."""
 
-    pattern: Node
+    pattern: Node = field(hash=False)
     pointer: str
 
 
@@ -103,8 +104,8 @@ class Contains:
 class Properties:
     """An object: the properties named, those whose names match a pattern, and all the others; None asks nothing."""
 
-    named: tuple[tuple[str, Claim | None], ...]
-    patterns: tuple[tuple[Node, Claim | None], ...]
+    named: Mapping[str, Claim | None] = field(hash=False)
+    patterns: tuple[tuple[Node, Claim | None], ...] = field(hash=False)
     rest: Claim | None
     pointer: str
     silent: bool = False

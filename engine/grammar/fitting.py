@@ -24,8 +24,10 @@ from graftwork.engine.grammar.demands import (
     Property,
 )
 from graftwork.engine.grammar.json_values import ARRAY, NUMBERS, OBJECT, STRING, identity, type_of
-from graftwork.engine.grammar.patterns import matches
-from graftwork.engine.grammar.refusal import Gaps
+from graftwork.engine.grammar.patterns import Fuel, PatternError, matches
+from graftwork.engine.grammar.refusal import Gaps, refused
+
+_FUEL = 1_000_000
 
 
 class Fitting:
@@ -34,12 +36,17 @@ class Fitting:
     def __init__(self, brancher: Brancher, gaps: Gaps) -> None:
         self._brancher = brancher
         self._gaps = gaps
+        self._fuel = Fuel(_FUEL)
 
     def fits(self, value: Any, goal: Goal) -> bool:
         return any(self.is_met(value, branch) for branch in self._brancher.branches_of(goal, "#"))
 
     def is_met(self, value: Any, branch: Branch) -> bool:
-        return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
+        """Raises InvalidRequest where it takes too long to tell."""
+        try:
+            return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
+        except PatternError as error:
+            raise refused(branch.demands[0].pointer, f"whether a given value or name fits: {error}.") from None
 
     def _fits_claim(self, value: Any, claim: Claim | None) -> bool:
         return claim is None or self.fits(value, frozenset({claim}))
@@ -55,7 +62,7 @@ class Fitting:
             case Length(of, least, most):
                 return kind != of or (least <= len(value) and (most is None or len(value) <= most))
             case Matches(pattern):
-                return kind != STRING or matches(pattern, value)
+                return kind != STRING or matches(pattern, value, self._fuel)
             case HasFormat():
                 if kind == STRING:
                     self._gaps.meet(demand.pointer, "the format of a listed value cannot be checked.")
@@ -83,17 +90,13 @@ class Fitting:
             case Names(claim):
                 return all(self._fits_claim(name, claim) for name in value)
             case Properties():
-                return all(self.fits(item, claims_on(demand, name)) for name, item in value.items())
+                return all(self.fits(item, self.claims_on(demand, name)) for name, item in value.items())
 
-
-def claims_on(demand: Properties, name: str) -> Goal:
-    """What an object's demand asks of the property of a name."""
-    claims = [claim for other, claim in demand.named if other == name]
-    claims += [claim for pattern, claim in demand.patterns if matches(pattern, name)]
-    is_known = any(other == name for other, _ in demand.named) or any(matches(one, name) for one, _ in demand.patterns)
-    if not is_known:
-        claims.append(demand.rest)
-    return frozenset(claim for claim in claims if claim is not None)
+    def claims_on(self, demand: Properties, name: str) -> Goal:
+        """What an object's demand asks of the property of a name. Raises PatternError where it takes too long to tell."""
+        claims = [demand.named[name]] if name in demand.named else []
+        claims += [claim for pattern, claim in demand.patterns if matches(pattern, name, self._fuel)]
+        return frozenset(claim for claim in claims or [demand.rest] if claim is not None)
 
 
 def _number_meets(value: float, demand: Bound | MultipleOf) -> bool:

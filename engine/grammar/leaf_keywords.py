@@ -4,7 +4,7 @@ A keyword that speaks of one type says nothing of the others, so its negation is
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from graftwork.engine.grammar.demands import Among, Bound, Branch, Demand, Length, Matches, MultipleOf, Presence
 from graftwork.engine.grammar.formats import demands_of
@@ -75,10 +75,7 @@ class LeafKeywords:
 
     def _length(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
         of = {"Length": STRING, "Items": ARRAY, "Properties": OBJECT}[keyword[3:]]
-        bound = schema[keyword]
-        if not _is_number(bound) or bound != int(bound) or bound < 0:
-            raise refused(at, f"{keyword} is a whole number from 0.")
-        bound = int(bound)
+        bound = whole_number(schema[keyword], at)
         is_least = keyword.startswith("min") == holds
         if not holds:
             bound += -1 if keyword.startswith("min") else 1
@@ -159,5 +156,12 @@ _KEYWORDS: dict[str, Keyword] = {
 LEAF_KEYWORDS = tuple(_KEYWORDS)
 
 
-def _is_number(value: object) -> bool:
+def whole_number(value: object, at: str) -> int:
+    """A count. Raises InvalidRequest for anything else."""
+    if not _is_number(value) or value != int(value) or value < 0:
+        raise refused(at, "a count is a whole number from 0.")
+    return int(value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -51,4 +51,4 @@ class CompileLimits:
     party_queue: int = 32
     """Grammars of one party that may wait to be compiled."""
     fill_seconds: float = 0.25
-    """One mask that takes longer ends its request: it would hold up everybody's step."""
+    """Of processor time. One mask that takes longer ends its request: it would hold up everybody's step."""

@@ -6,6 +6,7 @@ xgrammar serves what it enforces exactly: plain JSON, EBNF, and schemas of close
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,7 +80,7 @@ def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
 def parsed(text: str) -> Any:
     """JSON. Raises InvalidRequest."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
         canonical(value).encode()  # half of a surrogate pair is no character
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else f"it is no JSON: {error}"
@@ -91,11 +92,25 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]}… is more than a number can be")
+    return number
+
+
+def _whole(text: str) -> int:
+    _finite(text)
+    return int(text)
+
+
 def _regex(text: str, limits: LintLimits) -> str:
+    if len(text) > limits.pattern_length:
+        raise refused("#", f"the pattern is longer than {limits.pattern_length} characters.")
     try:
         pattern = read_whole(text)
     except PatternError as error:
         raise refused("#", f"the pattern is not served: {error}.") from None
-    if len(text) > limits.pattern_length or repeats(pattern) > limits.pattern_repeats:
-        raise refused("#", "the pattern is too long, or its counted repeats multiply to too much.")
+    if repeats(pattern) > limits.pattern_repeats:
+        raise refused("#", f"its counted repeats multiply to more than {limits.pattern_repeats}.")
     return written(pattern)

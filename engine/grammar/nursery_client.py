@@ -4,13 +4,17 @@ Answers arrive on a thread of its own and are handed on as they are. Every job i
 falls silent is killed, and what it had in hand is answered as a failure.
 """
 
+import contextlib
 import logging
+import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from graftwork.engine.grammar.compile_jobs import CHILDREN, CompileAnswer, CompileJob, receive, send
@@ -24,7 +28,7 @@ _POLL_S = 0.5
 
 
 class NurseryClient:
-    """Owns one process and the thread that reads from it."""
+    """Owns one process, the thread that reads from it and the one that writes to it."""
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, deliver: Callable[[CompileAnswer], None]) -> None:
         """`deliver` is called on the reading thread."""
@@ -32,6 +36,9 @@ class NurseryClient:
         self._vocabulary = vocabulary
         self._deliver = deliver
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        """Held while a job is written, which may take until the nursery reads, and while its pipes are closed."""
+        self._handing_in = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-jobs")
         self._process: subprocess.Popen[bytes] | None = None
         self._due: dict[int, float] = {}
         """When each job that is in hand must have been answered."""
@@ -42,7 +49,7 @@ class NurseryClient:
         return len(self._due) < CHILDREN
 
     def start(self, job: CompileJob) -> None:
-        """Hand a job in; its answer is delivered, whatever happens."""
+        """Hand a job in, without waiting for the nursery to read it; its answer is delivered, whatever happens."""
         with self._lock:
             try:
                 process = self._process or self._spawn()
@@ -50,17 +57,25 @@ class NurseryClient:
                 self._deliver(_died(job.number, error))
                 return
             self._due[job.number] = time.monotonic() + _START_S + job.seconds
-            assert process.stdin is not None
+        self._handing_in.submit(self._hand_in, process, job)
+
+    def close(self) -> None:
+        """End the process and its children; the threads follow."""
+        with self._lock:
+            if self._process is not None:
+                _kill(self._process)
+        self._handing_in.shutdown(wait=False, cancel_futures=True)
+
+    def _hand_in(self, process: subprocess.Popen[bytes], job: CompileJob) -> None:
+        """To a process that may have died: the reading thread answers for it then."""
+        assert process.stdin is not None
+        with self._writing:
+            if process.stdin.closed:
+                return
             try:
                 send(process.stdin.fileno(), job)
             except BrokenPipeError:
-                process.kill()  # the reading thread answers for it
-
-    def close(self) -> None:
-        """End the process; the thread follows it."""
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
+                _kill(process)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         eos = ",".join(map(str, self._vocabulary.eos_token_ids))
@@ -88,8 +103,10 @@ class NurseryClient:
         while True:
             ready, _, _ = select.select([stream], [], [], _POLL_S)
             if not ready:
+                if _has_ended(process):  # its children keep the pipe open
+                    return
                 if any(time.monotonic() > due for due in self._due.copy().values()):
-                    process.kill()
+                    _kill(process)
                 continue
             answer = receive(stream)
             if answer is None:
@@ -99,19 +116,32 @@ class NurseryClient:
             self._deliver(answer)
 
     def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
+        _kill(process)
         process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
         with self._lock:
             lost = list(self._due)
             self._due.clear()
             self._process = None
+        with self._writing:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
         if lost:
             _log.error("grammar_nursery_died", extra={"returncode": process.returncode, "jobs": len(lost)})
         for number in lost:
             self._deliver(_died(number, process.returncode))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The nursery and its children, which are of its session; not once it has been waited for."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without burying it: its number still names its children's group."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _died(number: int, reason: object) -> CompileAnswer:

@@ -17,7 +17,7 @@ from graftwork.engine.grammar.demands import (
     Properties,
     Property,
 )
-from graftwork.engine.grammar.fitting import Fitting, claims_on
+from graftwork.engine.grammar.fitting import Fitting
 from graftwork.engine.grammar.json_values import OBJECT, STRING, is_writable
 from graftwork.engine.grammar.narrowing import required_names
 from graftwork.engine.grammar.patterns import Node, PatternError, is_universal, length_between, written
@@ -50,32 +50,33 @@ class _ObjectWriter:
         self._names: list[Names] = branch.of(Names)
         self._forbidden = {one.name for one in branch.of(Presence) if not one.required}
         self._required = list(dict.fromkeys(required_names(branch)))
+        self._asked: dict[str, set[Claim]] = {}
+        for one in branch.of(Property):
+            self._asked.setdefault(one.name, set()).add(one.claim)
 
     def written(self) -> list[Written]:
         patterns, rest, named_only = self._unnamed()
         names = self._all_names(named_only)
-        allowed = [name for name in names if self._is_allowed(name)]
-        if not set(self._required) <= set(allowed):
+        goals = {name: self._goal(name) for name in names if self._is_allowed(name)}
+        if not set(self._required) <= goals.keys():
             return []
-        properties: dict[str, Any] = {
-            name: self._goal(name) if name in allowed else False for name in names if is_writable(name)
-        }
+        properties: dict[str, Any] = {name: goals.get(name, False) for name in names if is_writable(name)}
         keywords: dict[str, Any] = {"type": OBJECT}
         keywords |= {"properties": properties} if properties else {}
         keywords |= {"required": self._required} if self._required else {}
         keywords |= {"patternProperties": patterns} if patterns else {}
         keywords |= {"additionalProperties": rest} if rest != frozenset() else {}
         is_closed = rest is False and not patterns
-        counts = self._counts(is_closed, len(allowed))
+        counts = self._counts(is_closed, len(goals), has_optional=bool(goals.keys() - set(self._required)))
         if counts is None:
             return []
-        return [(keywords | counts, tuple(dict.fromkeys(self._goal(name) for name in self._required)))]
+        return [(keywords | counts, tuple(dict.fromkeys(goals[name] for name in self._required)))]
 
     # ---- properties with a name -------------------------------------------------------------------------------
 
     def _all_names(self, named_only: list[str]) -> list[str]:
         """Those that are declared, in the order of declaration; then those that are only spoken of."""
-        names = [name for shape in self._shapes for name, _ in shape.named]
+        names = [name for shape in self._shapes for name in shape.named]
         names += [one.name for one in self._branch.of(Property)]
         names += self._required + sorted(self._forbidden) + named_only
         return list(dict.fromkeys(names))
@@ -86,32 +87,28 @@ class _ObjectWriter:
         return all(self._fitting.fits(name, frozenset({one.claim})) for one in self._names)
 
     def _goal(self, name: str) -> Goal:
-        goal: Goal = frozenset(one.claim for one in self._branch.of(Property) if one.name == name)
-        for shape in self._shapes:
-            goal |= claims_on(shape, name)
-        return goal
+        return frozenset(self._asked.get(name, ())).union(
+            *(self._fitting.claims_on(shape, name) for shape in self._shapes)
+        )
 
     # ---- properties without -----------------------------------------------------------------------------------
 
     def _unnamed(self) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
         """(goals by pattern, goal of all others, names that are the only ones left)."""
-        patterns = list(dict.fromkeys(pattern for shape in self._shapes for pattern, _ in shape.patterns))
-        everywhere: Goal = frozenset(
-            claim
-            for shape in self._shapes
-            for pattern, claim in shape.patterns
-            if claim is not None and is_universal(pattern)
+        by_pattern = [_claims_by_pattern(shape) for shape in self._shapes]
+        everywhere: Goal = frozenset().union(
+            *(claims for found in by_pattern for text, claims in found.items() if text is None)
         )
-        goals: dict[str, Goal] = {}
-        for pattern in patterns:
-            if not is_universal(pattern):
-                claims = _union(_claim_by_pattern(shape, pattern) for shape in self._shapes)
-                text = anchored(written(pattern))
-                goals[text] = goals.get(text, everywhere) | claims
-        covered = [any(is_universal(pattern) for pattern, _ in shape.patterns) for shape in self._shapes]
-        rest = everywhere | _union(
-            shape.rest for shape, is_covered in zip(self._shapes, covered, strict=True) if not is_covered
-        )
+        rests = [
+            _union([shape.rest]) if None not in found else frozenset[Claim]()
+            for shape, found in zip(self._shapes, by_pattern, strict=True)
+        ]
+        rest = everywhere.union(*rests)
+        # A pattern of one shape is, to another that does not have it, one of its others.
+        goals: dict[str, Goal] = {
+            text: everywhere.union(*(found.get(text, other) for found, other in zip(by_pattern, rests, strict=True)))
+            for text in dict.fromkeys(text for found in by_pattern for text in found if text is not None)
+        }
         is_closed = not self._brancher.branches_of(rest, self._branch.demands[0].pointer) if rest else False
         return self._with_names(goals, False if is_closed else rest)
 
@@ -156,8 +153,11 @@ class _ObjectWriter:
 
     # ---- counts -----------------------------------------------------------------------------------------------
 
-    def _counts(self, is_closed: bool, num_allowed: int) -> dict[str, Any] | None:
-        """A property may be written twice, and counts once: only what that cannot break is enforced."""
+    def _counts(self, is_closed: bool, num_allowed: int, *, has_optional: bool) -> dict[str, Any] | None:
+        """A property may be written twice, and counts once: only what that cannot break is enforced.
+
+        llguidance 1.9.1 counts only where all names that are declared are required.
+        """
         lengths = [one for one in self._branch.of(Length) if one.of == OBJECT]
         least = max((one.least for one in lengths), default=0)
         most = min((one.most for one in lengths if one.most is not None), default=None)
@@ -173,20 +173,33 @@ class _ObjectWriter:
         if least > max(1, len(self._required)) and not is_closed:
             self._gaps.meet(lengths[0].pointer, "a count of properties with free names cannot be enforced.")
             least = 0
+        if is_closed and most is not None and most >= num_allowed:
+            most = None
         counts: dict[str, Any] = {"minProperties": least} if least > len(self._required) else {}
-        return counts | ({"maxProperties": most} if most is not None else {})
+        counts |= {"maxProperties": most} if most is not None else {}
+        if counts and has_optional:
+            self._gaps.meet(
+                lengths[0].pointer if lengths else self._branch.demands[0].pointer,
+                "a count of properties beside optional ones cannot be enforced.",
+            )
+            return {}
+        return counts
 
 
 def _union(claims: Iterable[Claim | None]) -> Goal:
     return frozenset(claim for claim in claims if claim is not None)
 
 
-def _claim_by_pattern(shape: Properties, pattern: Node) -> Claim | None:
-    """What a shape asks where a pattern matches; a pattern of another shape is one of its others."""
-    found = [claim for other, claim in shape.patterns if other == pattern]
-    if found:
-        return found[0]
-    return None if any(is_universal(other) for other, _ in shape.patterns) else shape.rest
+def _claims_by_pattern(shape: Properties) -> dict[str | None, Goal]:
+    """What a shape asks where a pattern matches, by the pattern as it is written; None stands for any name.
+
+    Several of its patterns may be one pattern, spelled differently.
+    """
+    found: dict[str | None, Goal] = {}
+    for pattern, claim in shape.patterns:
+        text = None if is_universal(pattern) else anchored(written(pattern))
+        found[text] = found.get(text, frozenset()) | _union([claim])
+    return found
 
 
 def _listed(branch: Branch) -> list[Any]:

@@ -5,7 +5,7 @@ every class spelled out, so that no engine's own idea of `\\d`, `.` or an unanch
 back references, word boundaries and flags are refused. `matches` runs in polynomial time, whatever the pattern.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]
@@ -13,8 +13,8 @@ Ranges = tuple[tuple[int, int], ...]
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
-_FUEL = 200_000
 _MAX_GROUPS = 32
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class PatternError(ValueError):
@@ -261,17 +261,13 @@ class _Reader:
         return _points(character)
 
     def _code_point(self, digits: int) -> Ranges:
-        if digits == 4 and self._skip("{"):
-            end = self._text.find("}", self._at)
-            text = self._text[self._at : end]
-            self._at = end + 1
-        else:
-            text = self._text[self._at : self._at + digits]
-            self._at += digits
-        try:
-            point = int(text, 16)
-        except ValueError:
-            raise PatternError("a code point is malformed") from None
+        is_braced = digits == 4 and self._skip("{")
+        end = self._text.find("}", self._at) if is_braced else self._at + digits
+        text = self._text[self._at : max(end, self._at)]
+        if not text or not _HEX_DIGITS.issuperset(text) or (not is_braced and len(text) < digits):
+            raise PatternError("a code point is malformed")
+        self._at = end + is_braced
+        point = int(text, 16)
         if point > _LAST or _SURROGATES[0] <= point <= _SURROGATES[1]:
             raise PatternError("a code point is none, or half of one")
         return ((point, point),)
@@ -354,16 +350,27 @@ def _written_range(low: int, high: int) -> str:
     return f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"
 
 
-def matches(node: Node, text: str) -> bool:
+class Fuel:
+    """What matching may still cost: about a microsecond for each unit."""
+
+    def __init__(self, units: int = 200_000) -> None:
+        self._left = units
+
+    def spend(self, units: int) -> None:
+        """Raises PatternError where nothing is left."""
+        self._left -= units
+        if self._left < 0:
+            raise PatternError("it takes too long to match")
+
+
+def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
     """Whether the whole text matches. Raises PatternError where that takes too long to tell."""
-    fuel = iter(range(_FUEL))
-    return len(text) in _ends(node, text, frozenset({0}), fuel)
+    return len(text) in _ends(node, text, frozenset({0}), fuel or Fuel())
 
 
-def _ends(node: Node, text: str, starts: frozenset[int], fuel: Iterator[int]) -> frozenset[int]:
+def _ends(node: Node, text: str, starts: frozenset[int], fuel: Fuel) -> frozenset[int]:
     """Where a match may end that begins at one of `starts`."""
-    if next(fuel, None) is None:
-        raise PatternError("it takes too long to match")
+    fuel.spend(1 + len(starts))
     match node:
         case Chars(ranges):
             inside = (at for at in starts if at < len(text))
@@ -379,13 +386,13 @@ def _ends(node: Node, text: str, starts: frozenset[int], fuel: Iterator[int]) ->
 
 
 def _repeat_ends(
-    part: Node, least: int, most: int | None, text: str, starts: frozenset[int], fuel: Iterator[int]
+    part: Node, least: int, most: int | None, text: str, starts: frozenset[int], fuel: Fuel
 ) -> frozenset[int]:
     for _ in range(least):
         starts = _ends(part, text, starts, fuel)
-    found, newest, count = starts, starts, least
+    found, newest, count = set(starts), starts, least
     while newest and (most is None or count < most):
         newest = _ends(part, text, newest, fuel) - found
         found |= newest
         count += 1
-    return found
+    return frozenset(found)

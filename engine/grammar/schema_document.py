@@ -104,13 +104,11 @@ class SchemaDocument:
     def _visit_unknown(self, pointer: str, at: str) -> None:
         """A reference into a part that is no subschema by any keyword, such as an unknown one."""
         value: Any = self._places["#"].schema
-        resource = "#"
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            value = value[int(name)] if isinstance(value, list) and name.isdigit() and int(name) < len(value) else (
-                value.get(name) if isinstance(value, dict) else None
-            )  # fmt: skip
-            resource = under(resource, name)
+            if isinstance(value, list):
+                value = dict(zip(map(str, range(len(value))), value, strict=True))
+            value = value.get(name) if isinstance(value, dict) else None
         if not isinstance(value, bool | dict):
             raise refused(at, "it leads to no schema.")
         root = self._places["#"]

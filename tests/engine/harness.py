@@ -34,7 +34,7 @@ from graftwork.engine.request import (
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
-_LOAD_WITHIN_S = 20
+_LOAD_WITHIN_S = 60
 
 
 @dataclass

@@ -1,6 +1,9 @@
 """The compiler and its nursery: single flight, limits that are kept by killing, budgets, and a bounded cache."""
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +45,12 @@ class Workshop:
         self.compiler.absorb(compiled)
         self.compiler.check_integrity()
         return compiled
+
+    @property
+    def nursery_pid(self) -> int:
+        process = self.compiler._nursery._process
+        assert process is not None
+        return process.pid
 
     def outcome(self, source: GrammarSource, party: str = "party") -> object:
         assert self.ask(source, party) is None
@@ -133,7 +142,7 @@ def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
     workshop = Workshop()
     try:
         workshop.ask(number(4))
-        workshop.compiler._nursery.close()
+        os.killpg(workshop.nursery_pid, signal.SIGKILL)
         lost = workshop.absorb().outcome
         workshop.compiler.forget_failures()
         workshop.compiler.forget_failures()
@@ -143,6 +152,69 @@ def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
 
     assert isinstance(lost, InternalFailure)
     assert not isinstance(served, GraftworkError)
+
+
+def test_a_nursery_that_dies_takes_its_children_along() -> None:
+    """What it compiled is answered for at once, and nothing goes on compiling for nobody."""
+    workshop = Workshop(replace(LIMITS, seconds=30.0))
+    try:
+        workshop.ask(GrammarSource(GrammarKind.EBNF, EXPLODING))
+        children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
+        while not (child := children.read_text().strip()):
+            workshop.compiler.check_integrity()
+        os.kill(int(child), signal.SIGSTOP)  # it ends only if it is ended
+        os.kill(workshop.nursery_pid, signal.SIGKILL)
+        lost = workshop.inbox.get(timeout=5).outcome
+        while is_at_work(child):
+            workshop.compiler.check_integrity()
+    finally:
+        workshop.compiler.close()
+
+    assert isinstance(lost, InternalFailure)
+
+
+def is_at_work(pid: str) -> bool:
+    """Whether a process is there, and no corpse that its parent has not waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_job_that_the_nursery_does_not_read_holds_nobody_up() -> None:
+    """A grammar that is longer than a pipe holds is handed in behind the loop's back."""
+    workshop = Workshop()
+    long = GrammarSource(GrammarKind.EBNF, "#" * (1 << 20))
+    try:
+        workshop.outcome(number(5))
+        os.kill(workshop.nursery_pid, signal.SIGSTOP)
+        asking = threading.Thread(target=workshop.ask, args=(long,), daemon=True)
+        asking.start()
+        asking.join(timeout=5)
+        is_held_up = asking.is_alive()
+        os.kill(workshop.nursery_pid, signal.SIGCONT)
+        refusal = workshop.outcome(long)
+    finally:
+        workshop.compiler.close()
+
+    assert not is_held_up
+    assert isinstance(refusal, InvalidRequest)
+
+
+def test_a_failure_that_has_made_way_is_forgotten_only_once() -> None:
+    """In a full cache a failure of our own may be dropped before it is tried again."""
+    workshop = Workshop(replace(LIMITS, cache_entries=1))
+    compiler = workshop.compiler
+    try:
+        compiler._keep("first", InternalFailure("The nursery died."))
+        compiler.forget_failures()
+        compiler._keep("second", InvalidRequest("No."))
+        compiler.forget_failures()
+        compiler.check_integrity()
+    finally:
+        compiler.close()
+
+    assert (compiler.get("first"), compiler.get("second") is None) == (None, False)
 
 
 def test_the_cache_is_bounded() -> None:
@@ -173,6 +245,44 @@ def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
     assert just_before > 0
     assert budget.seconds_until_credit("spender") == 0
     assert budget.seconds_until_credit("other") == 0
+
+
+def test_strict_or_not_are_two_grammars(workshop: Workshop) -> None:
+    """What one of them refuses, the other lets go."""
+    text = json.dumps({"type": "array", "uniqueItems": True})
+
+    strict = workshop.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=True))
+    loose = workshop.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=False))
+
+    assert isinstance(strict, InvalidRequest)
+    assert not isinstance(loose, GraftworkError)
+
+
+def test_a_compile_is_charged_to_the_party_that_asked() -> None:
+    """With hardly any time a minute, its second grammar must wait; another party's first does not."""
+    workshop = Workshop(replace(LIMITS, party_seconds_per_minute=1e-9))
+    try:
+        workshop.outcome(number(6), "spender")
+        again, others = workshop.ask(number(7), "spender"), workshop.ask(number(7), "other")
+    finally:
+        workshop.compiler.close()
+
+    assert isinstance(again, CapacityContended)
+    assert (again.code, others) == ("grammar_budget_spent", None)
+
+
+def test_a_party_may_queue_only_so_many() -> None:
+    """One is compiled, as many as the limit wait, and the next is refused; another party's is not."""
+    workshop = Workshop(replace(LIMITS, party_queue=2))
+    try:
+        told = [workshop.ask(number(limit), "flooder") for limit in range(4)]
+        others = workshop.ask(number(4), "other")
+    finally:
+        workshop.compiler.close()
+
+    assert told[:3] == [None, None, None]
+    assert isinstance(told[3], CapacityContended)
+    assert (told[3].code, others) == ("grammar_queue_full", None)
 
 
 def test_a_party_over_its_budget_is_refused_with_a_wait(workshop: Workshop) -> None:

@@ -84,6 +84,7 @@ def test_a_stop_token_is_allowed_only_where_the_answer_is_complete(judge: Judge)
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab?"))
 
     before = allowed(at)
+    assert not at.accept(EOS)
     at.accept(ord("a"))
     after = allowed(at)
 
@@ -92,6 +93,16 @@ def test_a_stop_token_is_allowed_only_where_the_answer_is_complete(judge: Judge)
     assert at.accept(EOS)
     assert at.is_over
     assert not at.accept(ord("b"))
+
+
+def test_a_stop_token_that_is_text_is_text_until_the_answer_is_complete(judge: Judge) -> None:
+    """What a client calls a stop token may be a letter of the answer."""
+    at = cursor(judge, GrammarSource(GrammarKind.REGEX, "aab?"), stops=(EOS, ord("a")))
+
+    assert at.accept_all(b"aa") == 2
+    assert not at.is_over
+    assert at.accept(ord("a"))
+    assert at.is_over
 
 
 def test_where_no_stop_is_left_the_mask_of_a_complete_answer_is_empty(judge: Judge) -> None:
@@ -137,13 +148,24 @@ def test_a_mask_for_another_length_is_not_filled(judge: Judge) -> None:
     assert isinstance(row.fill(empty()), InternalFailure)
 
 
+def test_drafts_that_do_not_fit_leave_the_cursor_where_it_was(judge: Judge) -> None:
+    """A fault of who drafts them costs that row, and not the answer."""
+    at = cursor(judge, GrammarSource(GrammarKind.REGEX, "abc"))
+
+    with pytest.raises(AssertionError):
+        at.row([ord("a"), ord("x")]).fill(empty())
+
+    assert at.num_accepted == 0
+    assert allowed(at) == {ord("a")}
+
+
 def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
     """It would hold up the step of everybody else."""
 
     class Slow(ManualClock):
-        def monotonic(self) -> float:
+        def worked(self) -> float:
             self.advance(2)
-            return super().monotonic()
+            return super().worked()
 
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab"), clock=Slow())
 
@@ -151,3 +173,19 @@ def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
 
     assert isinstance(error, InvalidRequest)
     assert error.code == "grammar_too_slow"
+
+
+def test_a_mask_that_had_to_wait_for_the_processor_ends_nothing(judge: Judge) -> None:
+    """What neighbours do to the machine is no fault of a grammar."""
+
+    class Busy(ManualClock):
+        def monotonic(self) -> float:
+            self.advance(2)
+            return super().monotonic()
+
+        def worked(self) -> float:
+            return 0.0
+
+    at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab"), clock=Busy())
+
+    assert allowed(at) == {ord("a")}

@@ -216,3 +216,33 @@ def test_drafts_change_no_constrained_answer() -> None:
     assert [outcome.token_ids for outcome in guessing] == 3 * [outcome.token_ids for outcome in alone]
     assert sum(outcome.drafts.forced_tokens for outcome in guessing) > 20
     assert all(outcome.drafts.drafted_tokens == 0 for outcome in alone)
+
+
+def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Put off the device again and again, an answer goes on as it would have, and so do the guesses of it."""
+    guesser = Scene(ManualClock())
+    for num_rows in range(1, 400):
+        guesser.loop._scheduler.speculator._cost.record(num_rows, 1.0)
+    sources = [grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)] + [grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
+    jobs: list[dict[str, Any]] = [
+        {"prompt": PROMPT, "grammar": source, "temperature": 1.0, "seed": seed, "max_tokens": 60}
+        for source in sources
+        for seed in range(4)
+    ]
+
+    guessing = [guesser.submit(**job) for job in jobs]
+    scheduler = guesser.loop._scheduler
+    while not all(outcome.is_over for outcome in guessing):
+        guesser.step()
+        for sequence in [one for one in scheduler._running.values() if one.num_generated % 5 == 4 and not one.arrivals]:
+            scheduler._preempt(sequence)
+    guesser.loop._grammars.close_all()
+    alone = [scene.submit(**job) for job in jobs]
+    scene.finish()
+
+    assert [outcome.error for outcome in guessing] == [None] * len(jobs)
+    assert [outcome.token_ids for outcome in guessing] == [outcome.token_ids for outcome in alone]
+    assert scheduler.counters.preemptions > len(jobs)
+    assert "grammar_mask_failed" not in caplog.text

@@ -31,6 +31,17 @@ def linted(schema: Any, *, strict: bool = True) -> LintedGrammar:
         ({"type": "text"}, "#/type"),
         ({"properties": {"a": 3}}, "#/properties/a"),
         ({"minProperties": 3}, "#/minProperties"),
+        ({"properties": {"a": {}}, "maxProperties": 1}, "#/maxProperties"),
+        ({"contains": {}, "minContains": "x"}, "#/minContains"),
+        ({"contains": {}, "maxContains": None}, "#/maxContains"),
+        ({"dependentRequired": {"a": {"type": "object"}}}, "#/dependentRequired/a"),
+        ({"dependentRequired": {"a": "b"}}, "#/dependentRequired/a"),
+        ({"$ref": "#/x/²", "x": [{}]}, "#/$ref"),
+        ({"not": {"const": "a" * 2000}}, "#/not/const"),
+        ({"type": "integer", "minimum": 10**19}, "#/minimum"),
+        ({"type": "integer", "not": {"const": 2**53 + 1}}, "#/not/const"),
+        ({"type": "number", "not": {"const": 8129553314990220.0}}, "#/not/const"),
+        ({"type": "number", "not": {"const": 0.12345678901234567}}, "#/not/const"),
         ({"$schema": "https://example.com/mine"}, "#/$schema"),
     ],
 )
@@ -71,6 +82,9 @@ def test_without_strict_what_is_malformed_is_refused_all_the_same() -> None:
 NEGATIONS: list[tuple[dict[str, Any], list[Any]]] = [
     ({"not": {"type": "string"}}, ["a", 1, None]),
     ({"not": {"minimum": 3}}, [2, 3, "a"]),
+    ({"not": {"minLength": 3}}, ["", "ab", "abc", 3]),
+    ({"not": {"maxItems": 1}}, [[], [1], [1, 2]]),
+    ({"not": {"minProperties": 1}}, [{}, {"a": 1}]),
     ({"not": {"enum": [1, "a", None, []]}}, [1, 2, "a", "ab", "", None, True, [], [1]]),
     ({"not": {"required": ["a", "b"]}}, [{}, {"a": 1}, {"a": 1, "b": 1}, 3]),
     ({"not": {"properties": {"a": {"type": "integer"}}}}, [{"a": 1}, {"a": "x"}, {}, 3]),
@@ -82,6 +96,12 @@ NEGATIONS: list[tuple[dict[str, Any], list[Any]]] = [
     ({"type": "object", "propertyNames": {"pattern": "^x"}}, [{}, {"x": 1}, {"y": 1}]),
     ({"type": "object", "properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}], "unevaluatedProperties": False}, [{"a": 1}, {"a": 1, "b": 1}, {"c": 1}]),
     ({"type": ["string", "null"], "minLength": 2, "pattern": "^a", "maxLength": 3}, [None, "a", "ab", "bc", "abcd"]),
+    ({"type": "object", "properties": {"enum": {"type": "string"}}, "required": ["enum"]}, [{}, {"enum": "a"}, {"enum": 1}]),
+    ({"type": "object", "patternProperties": {"^\\d": {"type": "string"}, "^[0-9]": {"maxLength": 2}}, "additionalProperties": False}, [{"1": "ab"}, {"1": "abc"}, {"1": 1}]),
+    ({"type": "object", "not": {"not": {"unevaluatedProperties": {"type": "string"}}}, "unevaluatedProperties": False}, [{}, {"a": "x"}]),
+    ({"type": "array", "not": {"not": {"unevaluatedItems": {"type": "string"}}}, "unevaluatedItems": False}, [[], ["x"]]),
+    ({"type": "object", "allOf": [{"patternProperties": {"^a": {"type": "string"}}}, {"additionalProperties": {"maxLength": 2}}]}, [{"ax": "ab"}, {"ax": "abc"}, {"ax": 1}]),
+    ({"type": "integer", "format": "int64"}, [5, -(2**62), 1.5]),
 ]  # fmt: skip
 
 
@@ -133,6 +153,35 @@ HOSTILE: dict[str, str] = {
         {"allOf": [{"anyOf": [{"required": [f"a{n}"]}, {"required": [f"b{n}"]}]} for n in range(30)]}
     ),
     "exclusion": json.dumps({"oneOf": [{"required": [f"k{number}"]} for number in range(200)]}),
+    "references": json.dumps(
+        {"$ref": "#/$defs/a0", "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(2000)} | {"a2000": {}}}
+    ),
+    "values by unions": json.dumps(
+        {
+            "allOf": [
+                {"enum": list(range(4096))},
+                {"anyOf": [{"minimum": -number} for number in range(150)]},
+                {"anyOf": [{"maximum": 5000 + number} for number in range(256)]},
+            ]
+        }
+    ),
+    "names by unions": json.dumps(
+        {
+            "required": [f"a{number}" for number in range(2000)],
+            "anyOf": [{"required": [f"b{n}_{number}" for number in range(70)]} for n in range(250)],
+        }
+    ),
+    "names by patterns": json.dumps(
+        {
+            "properties": {f"a{number}": {} for number in range(500)},
+            "patternProperties": {f"^b{number}": {} for number in range(4000)},
+        }
+    ),
+    "long text": json.dumps({"enum": ["a" * 100_000], "pattern": "b"}),
+    "many texts": json.dumps({"enum": ["a" * 40 + str(n) for n in range(4000)], "pattern": "^(a?){1,1000}[0-9]*$"}),
+    "half a code point": json.dumps({"pattern": "\\u{41"}),
+    "a number without end": '{"type": "number", "maximum": 1e400}',
+    "a count without end": '{"minLength": 1e400}',
     "surrogate": '{"const": "\\ud800"}',
     "no number": '{"const": NaN}',
 }
@@ -149,3 +198,21 @@ def test_hostile_schemas_are_refused_before_anything_compiles(name: str) -> None
     assert time.process_time() - started < 4
     assert refusal.value.param is not None
     assert refusal.value.param.startswith("#")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {f"a{number}": {} for number in range(5000)}, "required": [f"a{n}" for n in range(5000)]},
+        {"patternProperties": {f"^b{number}": {} for number in range(4000)}},
+    ],
+    ids=["properties", "patterns"],
+)
+def test_large_schemas_are_read_in_time(schema: dict[str, Any]) -> None:
+    """What is within the limits costs no more than its length."""
+    started = time.process_time()
+
+    found = linted({"type": "object", **schema})
+
+    assert time.process_time() - started < 2
+    assert found.engine is GrammarEngine.LLGUIDANCE

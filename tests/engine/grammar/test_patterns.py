@@ -55,7 +55,7 @@ def test_none_of_is_every_other_text(barred: list[str], text: str) -> None:
 @pytest.mark.parametrize(
     "pattern",
     ["(?=a)b", "a(?!b)", "(?<=a)b", r"(a)\1", r"\bword", r"\p{L}", "(?i)a", "a**", "[]", "[^]", "a{2,1}", "(a", "a)", "a{,3}",
-     r"\ud83d", "(^a)b", "a$b"],
+     r"\ud83d", "(^a)b", "a$b", r"\u{41", r"\u{}", r"\x-1", r"\x4", r"\u+041"],
 )  # fmt: skip
 def test_what_is_not_regular_or_not_sure_is_refused(pattern: str) -> None:
     """Look-around, back references, flags, half characters, and what dialects read differently."""

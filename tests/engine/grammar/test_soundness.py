@@ -1,5 +1,8 @@
 """Random schemas against jsonschema: what a grammar accepts, fits."""
 
+from collections.abc import Iterator
+from decimal import Context, Decimal
+from random import Random
 from typing import Any
 
 import pytest
@@ -76,6 +79,52 @@ def test_bounds_of_numbers_are_exact(judge: Judge, kind: str, lower: str, upper:
                 matcher = compiled.matcher()
                 accepted = all(matcher.accept(byte) for byte in text.encode()) and matcher.is_complete()
                 assert validator.is_valid(float(text)) or not accepted, (schema, text)
+
+
+def nearby(limit: float) -> Iterator[Decimal]:
+    """Decimals around a limit, at every distance that its digits reach."""
+    exact = Decimal(repr(limit))
+    for place in range(19):
+        step = Decimal(1).scaleb(-place)
+        yield from (exact - step, exact + step)
+        cut = exact.quantize(step, context=Context(prec=60))
+        yield from (cut, cut - step, cut + step)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_of_many_digits_are_exact(judge: Judge, seed: int) -> None:
+    """Bounds of any size and as many digits as doubles have: what is accepted is within, digit for digit."""
+    noise = Random(seed)
+    for _ in range(40):
+        size = 10.0 ** noise.randint(-8, 18)
+        low = noise.uniform(-1, 1) * size
+        low = noise.choice([low, int(low), float(f"{low:.14e}")])
+        high = low + noise.choice([0.3, 1, 7.25, 1e6, size])
+        lower = noise.choice([None, "minimum", "exclusiveMinimum"])
+        upper = noise.choice(["maximum", "exclusiveMaximum"])
+        schema = {"type": noise.choice(["number", "integer"])} | ({lower: low} if lower else {}) | {upper: high}
+        try:
+            compiled = judge.ours(schema)
+        except InvalidRequest:
+            continue  # nothing lies between, or what does is out of reach
+        for number in (*nearby(low), *nearby(high)):
+            matcher = compiled.matcher()
+            if all(matcher.accept(byte) for byte in f"{number:f}".encode()) and matcher.is_complete():
+                assert number < Decimal(repr(high)) or (upper == "maximum" and number == Decimal(repr(high))), schema
+                assert not lower or number > Decimal(repr(low)) or (lower == "minimum" and number == Decimal(repr(low)))
+
+
+@pytest.mark.parametrize("bound", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+def test_bounds_of_large_whole_numbers_are_exact(judge: Judge, bound: str) -> None:
+    """Beyond what doubles tell apart."""
+    for limit in (2**53 + 1, -(2**53) - 1, 2**60 + 3, 2**63 - 2, -(2**63) + 1):
+        schema = {"type": "integer", bound: limit}
+        try:
+            compiled = judge.ours(schema)
+        except InvalidRequest:
+            continue
+        for number in range(limit - 3, limit + 4):
+            assert Draft202012Validator(schema).is_valid(number) or not accepts(compiled, number), (limit, number)
 
 
 @pytest.mark.parametrize(
