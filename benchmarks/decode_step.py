@@ -1,11 +1,14 @@
 """Where the time of one decode step goes: a profile of Graftwork's engine on the CPU yardstick's model.
 
-    python benchmarks/decode_step.py [--cells b32:0,b32:16] [--steps 20] [--json OUT]
+    python benchmarks/decode_step.py [--cells b32:0,b32:16] [--steps 20] [--lora-kernels auto] [--changing] [--json OUT]
 
 The step is that of the whole engine: plan, forward pass, sampling, absorbing. Its duration is the median of steps that
 nothing watches, in processor time of the loop's thread, which other programs on a busy machine disturb less. The shares
 come from steps under torch.profiler, in wall time, and it slows the short operations most: shares are for finding what
 to mend, not for claims. "python" is what is left of a step beside the operations.
+
+A cell named several times is measured as often, in that order: on a busy machine, let those that are to be compared
+take turns. `--changing` has one request leave and one of a random adapter join with every step.
 """
 
 import argparse
@@ -17,8 +20,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 
-from cells import Cell
+from cells import PROMPT_TOKENS, Cell
 from floors import Floor, decode_floor, measure_rates
 from our_engine import YardstickArtifacts, greedy_request, open_engine
 from rich.console import Console
@@ -66,31 +70,78 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default="b32:0,b32:16", help="comma-separated b<rows>:<distinct adapters>")
     parser.add_argument("--steps", type=int, default=20, help="steps of each kind, watched and unwatched")
+    parser.add_argument("--lora-kernels", default="auto", help="how adapters are applied: auto, native, torch")
+    parser.add_argument("--changing", action="store_true", help="one request leaves and one joins with every step")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "graftwork-bench")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     model = ensure_model(options.cache)
-    profiles = [profile_cell(model, Cell.parse(text), options.steps) for text in options.cells.split(",")]
+    profiles = [
+        profile_cell(Scene(model, Cell.parse(text), options.lora_kernels, options.changing), options.steps)
+        for text in options.cells.split(",")
+    ]
     for one in profiles:
         show(one)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in profiles], indent=1) + "\n")
 
 
-def profile_cell(model: YardstickModel, cell: Cell, num_steps: int) -> StepProfile:
-    artifacts = YardstickArtifacts(model.adapters, model.folder / "artifacts")
-    engine = open_engine(model.base, artifacts)
-    start_decoding(engine, cell, artifacts.digests, _CONTEXT_STEPS + 2 * num_steps + 2)
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is measured: a cell, the way its adapters are applied, and whether its requests change."""
+
+    model: YardstickModel
+    cell: Cell
+    lora_kernels: str
+    is_changing: bool
+
+
+def profile_cell(scene: Scene, num_steps: int) -> StepProfile:
+    artifacts = YardstickArtifacts(scene.model.adapters, scene.model.folder / "artifacts")
+    engine = open_engine(scene.model.base, artifacts, lora_kernels=scene.lora_kernels)
+    num_steps_in_all = _CONTEXT_STEPS + 2 * num_steps + 2
+    if scene.is_changing:
+        step = start_changing(engine, scene.cell, artifacts.digests)
+    else:
+        start_decoding(engine, scene.cell, artifacts.digests, num_steps_in_all)
+        step = engine.loop.step
     for _ in range(_CONTEXT_STEPS):
-        engine.loop.step()
-    durations = [timed(engine.loop.step) for _ in range(num_steps)]
+        step()
+    durations = [timed(step) for _ in range(num_steps)]
     with labelled(), profile(activities=[ProfilerActivity.CPU]) as watched:
         for _ in range(num_steps):
             with record_function(_STEP):
-                engine.loop.step()
-    engine.loop.step()
-    floor = decode_floor(cell, 2 * (_CONTEXT_STEPS + num_steps // 2), measure_rates())
-    return read_profile(str(cell), watched, statistics.median(durations) * 1e3, floor, num_steps)
+                step()
+    step()
+    floor = decode_floor(scene.cell, 2 * (_CONTEXT_STEPS + num_steps // 2), measure_rates())
+    return read_profile(str(scene.cell), watched, statistics.median(durations) * 1e3, floor, num_steps)
+
+
+def start_changing(engine: Engine, cell: Cell, digests: list[str]) -> Callable[[], None]:
+    """Fill a cell with requests that end one after another; returns a step with which the next one joins.
+
+    All have one prompt whose pages are cached, but for its last token: who joins decodes at once.
+    """
+    prompt = list(range(1, PROMPT_TOKENS + 2))
+    random = Random(str(cell))
+    choices: list[str | None] = [*digests[: cell.adapters]] or [None]
+
+    def submit(adapter: str | None, output_tokens: int) -> None:
+        engine.loop.take(SubmitRequest(greedy_request(prompt, adapter, output_tokens, b"shared"), lambda outputs: None))
+
+    def step() -> None:
+        submit(random.choice(choices), cell.batch)
+        engine.loop.step()
+
+    for digest in digests[: cell.adapters]:
+        await_adapter(engine, digest)
+    for row, adapter in enumerate(cell.adapter_of_row):
+        submit(None if adapter is None else digests[adapter], row + 2)
+    while engine.loop.stats().waiting_requests:
+        engine.loop.step()
+    for _ in range(cell.batch):
+        step()
+    return step
 
 
 def start_decoding(engine: Engine, cell: Cell, digests: list[str], output_tokens: int) -> None:

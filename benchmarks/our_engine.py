@@ -34,13 +34,16 @@ class YardstickArtifacts:
         return ArtifactAdapterSource(self._root, description)
 
 
-def open_engine(base: Path, artifacts: YardstickArtifacts, dtype: str = "bfloat16") -> Engine:
+def open_engine(
+    base: Path, artifacts: YardstickArtifacts, dtype: str = "bfloat16", lora_kernels: str = "auto"
+) -> Engine:
     """One thread, one step's prefill as large as the yardstick's largest."""
     config = EngineConfig(
         model=base,
         device="cpu",
         dtype=dtype,
         threads=1,
+        lora_kernels=lora_kernels,
         max_batch_tokens=MAX_BATCH_TOKENS,
     )
     return build_engine(config, artifacts.source)

@@ -1,7 +1,8 @@
 """A StepPlan as tensors: made once a step, read by every layer.
 
-Rows are ordered by adapter, so that each adapter's rows are one run. Attention sees two kinds of rows: those that
-decode, each a query of its own, which are computed together over a padded page table, and those of a chunk.
+Rows are ordered by adapter, so that each adapter's rows are one run, its chunks behind the rest. Attention sees two
+kinds of rows: those that decode, each a query of its own, which are computed together over a padded page table, and
+those of a chunk.
 
 A row's bits must not depend on its neighbours. Where the arithmetic needs it (see RowRules), a small batch is padded
 with rows of nobody, and rows decode together only with those whose page tables are padded to the same length,
@@ -72,6 +73,8 @@ class AdapterRun:
     end_row: int
     first_sample: int
     last_sample: int
+    decoding: tuple[int, ...]
+    """Rows that decode, ascending; the others are of chunks. It follows from a row's own slice alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class BatchBuilder:
         self._rules = rules
 
     def build(self, plan: StepPlan) -> BatchTensors:
-        slices = tuple(sorted(plan.slices, key=lambda piece: piece.adapters))
+        slices = tuple(sorted(plan.slices, key=lambda piece: (piece.adapters, _num_known(piece) > 1)))
         starts: list[int] = []
         num_rows = 0
         for piece in slices:
@@ -175,10 +178,8 @@ class BatchBuilder:
         return [piece.pages[index] for index in range(first, last)]
 
     def _queries(self, start_row: int, piece: SequenceSlice) -> Iterator[_Query]:
-        """The rows of a slice that decode: its drafts, and its known row where there is but one."""
-        num_known = _num_known(piece)
-        for index in range(0 if num_known == 1 else num_known, len(piece.token_ids)):
-            yield _Query(start_row + index, start_row, piece, pages_for(piece.start + index + 1, self._page_tokens))
+        for row in _decoding_rows(start_row, piece):
+            yield _Query(row, start_row, piece, pages_for(piece.start + row - start_row + 1, self._page_tokens))
 
     def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
         """Queries whose page tables are padded to one length, together."""
@@ -243,6 +244,12 @@ def _num_known(piece: SequenceSlice) -> int:
     return len(piece.token_ids) - piece.num_drafts
 
 
+def _decoding_rows(start_row: int, piece: SequenceSlice) -> range:
+    """The rows of a slice that decode: its drafts, and its known row where there is but one."""
+    num_known = _num_known(piece)
+    return range(start_row + (0 if num_known == 1 else num_known), start_row + len(piece.token_ids))
+
+
 def _sampled_rows(start_row: int, piece: SequenceSlice) -> range:
     end_row = start_row + len(piece.token_ids)
     return range(end_row - len(piece.samples), end_row)
@@ -262,8 +269,10 @@ def _adapter_runs(placed: list[tuple[int, SequenceSlice]]) -> tuple[AdapterRun, 
         num_sampled += len(piece.samples)
         if not piece.adapters:
             continue
+        decoding = tuple(_decoding_rows(start, piece))
         if runs and runs[-1].adapters == piece.adapters:
-            runs[-1] = replace(runs[-1], end_row=end, last_sample=num_sampled)
+            decoding = runs[-1].decoding + decoding
+            runs[-1] = replace(runs[-1], end_row=end, last_sample=num_sampled, decoding=decoding)
         else:
-            runs.append(AdapterRun(piece.adapters, start, end, first_sample, num_sampled))
+            runs.append(AdapterRun(piece.adapters, start, end, first_sample, num_sampled, decoding))
     return tuple(runs)

@@ -40,7 +40,8 @@ class EngineConfig:
     """Bytes of adapter weights kept in host memory, ready to be copied to the device."""
     max_lora_rank: int = 128
     lora_kernels: str = "auto"
-    """How adapters are applied: `auto` (the Triton kernels on CUDA, if they work there), `triton`, or `torch`."""
+    """How adapters are applied: `auto` (the kernels of the device, if they work there), `native` (the CPU's),
+    `triton` (CUDA's), or `torch`."""
     max_batch_tokens: int = 512
     """Tokens of one step over all requests: large prefills faster, small disturbs decodes less."""
     max_running: int = 64

@@ -3,16 +3,16 @@
 The rows of a batch stand ordered by graft (an adapter, or a mixture of a few), so that each graft's rows are one run
 [start, end): a segment. Segments are made once a step and serve all layers. Rows of the bare base belong to no segment.
 
-Long segments are multiplied one by one, straight from the adapter; short ones, of which a decode step has many, a pack
-at a time (see lora_packs). The two ways give a row the same bits, so a row's output does not depend on its neighbours.
+Long segments are multiplied one by one, straight from the adapter; short ones a pack at a time (see lora_packs). The
+two ways give a row the same bits, so a row's output does not depend on its neighbours.
 
-This is the plain torch path: the one the CPU runs, the reference of the fused kernels in engine/kernels, and beside
-them on CUDA what applies the parts that they do not.
+This is the plain torch path: what the CPU runs, but that rows which decode are native_lora's where that works; the
+reference of the fused kernels in engine/kernels, and beside them on CUDA what applies the parts that they do not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Protocol
 
 import torch
@@ -32,14 +32,22 @@ class Segment:
     graft: Graft
     sampled_start: int = 0
     sampled_end: int = 0
+    decoding: tuple[int, ...] = ()
+    """Rows that decode, ascending; the others are of chunks (see batch_tensors.AdapterRun)."""
 
     @property
     def num_rows(self) -> int:
         return self.end - self.start
 
     def of_sampled(self) -> "Segment":
-        """The same graft's part of the rows that the head sees."""
-        return Segment(self.sampled_start, self.sampled_end, self.graft)
+        """The same graft's part of the rows that the head sees, where none is part of a chunk."""
+        rows = range(self.sampled_start, self.sampled_end)
+        return Segment(rows.start, rows.stop, self.graft, decoding=tuple(rows))
+
+    def of_chunks(self) -> list["Segment"]:
+        """The runs of rows between those that decode."""
+        bounds = (self.start - 1, *self.decoding, self.end)
+        return [Segment(row + 1, end, self.graft) for row, end in pairwise(bounds) if row + 1 < end]
 
 
 LONG_SEGMENT_ROWS = 16
@@ -55,6 +63,10 @@ class Lane(Protocol):
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Add the deltas of one group to the lane's rows of y, in place."""
         ...
+
+
+LaneMaker = Callable[[Sequence[Segment], int], Sequence[Lane]]
+"""Cuts segments of a batch of so many rows into lanes, once a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +129,54 @@ class BlockLane:
         return self._foreign[layout]
 
 
+class TorchLanes:
+    """Long segments one by one, straight from the adapter; the short ones between them together, from packs."""
+
+    def __init__(self, packs: PackCache, rules: RowRules) -> None:
+        self._packs = packs
+        self._rules = rules
+
+    def __call__(self, segments: Sequence[Segment], num_rows: int) -> list[Lane]:
+        """A LaneMaker. `num_rows` are all rows of the batch, those of the base and the padding included."""
+        return list(self._lanes(segments, num_rows))
+
+    def _lanes(self, segments: Sequence[Segment], num_rows: int) -> Iterator[Lane]:
+        for is_long, run in groupby(segments, self._is_long):
+            if is_long:
+                yield from (LongLane(one.start, one.num_rows, _only_adapter(one)) for one in run)
+            else:
+                yield from (self._block_lane(near, num_rows) for near in _without_gaps(list(run)))
+
+    def _is_long(self, segment: Segment) -> bool:
+        adapter = segment.graft.single
+        if adapter is None or segment.num_rows < max(LONG_SEGMENT_ROWS, self._rules.min_rows):
+            return False
+        widths = [delta.num_ranks for delta in adapter.deltas.values()]
+        return all(width == 0 or width >= self._rules.min_columns for width in widths)
+
+    def _block_lane(self, run: list[Segment], num_rows: int) -> BlockLane:
+        block_rows = min(BLOCK_ROWS, num_rows)
+        num_blocks = -(-(run[-1].end - run[0].start) // block_rows)
+        start = min(run[0].start, num_rows - num_blocks * block_rows)
+        assert start >= 0, "a batch with adapters has whole blocks of rows"
+        blocks = [
+            [one for one in run if one.start < first + block_rows and one.end > first]
+            for first in range(start, start + num_blocks * block_rows, block_rows)
+        ]
+        pack = self._packs.get([[segment.graft for segment in block] for block in blocks])
+        return BlockLane(start, block_rows, blocks, pack)
+
+
 class LoraBatch:
     """A step's segments, shared by all layers."""
 
-    def __init__(self, segments: Sequence[Segment], packs: PackCache, rules: RowRules, num_rows: int) -> None:
+    def __init__(self, segments: Sequence[Segment], make_lanes: LaneMaker, rules: RowRules, num_rows: int) -> None:
         """`num_rows` are all rows of the batch, those of the base and the padding included (see `padded_rows`)."""
         self.segments = tuple(segments)
         self._rules = rules
-        self._packs = packs
+        self._make_lanes = make_lanes
         self._with_columns = [segment for segment in self.segments if not segment.graft.is_low_rank]
-        self._lanes = list(self._lanes_of(self.segments, num_rows))
+        self._lanes = make_lanes(self.segments, num_rows)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Turn the base's output of one group into each row's own, in place.
@@ -163,7 +213,7 @@ class LoraBatch:
                 rows = slice(segment.start, segment.end)
                 logits[rows] = self._product(x[rows], adapter.saved_head.t())
         if touched:
-            over_samples = LoraBatch(touched, self._packs, self._rules, len(x))
+            over_samples = LoraBatch(touched, self._make_lanes, self._rules, len(x))
             over_samples.add_deltas(logits, x, HEAD_LAYER, HEAD.name)
 
     def _change_columns(self, y: torch.Tensor, layer: int, group: str) -> None:
@@ -186,34 +236,15 @@ class LoraBatch:
             return torch.mm(x, matrix)
         return torch.mm(functional.pad(x, (0, 0, 0, missing)), matrix)[: len(x)]
 
-    # ---- lanes ------------------------------------------------------------------------------------------------
 
-    def _lanes_of(self, segments: Sequence[Segment], num_rows: int) -> Iterator[Lane]:
-        """Long segments one by one, the short ones between them together."""
-        for is_long, run in groupby(segments, self._is_long):
-            if is_long:
-                yield from (LongLane(one.start, one.num_rows, _only_adapter(one)) for one in run)
-            else:
-                yield self._block_lane(list(run), num_rows)
-
-    def _is_long(self, segment: Segment) -> bool:
-        adapter = segment.graft.single
-        if adapter is None or segment.num_rows < max(LONG_SEGMENT_ROWS, self._rules.min_rows):
-            return False
-        widths = [delta.num_ranks for delta in adapter.deltas.values()]
-        return all(width == 0 or width >= self._rules.min_columns for width in widths)
-
-    def _block_lane(self, run: list[Segment], num_rows: int) -> BlockLane:
-        block_rows = min(BLOCK_ROWS, num_rows)
-        num_blocks = -(-(run[-1].end - run[0].start) // block_rows)
-        start = min(run[0].start, num_rows - num_blocks * block_rows)
-        assert start >= 0, "a batch with adapters has whole blocks of rows"
-        blocks = [
-            [one for one in run if one.start < first + block_rows and one.end > first]
-            for first in range(start, start + num_blocks * block_rows, block_rows)
-        ]
-        pack = self._packs.get([[segment.graft for segment in block] for block in blocks])
-        return BlockLane(start, block_rows, blocks, pack)
+def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:
+    """Segments that stand together: a gap of whole blocks, which would be multiplied with zeros, parts them."""
+    start = 0
+    for place, (one, following) in enumerate(pairwise(segments), start=1):
+        if following.start - one.end >= BLOCK_ROWS:
+            yield segments[start:place]
+            start = place
+    yield segments[start:]
 
 
 def _only_adapter(segment: Segment) -> ResidentAdapter:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from graftwork.engine.lora import LoraBatch, Segment
+from graftwork.engine.lora import LoraBatch, Segment, TorchLanes
 from graftwork.engine.lora_packs import PackCache
 from graftwork.engine.resident_adapter import ResidentAdapter
 from graftwork.engine.row_rules import RowRules
@@ -64,7 +64,8 @@ class TorchLora:
 
     def __init__(self, packs: PackCache, rules: RowRules) -> None:
         self._packs = packs
-        self._rules = rules
+        self.rules = rules
+        self.lanes = TorchLanes(packs, rules)
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
         """Packs are made when a batch first needs them."""
@@ -73,4 +74,4 @@ class TorchLora:
         self._packs.forget(digest)
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
-        return LoraBatch(segments, self._packs, self._rules, num_rows)
+        return LoraBatch(segments, self.lanes, self.rules, num_rows)

@@ -1,7 +1,7 @@
 """The proof before an adapter is served: what the engine's own path adds is what plain torch says it should.
 
 Every group of every layer is tried on a few random rows, beside a row of the base, which must stay as it is. The path
-that is tried is torch's, on the host; what a device computes by kernels stands a trial of its own (kernels/kernel_trial).
+that is tried is torch's, on the host; kernels stand a trial of their own on their device (native_trial, kernel_trial).
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
-from graftwork.engine.lora import LoraBatch, Segment
+from graftwork.engine.lora import LoraBatch, Segment, TorchLanes
 from graftwork.engine.lora_build import BaseModules
 from graftwork.engine.lora_packs import Graft, PackCache
 from graftwork.engine.resident_adapter import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup, ResidentAdapter
@@ -26,7 +26,8 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
     """Raises ValidationFailed naming the group where the engine would not do what the matrices say."""
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, Graft(((adapter, 1.0),)))
-    batch = LoraBatch([segment], PackCache(0, RowRules.of(dtype).min_columns), RowRules.of(dtype), _NUM_ROWS)
+    rules = RowRules.of(dtype)
+    batch = LoraBatch([segment], TorchLanes(PackCache(0, rules.min_columns), rules), rules, _NUM_ROWS)
     for layer, group in _groups_of(weights):
         modules = [base.module(layer, target) for target in group.targets]
         x = torch.randn(_NUM_ROWS, modules[0][0].shape[1], generator=generator).to(dtype)

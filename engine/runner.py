@@ -66,7 +66,7 @@ class ModelRunner:
 
     def _segment(self, run: AdapterRun) -> Segment:
         graft = Graft(tuple((self._pool.get(use.digest), use.weight) for use in run.adapters))
-        return Segment(run.start_row, run.end_row, graft, run.first_sample, run.last_sample)
+        return Segment(run.start_row, run.end_row, graft, run.first_sample, run.last_sample, run.decoding)
 
 
 def _by_request(

@@ -61,7 +61,8 @@ class Settings:
     lora_host_bytes: int | None = None
     """Memory for adapters on the host, ready to be copied to the device."""
     lora_kernels: str = "auto"
-    """How adapters are applied: `auto` (Triton's kernels on CUDA, if they work there), `triton` or `torch`."""
+    """How adapters are applied: `auto` (`triton` on CUDA, `native` on a CPU, if they work there), or one of these, or
+    `torch`."""
     host_kv_bytes: int | None = None
     """Memory for the KV of idle sessions on the host; None is the engine's default, 0 keeps none there."""
     disk_kv_bytes: int | None = None
@@ -220,7 +221,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "device_bytes": parse_bytes,
     "lora_pool_bytes": parse_bytes,
     "lora_host_bytes": parse_bytes,
-    "lora_kernels": _one_of("auto", "triton", "torch"),
+    "lora_kernels": _one_of("auto", "native", "triton", "torch"),
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "public_prompts": _folder,

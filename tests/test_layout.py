@@ -16,6 +16,8 @@ OTHER_FOLDERS = ("migrations", "demo")
 FENCES: dict[str, tuple[str, ...]] = {
     "torch": ("engine/*", "adapters/weights.py"),
     "triton": ("engine/*",),
+    "numba": ("engine/native_rows.py",),
+    "llvmlite": ("engine/native_rows.py",),
     "xgrammar": ("engine/*",),
     "transformers": (),
     "peft": (),
@@ -150,13 +152,15 @@ def test_the_environment_is_read_in_one_place() -> None:
 @pytest.mark.parametrize(
     ("statement", "unwanted"),
     [
-        ("import graftwork.api.app", ("torch", "transformers", "triton", "peft")),
+        ("import graftwork.api.app", ("torch", "transformers", "triton", "numba", "peft")),
         ("import graftwork; graftwork.Graftwork", ("torch", "fastapi", "sqlalchemy", "transformers", "grpc", "redis")),
         ("import graftwork.engine.scheduler", ("torch", "fastapi", "sqlalchemy")),
+        ("import graftwork.engine.assembly", ("numba", "triton", "fastapi", "sqlalchemy")),
     ],
 )
 def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str, ...]) -> None:
-    """The gateway runs without torch, the SDK without the server, the scheduler without either."""
+    """The gateway runs without torch, the SDK without the server, the scheduler without either; an engine loads no kernels
+    before it knows its device."""
     loaded = output_of(f"import sys; {statement}", f"print([name for name in {unwanted} if name in sys.modules])")
 
     assert loaded == "[]"

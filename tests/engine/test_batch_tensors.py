@@ -39,7 +39,7 @@ def test_each_adapter_has_one_run_of_rows_however_the_requests_arrive() -> None:
 
     batch = builder().build(plan)
 
-    assert batch.adapter_runs == (AdapterRun(uses("x"), 2, 4, 0, 0), AdapterRun(uses("y"), 4, 7, 0, 0))
+    assert batch.adapter_runs == (AdapterRun(uses("x"), 2, 4, 0, 0, (2, 3)), AdapterRun(uses("y"), 4, 7, 0, 0, ()))
     assert [piece.request_id for piece in batch.slices] == ["b", "a", "d", "c"]
 
 

@@ -1,6 +1,5 @@
 """Rows of every kind of adapter in one batch: equal to peft's, and indifferent to their neighbours."""
 
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -44,15 +43,16 @@ def expected_logits(model: torch.nn.Module, prompt: list[int], made: list[int]) 
     return logits[len(prompt) - 1 : -1]
 
 
-@pytest.mark.parametrize("max_batch_tokens", [512, 11])
+@pytest.mark.parametrize(("kernels", "max_batch_tokens"), [("native", 512), ("native", 11), ("torch", 512)])
 @pytest.mark.parametrize("names", [RANKED, list(KINDS)], ids=["ranks", "kinds"])
 def test_rows_of_every_rank_and_kind_equal_peft_in_one_batch(
-    lab: GraftLab, names: list[str], max_batch_tokens: int
+    lab: GraftLab, names: list[str], kernels: str, max_batch_tokens: int
 ) -> None:
     """Base rows between them, prompts in one piece or in chunks, then decoding: each has its own adapter's logits."""
     random = Random(5)
     names = ["", *names, names[0], ""]
-    engine = Recorded(lab.engine(max_batch_tokens=max_batch_tokens, max_running=11), names)
+    options = {"lora_kernels": kernels, "max_batch_tokens": max_batch_tokens, "max_running": 11}
+    engine = Recorded(lab.engine(**options), names)
     prompts = [random_prompt(random, random.choice((1, 3, 7, 18, 25))) for _ in names]
 
     outcomes = [
@@ -67,9 +67,19 @@ def test_rows_of_every_rank_and_kind_equal_peft_in_one_batch(
     assert engine.harness.loop.stats().max_adapters_in_a_step >= (8 if max_batch_tokens > 100 else 4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("subject", ["", "rank-3", "rank-128", "dora", "head"])
-def test_neighbours_do_not_change_a_bit(lab: GraftLab, subject: str, dtype: str) -> None:
+NEIGHBOURLY = [
+    *(
+        ("native", dtype, subject)
+        for dtype in ("float32", "bfloat16")
+        for subject in ("", "rank-3", "rank-128", "dora", "head")
+    ),
+    ("torch", "float32", "rank-3"),
+    ("torch", "bfloat16", "head"),
+]
+
+
+@pytest.mark.parametrize(("kernels", "dtype", "subject"), NEIGHBOURLY)
+def test_neighbours_do_not_change_a_bit(lab: GraftLab, kernels: str, dtype: str, subject: str) -> None:
     """Alone, among its like, among strangers, first or last, beside short and long rows: the same bits every time."""
     random = Random(9)
     prompt = random_prompt(random, 21)
@@ -83,7 +93,8 @@ def test_neighbours_do_not_change_a_bit(lab: GraftLab, subject: str, dtype: str)
     ]
     seen = []
     for number, company in enumerate(companies):
-        engine = Recorded(lab.engine(dtype=dtype, max_running=16), [subject, *[name for name, _ in company]])
+        fresh = lab.engine(dtype=dtype, lora_kernels=kernels, max_running=16)
+        engine = Recorded(fresh, [subject, *[name for name, _ in company]])
         requests = [(name, random_prompt(random, length)) for name, length in company]
         requests.insert(number % (len(requests) + 1), (subject, prompt))
         outcomes = [
@@ -96,16 +107,17 @@ def test_neighbours_do_not_change_a_bit(lab: GraftLab, subject: str, dtype: str)
         assert torch.equal(logits, seen[0]), f"company {number} changed it"
 
 
-def test_an_adapter_that_overflows_hurts_no_other_row(lab: GraftLab) -> None:
-    """Its own rows become NaN; the row beside it in the same pack keeps its bits."""
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_an_adapter_that_overflows_hurts_no_other_row(lab: GraftLab, kernels: str) -> None:
+    """Its own rows become NaN; the row beside it keeps its bits."""
     huge = LoraPair(torch.full((4, 32), 1e30), torch.full((32, 4), 1e30), 1.0)
     lab = GraftLab(lab.base, lab.models, {**lab.weights, "wild": AdapterWeights("wild", {(0, "q_proj"): huge})})
     prompt = random_prompt(Random(2), 6)
-    alone = Recorded(lab.engine(), ["rank-8"])
+    alone = Recorded(lab.engine(lora_kernels=kernels), ["rank-8"])
     quiet = alone.harness.submit(prompt, adapter="rank-8", ignore_eos=True)
     alone.harness.finish()
 
-    beside = Recorded(lab.engine(), ["rank-8", "wild"])
+    beside = Recorded(lab.engine(lora_kernels=kernels), ["rank-8", "wild"])
     outcome = beside.harness.submit(prompt, adapter="rank-8", ignore_eos=True)
     wild = beside.harness.submit(prompt, adapter="wild", ignore_eos=True)
     beside.harness.finish()
@@ -114,10 +126,11 @@ def test_an_adapter_that_overflows_hurts_no_other_row(lab: GraftLab) -> None:
     assert beside.logits(wild).isnan().any()
 
 
-def test_bfloat16_is_as_near_to_the_fp32_oracle_as_its_rounding(lab: GraftLab) -> None:
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_bfloat16_is_as_near_to_the_fp32_oracle_as_its_rounding(lab: GraftLab, kernels: str) -> None:
     """Of every kind: no further from the fp32 reference than twice what peft's own bf16 is, over a batch."""
     names = [*RANKED, *KINDS]
-    engine = Recorded(lab.engine(dtype="bfloat16", max_running=32), names)
+    engine = Recorded(lab.engine(dtype="bfloat16", lora_kernels=kernels, max_running=32), names)
     prompts = [random_prompt(Random(number), 12) for number in range(len(names))]
     outcomes = [
         engine.harness.submit(prompt, adapter=name, max_tokens=3, ignore_eos=True)
@@ -135,10 +148,11 @@ def test_bfloat16_is_as_near_to_the_fp32_oracle_as_its_rounding(lab: GraftLab) -
     assert torch.stack(ours).mean().sqrt() <= 2 * torch.stack(theirs).mean().sqrt()
 
 
-def test_a_mixture_is_the_weighted_sum_of_its_adapters(lab: GraftLab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_mixture_is_the_weighted_sum_of_its_adapters(lab: GraftLab, kernels: str) -> None:
     """peft's add_weighted_adapter by concatenation, whatever the order of the parts; base and single rows beside it."""
     parts = {"rank-3": 0.7, "rank-16": -0.4, "rank-8": 1.5}
-    harness = lab.engine()
+    harness = lab.engine(lora_kernels=kernels)
     engine = Recorded(harness, ["", *parts])
     prompt = random_prompt(Random(1), 19)
     uses = tuple(AdapterUse(name, weight) for name, weight in parts.items())
