@@ -158,6 +158,7 @@ def test_a_nursery_that_dies_takes_its_children_along() -> None:
     """What it compiled is answered for at once, and nothing goes on compiling for nobody."""
     workshop = Workshop(replace(LIMITS, seconds=30.0))
     try:
+        workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))
         workshop.ask(GrammarSource(GrammarKind.EBNF, EXPLODING))
         children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
         while not (child := children.read_text().strip()):
@@ -186,6 +187,7 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
     workshop = Workshop(replace(LIMITS, seconds=1.5))
     hard = GrammarSource(GrammarKind.EBNF, EXPLODING)
     try:
+        workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))  # the nursery has come up, and has its engine
         workshop.ask(hard)
         children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
         while not (child := children.read_text().strip()):
