@@ -10,6 +10,8 @@ from graftwork.engine.grammar.lint import GrammarEngine
 from graftwork.engine.request import GrammarSource
 
 _HEADER = struct.Struct("!I")
+BUSY = "nursery_busy"
+"""The code of an answer that says nothing of the grammar: there was no processor for it in time."""
 CHILDREN = 2
 """Compiles at a time."""
 

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from graftwork.engine.grammar.backends import Backends
-from graftwork.engine.grammar.compile_jobs import CompileAnswer, CompileJob
+from graftwork.engine.grammar.compile_jobs import BUSY, CompileAnswer, CompileJob
 from graftwork.engine.grammar.drafts import Speller
 from graftwork.engine.grammar.limits import CompileLimits
 from graftwork.engine.grammar.matcher import CompiledPair
@@ -29,6 +29,8 @@ from graftwork.platform.errors import CapacityContended, GraftworkError, Interna
 _log = logging.getLogger(__name__)
 
 GrammarKey = str
+_PASSING = (InternalFailure, CapacityContended)
+"""What says nothing of a grammar, and may be otherwise the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,9 @@ class GrammarCompiler:
     def forget_failures(self) -> None:
         """Called once a round: what failed by our own fault is told to those who wait, and tried again afterwards."""
         for key in self._shown_failures:
-            if isinstance(self._ready.get(key), InternalFailure):  # unless it has made way meanwhile
+            if isinstance(self._ready.get(key), _PASSING):  # unless it has made way meanwhile
                 self.num_bytes -= _weight(self._ready.pop(key))
-        self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, InternalFailure)]
+        self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, _PASSING)]
 
     def want(self, key: GrammarKey, source: GrammarSource, party: str) -> GraftworkError | None:
         """Have a grammar compiled, unless it is or is being; returns why the party must wait, where it must."""
@@ -163,6 +165,12 @@ class GrammarCompiler:
         if answer.engine is not None:
             backend = self._backends.of(answer.engine)
             return CompiledPair(backend.load(answer.payload), backend.load(answer.compact) if answer.compact else None)
+        if answer.code == BUSY:
+            return CapacityContended(
+                "The machine was too busy to compile this grammar in time. Send the request again.",
+                code="grammar_not_reached",
+                retry_after_s=self._limits.seconds,
+            )
         if answer.code == "nursery_died":
             return InternalFailure("The process that compiles grammars died. Send the request again.")
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.engine.grammar.backends import Backends
-from graftwork.engine.grammar.compile_jobs import CHILDREN, CompileAnswer, CompileJob, forward, receive, send
+from graftwork.engine.grammar.compile_jobs import BUSY, CHILDREN, CompileAnswer, CompileJob, forward, receive, send
 from graftwork.engine.grammar.lint import GrammarEngine, LintedGrammar, lint
 from graftwork.engine.grammar.matcher import GrammarBackend
 from graftwork.engine.grammar.vocabulary import Vocabulary, read_vocabulary
@@ -40,6 +40,8 @@ class _Child:
     pipe: int
     started: float
     content: bytes = b""
+    is_late: bool = False
+    """It was given too little of a processor to come to an end, or to its limit."""
 
 
 class Nursery:
@@ -129,6 +131,7 @@ class Nursery:
         for child in list(self._children.values()):
             if now >= child.started + child.job.seconds * _WALL_PER_CPU:
                 os.kill(child.pid, signal.SIGKILL)
+                child.is_late = True
                 self._end(child)
 
     def _end(self, child: _Child) -> None:
@@ -146,11 +149,10 @@ class Nursery:
             return
         what = f"time than {child.job.seconds} s" if code in _OUT_OF_TIME else "memory than it may have"
         reason = f"The grammar needs more {what} to compile (#). Simplify it."
+        verdict = BUSY if child.is_late else "grammar_too_costly"
         send(
             self._answers,
-            CompileAnswer(
-                child.job.number, time.monotonic() - child.started, refusal=reason, code="grammar_too_costly"
-            ),
+            CompileAnswer(child.job.number, time.monotonic() - child.started, refusal=reason, code=verdict),
         )
 
     def _kill_all(self) -> None:

@@ -158,6 +158,7 @@ def test_a_nursery_that_dies_takes_its_children_along() -> None:
     """What it compiled is answered for at once, and nothing goes on compiling for nobody."""
     workshop = Workshop(replace(LIMITS, seconds=30.0))
     try:
+        workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))
         workshop.ask(GrammarSource(GrammarKind.EBNF, EXPLODING))
         children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
         while not (child := children.read_text().strip()):
@@ -179,6 +180,28 @@ def is_at_work(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
+    """A machine that is busy says nothing of the grammar: the refusal is of the moment, and is not kept."""
+    workshop = Workshop(replace(LIMITS, seconds=1.5))
+    hard = GrammarSource(GrammarKind.EBNF, EXPLODING)
+    try:
+        workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))  # the nursery has come up, and has its engine
+        workshop.ask(hard)
+        children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
+        while not (child := children.read_text().strip()):
+            workshop.compiler.check_integrity()
+        os.kill(int(child), signal.SIGSTOP)
+        late = workshop.absorb().outcome
+        workshop.compiler.forget_failures()
+        workshop.compiler.forget_failures()
+        kept = workshop.compiler.get(workshop.compiler.key(hard))
+    finally:
+        workshop.compiler.close()
+
+    assert isinstance(late, CapacityContended)
+    assert (late.code, kept) == ("grammar_not_reached", None)
 
 
 def test_a_job_that_the_nursery_does_not_read_holds_nobody_up() -> None:
