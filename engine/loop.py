@@ -158,7 +158,7 @@ class EngineLoop:
         return True
 
     def _carry_out(self, plan: StepPlan) -> list[Output]:
-        self._gates.heed(self._scheduler.loads_read_by(plan))
+        self._gates.heed(self._scheduler.landings.read_by(plan))
         try:
             return self._scheduler.absorb(plan, self._runner.run(plan))
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine

@@ -16,11 +16,12 @@ from graftwork.engine.adapter_residency import AdapterResidency
 from graftwork.engine.batch import SequenceSlice, StepPlan, StepResult
 from graftwork.engine.drafting.speculator import Speculator, matching, no_drafts
 from graftwork.engine.grammar.residency import GrammarResidency, NoGrammars
+from graftwork.engine.growth import Growth
 from graftwork.engine.intake import Intake, SchedulerLimits
 from graftwork.engine.kv_memory import KvMemory
+from graftwork.engine.landings import Landings
 from graftwork.engine.outputs import Output, SchedulerCounters
 from graftwork.engine.pace import Pace
-from graftwork.engine.page_path import pages_for
 from graftwork.engine.pages import PageId
 from graftwork.engine.policy import FairShare
 from graftwork.engine.request import (
@@ -75,8 +76,8 @@ class Scheduler:
         self._waiting = FairShare(clock)
         self._running: dict[RequestId, Sequence] = {}
         self._by_id: dict[RequestId, Sequence] = {}
-        self._starved: set[RequestId] = set()
-        """Running, and without the page that its next token needs."""
+        self._growth = Growth(memory, self._running, limits.page_tokens, self._preempt)
+        self.landings = Landings(memory, self._running, limits.page_tokens)
         self._pace = Pace(clock)
         self.speculator = speculator or no_drafts(clock)
         self.counters = SchedulerCounters()
@@ -169,7 +170,7 @@ class Scheduler:
 
     def _has_place(self) -> bool:
         """Whether the batch has room, and nobody who runs waits for a page."""
-        return len(self._running) < self._limits.max_running and not self._starved
+        return len(self._running) < self._limits.max_running and not self._growth.starved
 
     def _settle(self, sequence: Sequence) -> bool:
         """Find pages for all known tokens, and leave everyone who runs a page to grow into; False if there is no
@@ -189,7 +190,7 @@ class Scheduler:
     def _make_way(self, sequence: Sequence) -> bool:
         """Offload somebody of a lower class for a request that finds no place; False if there is nobody, or room is
         being made already."""
-        victim = self._worst_running()
+        victim = self._growth.worst()
         if victim is None or self._memory.residency.device.in_flight_pages:
             return False
         if victim.rank <= self._waiting.rank(sequence):
@@ -231,37 +232,13 @@ class Scheduler:
 
     def absorb_readable(self, plan: TransferPlan) -> list[Output]:
         """Pages may be planned with before they have been copied: whoever waited for them goes on."""
-        outputs: list[Output] = []
-        for sequence in self._running.values():
-            if plan in sequence.arrivals:
-                sequence.arrivals.discard(plan)
-                sequence.reading.add(plan)
-                outputs += [] if sequence.arrivals else self._arrived(sequence)
-        return outputs
-
-    def loads_read_by(self, plan: StepPlan) -> set[TransferPlan]:
-        """Loads that have not ended, of pages that a step reads."""
-        return {load for piece in plan.slices for load in self._running[piece.request_id].reading}
+        return [output for sequence in self.landings.readable(plan) for output in self._arrived(sequence)]
 
     def absorb_transfer(self, done: TransferDone) -> list[Output]:
-        """Pages have been copied: whoever waited for them goes on, without those that could not be read.
-
-        Who has gone on before cannot: what it has computed since is worth nothing.
-        """
-        failed_from = self._memory.absorb(done)
-        reading = [sequence for sequence in self._running.values() if done.plan in sequence.reading]
-        outputs = (
-            [] if failed_from is None else self.fail([one.request_id for one in reading], InternalFailure(_NOT_LOADED))
-        )
-        for sequence in reading:
-            sequence.reading.discard(done.plan)
-        for sequence in self._running.values():
-            if done.plan in sequence.arrivals:
-                if failed_from is not None:
-                    self._memory.release(sequence.give_back(failed_from, self._limits.page_tokens))
-                sequence.arrivals.discard(done.plan)
-                outputs += [] if sequence.arrivals else self._arrived(sequence)
-        return outputs
+        """Pages have been copied: whoever waited for them goes on, without those that could not be read."""
+        landing = self.landings.landed(done)
+        outputs = self.fail(landing.ruined, InternalFailure(_NOT_LOADED))
+        return outputs + [output for sequence in landing.arrived for output in self._arrived(sequence)]
 
     # ---- plan -------------------------------------------------------------------------------------------------
 
@@ -276,7 +253,9 @@ class Scheduler:
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in turns)
         drafts = self.speculator.draft(making, spare_rows)
         slices = [
-            self._slicer.slice(sequence, num_tokens, self._within_memory(sequence, drafts.get(sequence.request_id, ())))
+            self._slicer.slice(
+                sequence, num_tokens, self._growth.fitting(sequence, drafts.get(sequence.request_id, ()))
+            )
             for sequence, num_tokens in turns
         ]
         if not slices:
@@ -294,53 +273,11 @@ class Scheduler:
             if budget == 0:
                 break
             num_tokens = min(sequence.num_behind, budget)
-            if sequence.request_id in self._running and self._grow(sequence, num_tokens, planned):
+            if sequence.request_id in self._running and self._growth.grow(sequence, num_tokens, planned):
                 turns.append((sequence, num_tokens))
                 planned.add(sequence.request_id)
                 budget -= num_tokens
         return turns
-
-    def _within_memory(self, sequence: Sequence, drafted: tuple[int, ...]) -> tuple[int, ...]:
-        """Give a draft the pages that it needs, if they can be had without taking any from who runs; else cut it."""
-        size, known = self._limits.page_tokens, len(sequence.token_ids)
-        missing = pages_for(known + len(drafted), size) - len(sequence.pages)
-        if not drafted or missing <= 0:
-            return drafted
-        pages = self._memory.take(missing, sequence.owner)
-        if pages is None:
-            return drafted[: len(sequence.pages) * size - known]
-        sequence.pages += pages
-        return drafted
-
-    def _grow(self, sequence: Sequence, num_tokens: int, planned: set[RequestId]) -> bool:
-        """Give a sequence the pages of its next tokens, at the cost of whoever deserves them less; False if it must
-        wait, or was offloaded itself."""
-        if sequence.arrivals:
-            return False
-        missing = pages_for(sequence.num_computed + num_tokens, self._limits.page_tokens) - len(sequence.pages)
-        if missing <= 0:
-            return True
-        pages = self._memory.take(missing, sequence.owner)
-        while pages is None and not self._memory.residency.device.in_flight_pages:
-            victim = self._worst_running(planned)
-            if victim is None:
-                break
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-            pages = self._memory.take(missing, sequence.owner)
-        if pages is None:
-            self._starved.add(sequence.request_id)
-            return False
-        self._starved.discard(sequence.request_id)
-        sequence.pages += pages
-        return True
-
-    def _worst_running(self, but: Iterable[RequestId] = ()) -> Sequence | None:
-        """Who is offloaded first: the lowest class, and within it the latest to arrive."""
-        spared = set(but)
-        candidates = [one for one in self._running.values() if one.request_id not in spared and not one.arrivals]
-        return max(candidates, key=lambda one: (one.rank, one.arrived_at), default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Offload a running sequence: its computed pages go to the host, and it back into the queue."""
@@ -419,7 +356,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """Give up a place in the batch; the pages are somebody else's business by now."""
         del self._running[sequence.request_id]
-        self._starved.discard(sequence.request_id)
+        self._growth.starved.discard(sequence.request_id)
         sequence.pages = []
         sequence.reading.clear()
         self._grammars.close(sequence.request_id)
@@ -434,7 +371,7 @@ class Scheduler:
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
-        assert self._starved <= self._running.keys()
+        assert self._growth.starved <= self._running.keys()
 
 
 def _turn(sequence: Sequence) -> tuple[bool, int, float]:
