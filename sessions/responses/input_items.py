@@ -31,6 +31,9 @@ def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):
         if item.type is ItemType.FUNCTION_CALL:
+            if item.call_id in open_calls:
+                place = f"{param}[{index}].call_id"
+                raise ValidationFailed(f"{place}: a call {item.call_id} waits for its output already.", param=place)
             open_calls[item.call_id] = None
         elif item.type is ItemType.FUNCTION_CALL_OUTPUT:
             if item.call_id not in open_calls:

@@ -178,7 +178,7 @@ async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
 
 
 def test_every_call_is_answered_once_and_behind_it() -> None:
-    """Outputs before their call, twice, or missing are refused by the place where they stand."""
+    """Outputs before their call, twice, or missing are refused by the place where they stand, as is a call twice."""
     called, answered = function_call(CallId("c1"), "f", "{}"), function_call_output(CallId("c1"), "x")
 
     check_outputs([called, answered], [])
@@ -186,6 +186,7 @@ def test_every_call_is_answered_once_and_behind_it() -> None:
     for items, awaited, param in (
         ([answered, called], [], "input[0].call_id"),
         ([called, answered, answered], [], "input[2].call_id"),
+        ([called, called, answered], [], "input[1].call_id"),
         ([called], [], "input"),
         ([], [CallId("c1")], "input"),
     ):
