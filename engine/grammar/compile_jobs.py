@@ -23,6 +23,7 @@ class CompileJob:
     number: int
     source: GrammarSource
     seconds: float
+    wall_seconds: float
     memory_bytes: int
 
 

@@ -65,7 +65,7 @@ class GrammarCompiler:
         self._limits = limits
         self._deliver = deliver
         self._backends = Backends(vocabulary)
-        self._nursery = NurseryClient(folder, vocabulary, self._answered)
+        self._nursery = NurseryClient(folder, vocabulary, limits.niceness, self._answered)
         self._loading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-load")
         self._budget = PartyBudget(limits.party_seconds_per_minute, clock)
         self._ready: OrderedDict[GrammarKey, CompiledPair | GraftworkError] = OrderedDict()
@@ -143,7 +143,10 @@ class GrammarCompiler:
             self._running[job.key] = job
             number = next(self._numbers)
             self._keys_by_number[number] = job.key
-            self._nursery.start(CompileJob(number, job.source, self._limits.seconds, self._limits.memory_bytes))
+            limits = self._limits
+            self._nursery.start(
+                CompileJob(number, job.source, limits.seconds, limits.wall_seconds, limits.memory_bytes)
+            )
 
     def _answered(self, answer: CompileAnswer) -> None:
         """On the nursery's thread: what remains to be done takes a thread too."""

@@ -40,7 +40,11 @@ class CompileLimits:
     """What one compile, one party and the cache may cost."""
 
     seconds: float = 4.0
-    """Of processor time, after which the compiling process is killed; at the latest after three times that."""
+    """Of processor time, after which the compiling process is killed."""
+    wall_seconds: float = 12.0
+    """After which it is killed in any case: on a machine that leaves it no processor, somebody waits for the answer."""
+    niceness: int = 19
+    """Of the processes that compile: what is served goes before them."""
     memory_bytes: int = 1024 * 2**20
     """On top of what the nursery itself maps."""
     cache_bytes: int = 64 * 2**20

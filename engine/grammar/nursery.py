@@ -25,9 +25,6 @@ from graftwork.engine.grammar.vocabulary import Vocabulary, read_vocabulary
 from graftwork.engine.request import GrammarKind
 from graftwork.platform.errors import GraftworkError, InvalidRequest
 
-_NICENESS = 19
-_WALL_PER_CPU = 3
-"""A child that is nice may wait for a core; what it may use of one is the limit, and this many times it on the wall."""
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 _COLD = 3
 """How a child ends that finds its engine missing: xgrammar takes seconds to import, and not everybody needs it."""
@@ -73,7 +70,7 @@ class Nursery:
                 self._start(self._waiting.pop(0))
 
     def _patience(self) -> float | None:
-        deadlines = [child.started + child.job.seconds * _WALL_PER_CPU for child in self._children.values()]
+        deadlines = [child.started + child.job.wall_seconds for child in self._children.values()]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _start(self, job: CompileJob) -> None:
@@ -129,7 +126,7 @@ class Nursery:
     def _kill_late(self) -> None:
         now = time.monotonic()
         for child in list(self._children.values()):
-            if now >= child.started + child.job.seconds * _WALL_PER_CPU:
+            if now >= child.started + child.job.wall_seconds:
                 os.kill(child.pid, signal.SIGKILL)
                 child.is_late = True
                 self._end(child)
@@ -166,8 +163,8 @@ def _mapped_bytes() -> int:
 
 
 def main(arguments: list[str]) -> int:
-    folder, size, eos = arguments
-    os.nice(_NICENESS)
+    folder, size, eos, niceness = arguments
+    os.nice(int(niceness))
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not stand among the answers
     vocabulary = read_vocabulary(Path(folder), int(size), tuple(int(part) for part in eos.split(",")))

@@ -30,10 +30,13 @@ _POLL_S = 0.5
 class NurseryClient:
     """Owns one process, the thread that reads from it and the one that writes to it."""
 
-    def __init__(self, folder: Path, vocabulary: Vocabulary, deliver: Callable[[CompileAnswer], None]) -> None:
+    def __init__(
+        self, folder: Path, vocabulary: Vocabulary, niceness: int, deliver: Callable[[CompileAnswer], None]
+    ) -> None:
         """`deliver` is called on the reading thread."""
         self._folder = folder
         self._vocabulary = vocabulary
+        self._niceness = niceness
         self._deliver = deliver
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -56,7 +59,7 @@ class NurseryClient:
             except OSError as error:
                 self._deliver(_died(job.number, error))
                 return
-            self._due[job.number] = time.monotonic() + _START_S + job.seconds
+            self._due[job.number] = time.monotonic() + _START_S + job.wall_seconds
         self._handing_in.submit(self._hand_in, process, job)
 
     def close(self) -> None:
@@ -81,7 +84,7 @@ class NurseryClient:
         eos = ",".join(map(str, self._vocabulary.eos_token_ids))
         command = [sys.executable, "-m", "graftwork.engine.grammar.nursery", str(self._folder.absolute())]
         self._process = process = subprocess.Popen(
-            [*command, str(self._vocabulary.size), eos],
+            [*command, str(self._vocabulary.size), eos, str(self._niceness)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -81,7 +81,7 @@ def test_a_slow_tool_is_given_up() -> None:
     released = threading.Event()
     tools = {"hang": lambda: released.wait(30), "quick": lambda: "ok"}
 
-    server.client().sessions.create(model="base").run("Go", tools=tools, tool_timeout=0.01)
+    server.client().sessions.create(model="base").run("Go", tools=tools, tool_timeout={"hang": 0.01})
     released.set()
 
     hung, quick = (output["output"] for output in server.body(2)["outputs"])
