@@ -13,6 +13,7 @@ from graftwork.engine.resident_adapter import (
     GROUPS,
     HEAD,
     HEAD_LAYER,
+    RANK_PAGE,
     EmbeddingDelta,
     GroupDelta,
     ProjectionGroup,
@@ -159,6 +160,11 @@ def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwi
 
 def _stacked_factors(pairs: Sequence[LoraPair], in_features: int, dtype: torch.dtype) -> torch.Tensor:
     """[sum of ranks in pages, in_features]; rows of zeros fill the pages."""
+    scales = {pair.scale if _is_exact(pair.scale, dtype) else 1.0 for pair in pairs}
+    if len(scales) == 1 and all(pair.rank % RANK_PAGE == 0 for pair in pairs):  # as most are: in two operations
+        (scale,) = scales
+        stacked = torch.cat([pair.A for pair in pairs]).to(dtype)
+        return stacked if scale == 1.0 else stacked.mul_(scale)
     rows: list[torch.Tensor] = []
     for pair in pairs:
         is_scaled = _is_exact(pair.scale, dtype) and pair.scale != 1.0

@@ -131,11 +131,10 @@ class ResidentAdapter:
 
     def over(self, block: torch.Tensor) -> "ResidentAdapter":
         """The same adapter as views of a block that holds its bytes already."""
-        start_of_own = self.block.storage_offset()
+        start_of_own, views = int(self.block.storage_offset()), _Views(block)
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
-            start = tensor.storage_offset() * tensor.itemsize - start_of_own
-            return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            return views.at(int(tensor.storage_offset()) * tensor.itemsize - start_of_own, tensor)
 
         return self.mapped(view, block)
 
@@ -149,6 +148,25 @@ class ResidentAdapter:
             saved_embedding=_changed(self.saved_embedding, change),
             saved_head=_changed(self.saved_head, change),
         )
+
+
+class _Views:
+    """Contiguous tensors in a block, each made in one operation: an adapter has a hundred."""
+
+    def __init__(self, block: torch.Tensor) -> None:
+        self._block = block
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
+
+    def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape and dtype of another, `start` bytes into the block."""
+        typed = self._typed.get(like.dtype)
+        if typed is None:
+            typed = self._typed[like.dtype] = self._block.view(like.dtype)
+        shape, strides, stride = like.shape, list[int](), 1
+        for size in reversed(shape):
+            strides.append(stride)
+            stride *= size
+        return typed.as_strided(shape, strides[::-1], typed.storage_offset() + start // like.itemsize)
 
 
 def compacted(
@@ -177,11 +195,10 @@ def compacted(
 
     loose.mapped(reserve, loose.block)
     block = torch.zeros(starts[-1], dtype=torch.uint8)
-    start_of = iter(starts)
+    start_of, views = iter(starts), _Views(block)
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
-        start = next(start_of)
-        return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return views.at(next(start_of), tensor).copy_(tensor)
 
     return loose.mapped(place, block)
 
