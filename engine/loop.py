@@ -13,7 +13,7 @@ from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.grammar.manager import GrammarDesk
-from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.layer_gates import LayerGates
 from graftwork.engine.kv.transfer.plan import CopyEngine, LoadReadable, TransferDone
 from graftwork.engine.lora.loader import AdapterLoaded
@@ -54,7 +54,7 @@ class EngineLoop:
         scheduler: Scheduler,
         adapters: LoraPool,
         grammars: GrammarDesk,
-        memory: KvMemory,
+        memory: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
@@ -95,7 +95,7 @@ class EngineLoop:
         return True
 
     def _carry_out(self, plan: StepPlan) -> list[Output]:
-        self._gates.heed(self._scheduler.landings.read_by(plan))
+        self._gates.select(self._scheduler.landings.read_by(plan))
         try:
             return self._scheduler.absorb(plan, self._runner.run(plan))
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
@@ -135,7 +135,7 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(isolation):
-                self._memory.forget_owner(isolation)
+                self._memory.forget_domain(isolation)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
@@ -180,7 +180,7 @@ class EngineLoop:
         """A reading of everything that is counted."""
         counters, drafts = self._scheduler.counters, self._scheduler.speculator.counts
         disk = self._memory.disk_counters
-        device, host = self._memory.residency.device, self._memory.residency.host
+        device, host = self._memory.page_store.device, self._memory.page_store.host
         return EngineStats(
             running_requests=self._scheduler.num_running,
             waiting_requests=self._scheduler.num_waiting,
