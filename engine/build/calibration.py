@@ -31,13 +31,10 @@ from graftwork.platform.ids import RequestId
 
 T = TypeVar("T")
 
-
 _NEVER = TransferCost(fixed_s=1e6, page_s=1e6)
 """The cost of a tier that does not exist."""
 
-
 _PAGES = (1, 4, 16)
-
 
 _REPEATS = 3
 

@@ -78,7 +78,7 @@ class SessionCache:
         own = self._scopes.scope(tending.isolation, tuple(sorted(tending.adapters)))
         public_pages = tending.public_tokens // self._memory.page_tokens
         return TokenPath(
-            self._scopes.within(own, tuple(sorted(tending.adapters)), public_pages),
+            self._scopes.with_public_pages(own, tuple(sorted(tending.adapters)), public_pages),
             tending.token_ids,
             tending.isolation,
         )
