@@ -12,12 +12,12 @@ from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.build.calibration import measure
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.lora.device_pool import DeviceAdapters
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.engine.kv.index.frame_allocator import FrameRoom
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
-from graftwork.engine.grammar.manager import GrammarDesk
+from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
@@ -77,7 +77,7 @@ def build_engine(
     lora = build_lora(config, model, device, dtype)
     tracker = CostTracker(costs or UNMEASURED)
     memory, copier = build_memory(config, store, tracker, inbox.put, clock)
-    on_device = DeviceAdapters(store.arena, memory.residency, lora, config.lora_pool_bytes)
+    on_device = DeviceAdapterPool(store.arena, memory.residency, lora, config.lora_pool_bytes)
     memory.residency.lodgers[Tier.DEVICE] = on_device
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
@@ -111,11 +111,11 @@ def build_engine(
     return Engine(loop, description, on_device.room)
 
 
-def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarDesk:
+def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:
     vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
     limits = CompileLimits()
     compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
-    return GrammarDesk(compiler, model.eos_token_ids, limits, clock)
+    return GrammarManager(compiler, model.eos_token_ids, limits, clock)
 
 
 def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:

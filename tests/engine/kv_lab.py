@@ -21,7 +21,7 @@ from graftwork.engine.kv.transfer.device_memory import FrameArena
 from graftwork.engine.kv.transfer.loader import Path, Residence
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan, file_owner
 from graftwork.engine.lora.backend import StepLora
-from graftwork.engine.lora.device_pool import DeviceAdapters
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
 from graftwork.engine.lora.torch_backend import Segment
 from graftwork.platform.clock import ManualClock
@@ -213,7 +213,7 @@ class KvLab:
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
         self.memory = KvMemory(sizes, lower, self.clock, ranking)
         self.lora = ShownLora()
-        self.adapters = DeviceAdapters(self.arena, self.memory.residency, self.lora)
+        self.adapters = DeviceAdapterPool(self.arena, self.memory.residency, self.lora)
         self.memory.residency.lodgers[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 

@@ -17,7 +17,7 @@ from graftwork.engine.kv.index.cache_scope import ScopeMaker
 from graftwork.engine.kv.session_cache import SessionTender
 from graftwork.engine.kv.transfer.loader import Path, Residence
 from graftwork.engine.kv.transfer.plan import TransferKind, TransferPlan, file_owner
-from graftwork.engine.lora.device_pool import Placing
+from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab, adapter_of
 
@@ -266,8 +266,8 @@ class World:
             sure = min(sure, memory.residency.reserve_pages(Tier.DEVICE))
             assert not is_used or now == kept[owner] or now >= sure, "an adapter pushed a party below its reserve"
         is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
-        assert placing is Placing.DONE or not is_quiet, "adapters wait though nothing is in use"
-        assert all((adapter.digest in adapters) == (placing is Placing.DONE) for adapter in away)
+        assert placing is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
+        assert all((adapter.digest in adapters) == (placing is PlacementResult.DONE) for adapter in away)
         self.seen[placing.name] += bool(away)
         self.seen["KV gave way"] += memory.residency.tree.num_copies(Tier.DEVICE) < cached
         self.seen["relocations"] += room.num_relocated_pages > before[0]
@@ -412,5 +412,11 @@ def test_thousands_of_operations_break_no_promise(seed: int) -> None:
     world.end()
 
     cut_short = {f"{kind} cut short" for kind in TransferKind}
-    told = {"adapters gave way", "KV gave way", "relocations", "compactions", *(placing.name for placing in Placing)}
+    told = {
+        "adapters gave way",
+        "KV gave way",
+        "relocations",
+        "compactions",
+        *(placing.name for placing in PlacementResult),
+    }
     assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "expelled", "no room", *told} <= set(+world.seen)
