@@ -5,6 +5,7 @@ Nothing blocks it but the forward pass itself, and having nothing to do.
 """
 
 import logging
+from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -177,13 +178,15 @@ class EngineLoop:
                 self._sinks.pop(output.request_id, None)
 
     def stats(self) -> EngineStats:
-        """A reading of everything that is counted."""
-        counters, drafts = self._scheduler.counters, self._scheduler.speculator.counts
-        disk = self._memory.disk_counters
+        """A reading of all counters and gauges."""
+        scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
         device, host = self._memory.residency.device, self._memory.residency.host
+        pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
-            running_requests=self._scheduler.num_running,
-            waiting_requests=self._scheduler.num_waiting,
+            **asdict(scheduler.counters),
+            running_requests=scheduler.num_running,
+            waiting_requests=scheduler.num_waiting,
+            kv_usage_ratio=device.active_pages / pages if pages else 0.0,
             free_pages=device.free_pages,
             cached_pages=device.idle_pages,
             active_pages=device.active_pages,
@@ -196,20 +199,12 @@ class EngineLoop:
             disk_corrupt_files=disk.corrupt,
             disk_foreign_files=disk.foreign,
             disk_failures=disk.failed,
-            resident_adapters=self._adapters.resident_digests,
             lora_pool_bytes=self._adapters.num_bytes,
-            running_adapters=tuple(sorted(self._scheduler.running_adapters())),
-            waiting_adapters=tuple(sorted(self._scheduler.waiting_adapters())),
-            steps=counters.steps,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            host_tokens=counters.host_tokens,
-            disk_tokens=counters.disk_tokens,
-            preemptions=counters.preemptions,
-            generated_tokens=counters.generated_tokens,
-            drafted_tokens=drafts.drafted,
-            accepted_tokens=drafts.accepted,
-            forced_tokens=drafts.forced,
             adapter_loads=self._adapters.num_loads,
-            max_adapters_in_a_step=counters.max_adapters_in_a_step,
+            forced_drafts=drafts.forced,
+            accepted_drafts=drafts.accepted - drafts.forced,
+            rejected_drafts=drafts.drafted - drafts.accepted,
+            resident_adapters=self._adapters.resident_digests,
+            running_adapters=tuple(sorted(scheduler.running_adapters())),
+            waiting_adapters=tuple(sorted(scheduler.waiting_adapters())),
         )
