@@ -162,7 +162,7 @@ class Harness:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
         standing = self.loop._memory.residency.device.standing()
         unused = np.flatnonzero(~standing.is_fixed & ~standing.is_held)
-        self.loop._runner._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
+        self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 
     def _sink(self, outputs: list[Output]) -> None:
         for output in outputs:

@@ -20,7 +20,7 @@ from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import CapacityContended, GraftworkError, InternalFailure, InvalidRequest
 
-MODEL = Path(__file__).parents[3] / "demo" / "model"
+MODEL = Path(__file__).parents[4] / "demo" / "model"
 WITHIN_S = 60
 LIMITS = CompileLimits(seconds=1.0, wall_seconds=40.0, niceness=0)  # what is asserted must not wait for idle cores
 EXPLODING = "\n".join([*(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(2000)), 'r2000 ::= "b"', "root ::= r0"])
