@@ -32,6 +32,7 @@ from graftwork.engine.messages import (
     SubmitRequest,
     TendSession,
 )
+from graftwork.engine.runner.prefill_meter import PrefillMeter
 from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import GraftworkError, InternalFailure
@@ -59,6 +60,7 @@ class EngineLoop:
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
+        prefills: PrefillMeter,
     ) -> None:
         self.inbox = inbox
         self._scheduler = scheduler
@@ -68,6 +70,7 @@ class EngineLoop:
         self._copies = copies
         self._gates = gates
         self._runner = runner
+        self._prefills = prefills
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
@@ -96,9 +99,13 @@ class EngineLoop:
         return True
 
     def _carry_out(self, plan: StepPlan) -> list[Output]:
-        self._gates.heed(self._scheduler.landings.read_by(plan))
+        loads = self._scheduler.landings.read_by(plan)
+        self._gates.heed(loads)
         try:
-            return self._scheduler.absorb(plan, self._runner.run(plan))
+            self._prefills.step_begins()
+            result = self._runner.run(plan)
+            self._prefills.step_ended(plan, waited=bool(loads))
+            return self._scheduler.absorb(plan, result)
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
             _log.exception("step_failed", extra={"request_ids": [piece.request_id for piece in plan.slices]})
             failure = InternalFailure("The engine failed while it computed this request; the engine's log says why.")

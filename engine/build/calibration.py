@@ -10,7 +10,8 @@ from time import perf_counter
 from typing import TypeVar
 import torch
 from graftwork.engine.kv.transfer.device_memory import KvCache
-from graftwork.engine.core.step import SequenceSlice, StepPlan, StepResult
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
 from graftwork.engine.kv.disk.store import DiskTier
 from graftwork.engine.kv.transfer.device_memory import FrameArena
 from graftwork.engine.kv.transfer.host_memory import HostPages
@@ -42,6 +43,10 @@ _PAGES = (1, 4, 16)
 
 
 _REPEATS = 3
+
+
+_SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
+"""Each measured step samples a token, as a prefill's last step does; reading it waits for the device."""
 
 
 def measure(store: KvStore, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
@@ -106,7 +111,7 @@ def measure_prefill(
     def compute(cell: tuple[int, int]) -> None:
         num_tokens, start = cell
         pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
-        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), ())
+        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
         run(StepPlan((piece,)))
 
     return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])

@@ -24,7 +24,7 @@ from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.build.kv import build_memory, lay_out_kv
 from graftwork.engine.kv.tool_latency import LeaseAdvisor
-from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker, LoadCost
+from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
 from graftwork.engine.loop import EngineLoop
 from graftwork.engine.messages import Message
 from graftwork.engine.build.lora import build_lora
@@ -35,6 +35,7 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.batch_invariance import RowRules
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.model_runner import ModelRunner
+from graftwork.engine.runner.prefill_meter import PrefillMeter
 from graftwork.engine.build.devices import choose_device, choose_dtype, load_decoder
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.kv.index.cache_scope import ScopeMaker
@@ -58,11 +59,11 @@ SourceFor = Callable[[EngineDescription], AdapterSource]
 
 
 def build_engine(
-    config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: LoadCost | None = None
+    config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: CostTracker | None = None
 ) -> Engine:
     """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served.
 
-    `costs` of loading and computing are measured where they are not given.
+    Measures what loading and computing cost on this device, unless `costs` are given.
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()
@@ -75,7 +76,7 @@ def build_engine(
     description = _describe(config, model, store.sizes.device_pages)
     decoder = load_decoder(config, model, device, dtype)
     lora = build_lora(config, model, device, dtype)
-    tracker = CostTracker(costs or UNMEASURED)
+    tracker = costs or CostTracker(UNMEASURED)
     memory, copier = build_memory(config, store, tracker, inbox.put, clock)
     on_device = DeviceAdapters(store.arena, memory.residency, lora, config.lora_pool_bytes)
     memory.residency.lodgers[Tier.DEVICE] = on_device
@@ -107,7 +108,8 @@ def build_engine(
         ),
     )
     on_device.room.on_pages_moved = scheduler.rename_pages
-    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner)
+    prefills = PrefillMeter(tracker, clock)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner, prefills)
     return Engine(loop, description, on_device.room)
 
 

@@ -34,6 +34,11 @@ LOAD_ALL = LoadCost(TransferCost(0.0, 1e-6), TransferCost(0.0, 2e-6), PrefillCos
 """Loading is always worth it."""
 
 
+def load_always() -> CostTracker:
+    """Costs by which loading is always worth it, whatever the machine shows."""
+    return CostTracker(LOAD_ALL, smoothing=0.0)
+
+
 @dataclass
 class FakeDisk:
     """Pages by key; `corrupt` ones are there until they are read."""
