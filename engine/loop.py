@@ -14,7 +14,7 @@ from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.grammar.manager import GrammarDesk
-from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.layer_gates import LayerGates
 from graftwork.engine.kv.transfer.plan import CopyEngine, LoadReadable, TransferDone
 from graftwork.engine.lora.loader import AdapterLoaded
@@ -56,7 +56,7 @@ class EngineLoop:
         scheduler: Scheduler,
         adapters: LoraPool,
         grammars: GrammarDesk,
-        memory: KvMemory,
+        memory: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
@@ -100,7 +100,7 @@ class EngineLoop:
 
     def _carry_out(self, plan: StepPlan) -> list[Output]:
         loads = self._scheduler.landings.read_by(plan)
-        self._gates.heed(loads)
+        self._gates.select(loads)
         try:
             self._prefills.step_begins()
             result = self._runner.run(plan)
@@ -143,7 +143,7 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(isolation):
-                self._memory.forget_owner(isolation)
+                self._memory.forget_domain(isolation)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
@@ -187,7 +187,7 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """A reading of all counters and gauges."""
         scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
-        device, host = self._memory.residency.device, self._memory.residency.host
+        device, host = self._memory.page_store.device, self._memory.page_store.host
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
             **asdict(scheduler.counters),

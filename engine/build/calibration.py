@@ -12,9 +12,9 @@ import torch
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
-from graftwork.engine.kv.disk.store import DiskTier
-from graftwork.engine.kv.transfer.device_memory import FrameArena
-from graftwork.engine.kv.transfer.host_memory import HostPages
+from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
+from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.kv.index.cost_model import (
     LoadCost,
@@ -25,12 +25,12 @@ from graftwork.engine.kv.index.cost_model import (
     fit_prefill,
     fit_transfer,
 )
-from graftwork.engine.core.prefix_keys import first_key, next_key
+from graftwork.engine.core.prefix_keys import child_key, root_key
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.platform.ids import RequestId
-from graftwork.engine.build.kv import KvStore
+from graftwork.engine.build.kv import KvStorage
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ _SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, positi
 """Each measured step samples a token, as a prefill's last step does; reading it waits for the device."""
 
 
-def measure(store: KvStore, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
+def measure(store: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
     """What the engine's own copies and steps cost."""
     host = measure_host(store.cache, store.host, store.sizes.device_pages)
     return LoadCost(
@@ -59,7 +59,7 @@ def measure(store: KvStore, run: Callable[[StepPlan], StepResult], limits: Sched
     )
 
 
-def measure_host(cache: KvCache, host: HostPages, num_pages: int) -> TransferCost:
+def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
     """Copying pages from the host to the device."""
     if not host.num_pages:
         return _NEVER
@@ -74,14 +74,14 @@ def measure_host(cache: KvCache, host: HostPages, num_pages: int) -> TransferCos
     return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
 
 
-def measure_disk(files: DiskTier | None, page_bytes: int, host: TransferCost) -> TransferCost:
+def measure_disk(files: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
     """Reading pages from disk, and copying them on: measured on a run that is written and forgotten again."""
     if files is None:
         return _NEVER
-    owner = hashlib.sha256(b"calibration").digest()
-    keys = [next_key(first_key(owner), [number]) for number in range(_PAGES[-1])]
+    domain = hashlib.sha256(b"calibration").digest()
+    keys = [child_key(root_key(domain), [number]) for number in range(_PAGES[-1])]
     into = memoryview(bytearray(page_bytes * len(keys)))
-    stored = files.write(owner, keys, [into[:page_bytes]] * len(keys))
+    stored = files.write(domain, keys, [into[:page_bytes]] * len(keys))
 
     def read(count: int) -> None:
         files.read_run(keys[:count], into[: count * page_bytes])
