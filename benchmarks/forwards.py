@@ -33,7 +33,8 @@ def is_forward(node: FunctionNode) -> bool:
     if call is None or _makes_object(call):
         return False
     parameters = _parameters(node)
-    return all(_passes_on(argument, parameters) for argument in (*call.args, *call.keywords))
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return all(_passes_on(value, parameters) for value in values)
 
 
 def longest_chain(forwards: Collection[int], calls: Mapping[int, Collection[int]]) -> list[int]:
@@ -74,9 +75,9 @@ def _parameters(node: FunctionNode) -> set[str]:
     return {parameter.arg for parameter in named if parameter is not None}
 
 
-def _passes_on(argument: ast.expr | ast.keyword, parameters: set[str]) -> bool:
-    value = argument.value if isinstance(argument, ast.keyword | ast.Starred) else argument
-    return isinstance(value, ast.Name) and value.id in parameters
+def _passes_on(value: ast.expr, parameters: set[str]) -> bool:
+    bare = value.value if isinstance(value, ast.Starred) else value
+    return isinstance(bare, ast.Name) and bare.id in parameters
 
 
 def main() -> None:
