@@ -16,7 +16,9 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -61,6 +63,9 @@ class Gateway:
         self.model = self._client().get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
     def cpu_s(self) -> float:
+        """User and system, in nanoseconds' steps where Linux has a clock for other processes."""
+        if sys.platform == "linux":
+            return time.clock_gettime(_process_clock(self._process.pid))
         times = self._process.cpu_times()
         return float(times.user + times.system)
 
@@ -102,6 +107,11 @@ class Gateway:
     def _client(self) -> httpx.Client:
         headers = {"authorization": f"Bearer {self._key}"}
         return httpx.Client(base_url=f"http://127.0.0.1:{self._port}", headers=headers, trust_env=False)
+
+
+def _process_clock(process_id: int) -> int:
+    """The CPU clock of a whole process, as glibc's clock_getcpuclockid(3) makes it; psutil's ticks are of 10 ms."""
+    return (~process_id << 3) | 2
 
 
 @contextmanager
