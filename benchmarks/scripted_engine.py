@@ -18,8 +18,8 @@ from typing import Any
 import grpc.aio
 from tokenizers import Tokenizer
 
-from graftwork.engine.wire import engine_pb2 as wire
-from graftwork.engine.wire import engine_pb2_grpc
+from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc import engine_pb2_grpc
 
 TEXT = (
     "The harbour master keeps a list of every boat that comes in before dawn, who owns it, and what it carries. "
