@@ -12,7 +12,8 @@ import torch
 
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.prefix_keys import child_key, pages_for, root_key
-from graftwork.engine.core.step import SequenceSlice, StepPlan, StepResult
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.engine.kv.index.cost_model import (
@@ -31,12 +32,19 @@ from graftwork.platform.ids import RequestId
 
 T = TypeVar("T")
 
+
 _NEVER = TransferCost(fixed_s=1e6, page_s=1e6)
 """The cost of a tier that does not exist."""
 
+
 _PAGES = (1, 4, 16)
 
+
 _REPEATS = 3
+
+
+_SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
+"""Every measured step samples one token, like the last step of a prefill. Reading the token waits for the device."""
 
 
 def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
@@ -101,7 +109,7 @@ def measure_prefill(
     def compute(cell: tuple[int, int]) -> None:
         num_tokens, start = cell
         pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
-        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), ())
+        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
         run(StepPlan((piece,)))
 
     return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])

@@ -15,6 +15,7 @@ from random import Random
 from graftwork.engine.core.events import FinishReason, PromptAdmitted, RequestFinished, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.stats import EngineCounters
 from graftwork.engine.core.step import SequenceSlice, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cache_scope import CacheScopes
@@ -22,7 +23,7 @@ from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.scheduler.fair_share import FairShare
-from graftwork.engine.scheduler.outputs import Output, SchedulerCounters
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.pending_loads import Landings
 from graftwork.engine.scheduler.preemption import Growth
 from graftwork.engine.scheduler.request_state import Sequence
@@ -72,7 +73,7 @@ class Scheduler:
         self.landings = Landings(memory, self._running, limits.page_tokens)
         self._pace = Pace(clock)
         self.speculator = speculator or no_drafts(clock)
-        self.counters = SchedulerCounters()
+        self.counters = EngineCounters()
 
     @property
     def num_running(self) -> int:

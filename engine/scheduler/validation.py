@@ -49,10 +49,9 @@ class Intake:
                 "answer included. Shorten the prompt.",
                 param="prompt",
             )
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
         _check_mixture(request)
         check_vocabulary(request, limits.vocab_size)
+        request.sampling.check()
 
     def sequence(self, request: EngineRequest) -> Sequence:
         """A sequence that has not begun."""

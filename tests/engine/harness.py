@@ -162,7 +162,7 @@ class Harness:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
         occupancy = self.loop._memory.page_store.device.occupancy()
         unused = np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held)
-        self.loop._runner._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
+        self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 
     def _sink(self, outputs: list[Output]) -> None:
         for output in outputs:

@@ -21,7 +21,7 @@ from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan, domain_digest
 from graftwork.engine.lora.backend import StepLora
-from graftwork.engine.lora.device_pool import DeviceAdapters
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
 from graftwork.engine.lora.torch_backend import Segment
 from graftwork.platform.clock import ManualClock
@@ -32,6 +32,11 @@ Tag = PageKey
 
 LOAD_ALL = LoadCost(TransferCost(0.0, 1e-6), TransferCost(0.0, 2e-6), PrefillCost(0.01, 0.0, 0.0))
 """Costs under which every load is worth it."""
+
+
+def load_always() -> CostTracker:
+    """Costs by which loading is always worth it, whatever the machine shows."""
+    return CostTracker(LOAD_ALL, smoothing=0.0)
 
 
 @dataclass
@@ -213,7 +218,7 @@ class KvLab:
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
         self.memory = KvCacheManager(sizes, lower, self.clock, ranking)
         self.lora = ShownLora()
-        self.adapters = DeviceAdapters(self.device_memory, self.memory.page_store, self.lora)
+        self.adapters = DeviceAdapterPool(self.device_memory, self.memory.page_store, self.lora)
         self.memory.page_store.frame_users[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 

@@ -17,7 +17,7 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferKind, TransferPlan, domain_digest
-from graftwork.engine.lora.device_pool import Placing
+from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab, adapter_of
 
@@ -279,8 +279,8 @@ class World:
             sure = min(sure, memory.page_store.reserve_pages(Tier.DEVICE))
             assert not is_used or now == kept[domain] or now >= sure, "an adapter pushed a domain below its reserve"
         is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
-        assert result is Placing.DONE or not is_quiet, "adapters wait though nothing is in use"
-        assert all((adapter.digest in adapters) == (result is Placing.DONE) for adapter in away)
+        assert result is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
+        assert all((adapter.digest in adapters) == (result is PlacementResult.DONE) for adapter in away)
         self.seen[result.name] += bool(away)
         self.seen["KV was evicted"] += memory.page_store.tree.num_copies(Tier.DEVICE) < cached
         self.seen["relocations"] += room.num_relocated_pages > before[0]
@@ -431,7 +431,7 @@ def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
         "KV was evicted",
         "relocations",
         "compactions",
-        *(result.name for result in Placing),
+        *(result.name for result in PlacementResult),
     }
     assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "forgotten domains", "no room", *told} <= set(
         +world.seen
