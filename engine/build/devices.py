@@ -2,27 +2,16 @@
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+
 import torch
-from graftwork.engine.kv.transfer.device_memory import KvCache
-from graftwork.engine.core.step import StepPlan, StepResult
-from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, BatchTensors
-from graftwork.engine.model.checkpoint import Checkpoint
+
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.runner.decoder import Decoder
-from graftwork.engine.model.weights import load_decoder_weights
-from graftwork.engine.grammar.matching.masks import MaskFiller
-from graftwork.engine.lora.torch_backend import Segment
-from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.packs import Graft
-from graftwork.engine.lora.pool import LoraPool
+from graftwork.engine.model.checkpoint import Checkpoint
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.core.events import TokenLogprobs
 from graftwork.engine.model.rotary import RotaryTable
-from graftwork.engine.sampling.sampler import choose_tokens
-from graftwork.engine.sampling.logprobs import RawScores
-from graftwork.platform.errors import GraftworkError, InvalidRequest
-from graftwork.platform.ids import RequestId
+from graftwork.engine.model.weights import load_decoder_weights
+from graftwork.engine.runner.decoder import Decoder
+from graftwork.platform.errors import InvalidRequest
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 

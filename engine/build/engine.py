@@ -7,40 +7,39 @@ from random import Random
 
 import torch
 
-from graftwork.engine.lora.weights import AdapterSource
-from graftwork.engine.build.devices import keep_freed_memory
-from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.build.calibration import measure
+from graftwork.engine.build.devices import choose_device, choose_dtype, keep_freed_memory, load_decoder
+from graftwork.engine.build.kv import allocate_kv_storage, build_kv_cache_manager
+from graftwork.engine.build.lora import build_lora
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.lora.device_pool import DeviceAdapters
-from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
-from graftwork.engine.model.fingerprint import fingerprint
-from graftwork.engine.kv.index.frame_allocator import FrameAllocator
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
 from graftwork.engine.grammar.manager import GrammarDesk
-from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
-from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.build.kv import build_kv_cache_manager, allocate_kv_storage
-from graftwork.engine.kv.tool_latency import ToolLatencyModel
+from graftwork.engine.grammar.schema.limits import CompileLimits
+from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
+from graftwork.engine.kv.index.frame_allocator import FrameAllocator
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.loop import EngineLoop
-from graftwork.engine.messages import Message
-from graftwork.engine.build.lora import build_lora
+from graftwork.engine.lora.device_pool import DeviceAdapters
 from graftwork.engine.lora.loader import AdapterLoader
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
+from graftwork.engine.lora.weights import AdapterSource
+from graftwork.engine.messages import Message
 from graftwork.engine.model.config import ModelConfig, read_model_config
-from graftwork.engine.core.stats import EngineDescription
-from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
 from graftwork.engine.runner.prefill_meter import PrefillMeter
-from graftwork.engine.build.devices import choose_device, choose_dtype, load_decoder
 from graftwork.engine.scheduler.scheduler import Scheduler
-from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.kv.session_cache import SessionCache
-from graftwork.engine.core.tiers import Tier
+from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
+from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.clock import Clock, SystemClock
 
 
@@ -50,7 +49,7 @@ class Engine:
 
     loop: EngineLoop
     description: EngineDescription
-    room: FrameAllocator
+    frame_allocator: FrameAllocator
     """The device's frames; only the loop's thread may change them."""
 
 
@@ -72,13 +71,11 @@ def build_engine(
     dtype = choose_dtype(config.dtype, model, device)
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
-    store = allocate_kv_storage(config, model, fingerprint(config.model), device, dtype)
-    description = _describe(config, model, store.sizes.device_pages)
+    storage = allocate_kv_storage(config, model, fingerprint(config.model), device, dtype)
+    description = _describe(config, model, storage.sizes.device_pages)
     decoder = load_decoder(config, model, device, dtype)
     lora = build_lora(config, model, device, dtype)
-    tracker = costs or CostTracker(UNMEASURED)
-    memory, copier = build_kv_cache_manager(config, store, tracker, inbox.put, clock)
-    on_device = DeviceAdapters(store.device_memory, memory.page_store, lora, config.lora_pool_bytes)
+from graftwork.engine.runner.prefill_meter import PrefillMeter
     memory.page_store.frame_users[Tier.DEVICE] = on_device
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
@@ -87,10 +84,12 @@ def build_engine(
         clock,
     )
     grammars = _grammars(config, model, inbox, clock)
-    builder = BatchBuilder(config.page_tokens, store.device_memory.null_frame, device, BatchInvariance.of(dtype))
-    runner = ModelRunner(decoder, PagedAttention(model, store.cache), builder, adapters, lora, MaskFiller(model.vocab_size))
+    builder = BatchBuilder(config.page_tokens, storage.device_memory.null_frame, device, BatchInvariance.of(dtype))
+    runner = ModelRunner(
+        decoder, PagedAttention(model, storage.cache), builder, adapters, lora, MaskFiller(model.vocab_size)
+    )
     if costs is None:
-        tracker.start_from(measure(store, runner.run, _limits(config, model)))
+        tracker.start_from(measure(storage, runner.run, _limits(config, model)))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     scheduler = Scheduler(
         _limits(config, model),
@@ -108,8 +107,7 @@ def build_engine(
         ),
     )
     on_device.frame_allocator.on_pages_moved = scheduler.rename_pages
-    prefills = PrefillMeter(tracker, clock)
-    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner, prefills)
+from graftwork.engine.runner.prefill_meter import PrefillMeter
     return Engine(loop, description, on_device.frame_allocator)
 
 
