@@ -75,7 +75,9 @@ def build_engine(
     description = _describe(config, model, storage.sizes.device_pages)
     decoder = load_decoder(config, model, device, dtype)
     lora = build_lora(config, model, device, dtype)
-from graftwork.engine.runner.prefill_meter import PrefillMeter
+    tracker = costs or CostTracker(UNMEASURED)
+    memory, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
+    on_device = DeviceAdapters(storage.device_memory, memory.page_store, lora, config.lora_pool_bytes)
     memory.page_store.frame_users[Tier.DEVICE] = on_device
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
@@ -107,7 +109,8 @@ from graftwork.engine.runner.prefill_meter import PrefillMeter
         ),
     )
     on_device.frame_allocator.on_pages_moved = scheduler.rename_pages
-from graftwork.engine.runner.prefill_meter import PrefillMeter
+    prefills = PrefillMeter(tracker, clock)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, storage.cache.gates, runner, prefills)
     return Engine(loop, description, on_device.frame_allocator)
 
 
