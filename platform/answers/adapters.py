@@ -59,6 +59,15 @@ class AliasChange(Answer):
     previous: AliasTarget | None
 
 
+class AdapterDeleted(Answer):
+    """An adapter that was deleted with all its versions."""
+
+    id: str
+    object: Literal["adapter.deleted"] = "adapter.deleted"
+    name: str
+    deleted: Literal[True] = True
+
+
 class VersionDeleted(Answer):
     """A version of an adapter that was deleted."""
 

@@ -6,7 +6,7 @@ from typing_extensions import TypedDict  # pydantic reads this one only, before 
 
 from graftwork.platform.answers.base import Answer, absent
 from graftwork.platform.answers.errors import ErrorFields
-from graftwork.platform.answers.usage import CacheReport, MissReason, Usage
+from graftwork.platform.answers.usage import CacheReport, Usage
 
 ItemType = Literal["message", "function_call", "function_call_output"]
 
@@ -183,7 +183,7 @@ class SessionCache(Answer):
     recomputed_tokens: int
     """Tokens that the latest turn computed again."""
     lease: Lease | None
-    last_miss_reason: MissReason | None
+    last_miss_reason: str | None
 
 
 class Prefetch(Answer):

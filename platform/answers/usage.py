@@ -1,18 +1,6 @@
 """Token counts: what one answer used, where its prompt came from, and what a tenant used."""
 
-from typing import Literal
-
 from graftwork.platform.answers.base import Answer, absent
-
-MissReason = Literal[
-    "never_cached",
-    "evicted_pressure",
-    "evicted_quota",
-    "lease_expired",
-    "adapter_changed",
-    "history_edited",
-    "restarted",
-]
 
 
 class PromptTokensDetails(Answer):
@@ -55,7 +43,9 @@ class Usage(Answer):
 class CacheReport(PromptTokensDetails):
     """Where a turn's prompt came from, and why the cache did not hold all of it."""
 
-    miss_reason: MissReason | None
+    miss_reason: str | None
+    """`never_cached`, `evicted_pressure`, `evicted_quota`, `lease_expired`, `adapter_changed`, `history_edited` or
+    `restarted`."""
 
 
 class UsageRow(Answer):
