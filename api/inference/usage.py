@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.engine.core.events import CacheReport, DraftReport
-from graftwork.sessions.core.views import draft_body
+from graftwork.sessions.core.views import usage_body
 from graftwork.sessions.generation.usage import TallyingEngine
 
 _NOTHING = CacheReport()
@@ -49,16 +49,10 @@ class UsageFigures:
         return self.prompt_tokens + self.completion_tokens
 
     def as_body(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.total_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": self.cached_tokens,
-                "device_tokens": self.device_tokens,
-                "host_tokens": self.host_tokens,
-                "disk_tokens": self.disk_tokens,
-                "recomputed_tokens": self.recomputed_tokens,
-            },
-            "completion_tokens_details": draft_body(self.drafts),
-        }
+        cache = CacheReport(
+            device_tokens=self.device_tokens,
+            host_tokens=self.host_tokens,
+            disk_tokens=self.disk_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+        )
+        return usage_body(cache, self.completion_tokens, self.drafts)
