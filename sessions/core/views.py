@@ -6,7 +6,7 @@ Owns these shapes, for every route and event that carries them; never computes a
 from collections.abc import Mapping
 from typing import Any
 
-from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.engine.core.events import CacheReport
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.ids import CheckpointId
 from graftwork.sessions.core.items import Item, ItemType
@@ -93,32 +93,6 @@ def cache_body(cache: CacheReport) -> dict[str, Any]:
         "recomputed_tokens": cache.recomputed_tokens,
         "miss_reason": None if cache.miss_reason is None else cache.miss_reason.value,
     }
-
-
-def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) -> dict[str, Any]:
-    """What a turn used."""
-    tiers = cache_body(cache)
-    del tiers["miss_reason"]
-    return {
-        "prompt_tokens": cache.prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": cache.prompt_tokens + completion_tokens,
-        "prompt_tokens_details": tiers,
-        "completion_tokens_details": draft_body(drafts),
-    }
-
-
-def draft_body(drafts: DraftReport) -> dict[str, int]:
-    """How an answer's tokens were found; OpenAI's own two figures only where the client predicted something."""
-    body = {
-        "drafted_tokens": drafts.drafted_tokens,
-        "accepted_tokens": drafts.accepted_tokens,
-        "forced_tokens": drafts.forced_tokens,
-    }
-    if drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens:
-        body["accepted_prediction_tokens"] = drafts.accepted_prediction_tokens
-        body["rejected_prediction_tokens"] = drafts.rejected_prediction_tokens
-    return body
 
 
 def lease_body(memory: SessionMemory | None, now: float) -> dict[str, Any] | None:
