@@ -777,7 +777,7 @@ async def test_session_limit_holds_for_those_made_at_once(world_on_either: World
         (SessionSettings(sampling={"temperature": 3}), "sampling.temperature"),
         (SessionSettings(sampling={"presence_penalty": 3}), "sampling.presence_penalty"),
         (SessionSettings(sampling={"n": 2}), "sampling.n"),
-        (SessionSettings(sampling={"tempreature": 1}), "sampling.tempreature"),
+        (SessionSettings(sampling={"tempreature": 1}), "sampling.tempreature"),  # codespell:ignore
         (SessionSettings(tools=(WEATHER, WEATHER)), "tools[1].function.name"),
         (SessionSettings(instructions="\ud800"), "instructions"),
     ],
