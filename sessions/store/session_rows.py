@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import delete, false, func, insert, not_, or_, select, update
+from sqlalchemy import BigInteger, case, delete, false, func, insert, literal, not_, or_, select, tuple_, update
 
 from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
 from graftwork.platform.database import ReadSession, WriteSession
@@ -108,26 +108,28 @@ async def find_interrupted(database: ReadSession, owner: str, now: float) -> lis
     return [(TenantId(tenant), SessionId(session), TurnId(turn)) for tenant, session, turn in rows if turn is not None]
 
 
-async def extend_lease(
-    database: WriteSession, lease: SessionLease, expires_at: float, num_events: int = 0
-) -> tuple[int, bool] | None:
-    """Prolong the lease and number new events: (the last number, whether a cancel is asked for).
+async def extend_leases(
+    database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
+) -> dict[SessionId, bool]:
+    """Prolong leases: by session, whether a cancel is requested. Locks the rows.
 
-    None if the lease is no longer the session's. Locks the row.
+    A lease that is no longer its session's is left out. `last_seqs`, if given, has the number of the last event of
+    each lease's session.
     """
+    held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
+    values: dict[str, Any] = {"lease_expires_at": expires_at}
+    if last_seqs:
+        numbers = {lease.session_id: literal(seq, BigInteger) for lease, seq in zip(leases, last_seqs, strict=True)}
+        values["last_seq"] = case(numbers, value=SessionRow.id)
     statement = (
         update(SessionRow)
-        .where(
-            SessionRow.id == lease.session_id,
-            SessionRow.tenant_id == lease.scope,
-            SessionRow.epoch == lease.epoch,
-            SessionRow.running_turn_id == lease.turn_id,
-        )
-        .values(lease_expires_at=expires_at, last_seq=SessionRow.last_seq + num_events)
-        .returning(SessionRow.last_seq, SessionRow.cancel_requested)
+        .where(held.in_([(lease.session_id, lease.scope, lease.epoch, lease.turn_id) for lease in leases]))
+        .values(**values)
+        .returning(SessionRow.id, SessionRow.cancel_requested)
+        .execution_options(synchronize_session=False)
     )
-    row = (await database.execute(statement)).one_or_none()
-    return None if row is None else (row.last_seq, row.cancel_requested)
+    rows = (await database.execute(statement)).all()
+    return {SessionId(session_id): cancel_requested for session_id, cancel_requested in rows}
 
 
 async def insert_ledger(

@@ -4,10 +4,11 @@ Owns the statements; never a rule, never a transaction. An event's row never cha
 Every statement is scoped by tenant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import CheckpointId, SessionId, TurnId
@@ -48,10 +49,8 @@ async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> 
     return None if row is None else _turn_from_row(row)
 
 
-async def insert_events(database: WriteSession, scope: TenantScope, events: Sequence[SessionEvent], at: float) -> None:
-    """Store events under their numbers."""
-    if not events:
-        return
+async def insert_events(database: WriteSession, events: Iterable[tuple[TenantScope, SessionEvent]], at: float) -> None:
+    """Store events of any sessions under their numbers. An event that is stored already stays as it is."""
     rows: list[dict[str, Any]] = [
         {
             "session_id": event.session_id,
@@ -62,9 +61,10 @@ async def insert_events(database: WriteSession, scope: TenantScope, events: Sequ
             "fields": dict(event.fields),
             "at": at,
         }
-        for event in events
+        for scope, event in events
     ]
-    await database.execute(insert(EventRow), rows)
+    insert_or_skip = sqlite.insert if database.get_bind().dialect.name == "sqlite" else postgresql.insert
+    await database.execute(insert_or_skip(EventRow).on_conflict_do_nothing(), rows)
 
 
 async def list_events(

@@ -23,6 +23,7 @@ from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Ope
 from graftwork.sessions.store import history_rows as history
 from graftwork.sessions.store import session_rows as repository
 from graftwork.sessions.store import turn_rows as turn_log
+from graftwork.sessions.store.event_log import EventBatch
 
 NO_DEADLINES: Mapping[str, float] = {}
 
@@ -43,6 +44,8 @@ class TurnOutcome:
     error: Mapping[str, Any] | None = None
     deadlines: Mapping[str, float] = field(default_factory=dict)
     """When the output of a tool is expected, by the tool's name."""
+    after_seq: int | None = None
+    """The number of the event before the first draft; None for the last that is stored."""
 
 
 def ledger_of(
@@ -140,26 +143,29 @@ class TurnStore:
             await repository.mark_taken(database, scope, session.session_id, session.ledger, turn_id)
         return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
 
-    async def append_events(
-        self, lease: SessionLease, drafts: Sequence[EventDraft]
-    ) -> tuple[tuple[SessionEvent, ...], bool]:
-        """Store events under the next numbers, and renew the lease; True if a cancel is asked for. Raises LeaseLost."""
+    async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
+        """Store events of many turns, and renew their leases: for each turn, whether a cancel is requested.
+
+        None for a turn whose lease is lost: nothing of it is stored. Storing a batch again changes nothing.
+        """
         now = self._clock.now()
+        leases = [batch.lease for batch in batches]
+        last_seqs = [batch.events[-1].seq for batch in batches]
         async with self._database.write() as database:
-            extended = await repository.extend_lease(database, lease, now + self._lease_s, len(drafts))
-            if extended is None:
-                raise LeaseLost(lease.session_id)
-            events = number_events(drafts, lease.session_id, lease.turn_id, extended[0])
-            await turn_log.insert_events(database, lease.scope, events, now)
-        return events, extended[1]
+            held = await repository.extend_leases(database, leases, now + self._lease_s, last_seqs)
+            kept = [batch for batch in batches if batch.lease.session_id in held]
+            if kept:
+                events = [(batch.lease.scope, event) for batch in kept for event in batch.events]
+                await turn_log.insert_events(database, events, now)
+        return [held.get(lease.session_id) for lease in leases]
 
     async def renew(self, lease: SessionLease) -> bool:
         """Renew the lease; True if a cancel is asked for. Raises LeaseLost."""
         async with self._database.write() as database:
-            extended = await repository.extend_lease(database, lease, self._clock.now() + self._lease_s)
-        if extended is None:
+            held = await repository.extend_leases(database, [lease], self._clock.now() + self._lease_s)
+        if lease.session_id not in held:
             raise LeaseLost(lease.session_id)
-        return extended[1]
+        return held[lease.session_id]
 
     async def end(self, lease: SessionLease, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
         """Store how the turn ended, and its last events. Raises LeaseLost."""
@@ -234,9 +240,10 @@ class TurnStore:
         drafts = list(outcome.drafts)
         if session.last_seq < turn.first_seq and drafts[0].type is not EventType.TURN_CREATED:
             drafts.insert(0, turn_created(None))
-        last_seq = session.last_seq + len(drafts)
+        after_seq = session.last_seq if outcome.after_seq is None else outcome.after_seq
+        last_seq = after_seq + len(drafts)
         events = number_events(drafts, session.session_id, turn_id, last_seq)
-        await turn_log.insert_events(database, scope, events, now)
+        await turn_log.insert_events(database, [(scope, event) for event in events], now)
         await turn_log.update_turn(database, scope, _ended(turn, outcome, now))
         await repository.update_session(database, _at_rest(session, outcome, last_seq, now))
         return events

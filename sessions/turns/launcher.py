@@ -28,6 +28,7 @@ from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.constraints import AnswerPlan, AnswerPlanner
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import TallyingEngine
+from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.turns.event_reader import EventReader
 from graftwork.sessions.turns.handle import RunningTurn
@@ -62,7 +63,7 @@ class LauncherResources:
     planner: AnswerPlanner = field(default_factory=AnswerPlanner)
     """Of the model's own form of calls; `source_for` reads them in the same."""
     pause: Pause = asyncio.sleep
-    """Between two tries to reach a database that is away."""
+    """How the event log waits for a group, and for a database that is away."""
 
 
 Launched = tuple[TurnRunner, asyncio.Task[None]]
@@ -75,6 +76,7 @@ class TurnLauncher:
     def __init__(self, resources: LauncherResources, store: TurnStore) -> None:
         self._resources = resources
         self._store = store
+        self._log = EventLog(store.append, resources.clock, resources.pause)
         self._runners: dict[SessionId, TurnRunner] = {}
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
         self._starting: set[TurnId] = set()
@@ -210,6 +212,7 @@ class TurnLauncher:
         lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items, noted)
         surroundings = TurnSurroundings(
             store=self._store,
+            log=self._log,
             meter=resources.meter,
             clock=resources.clock,
             encoder=self._encoder(),

@@ -15,7 +15,7 @@ from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.service import NewSession
 from graftwork.sessions.store import deletion_rows as retention
-from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, new_principal
+from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
 TABLES = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events")
 DAY = 86_400.0
@@ -145,6 +145,7 @@ async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) ->
     world.will_say(Answer(waits=True))
     await world.service.start_turn(me, session.session_id, "Hi")
     await world.engine.half_way.wait()
+    await crash()
     after = world.restarted(owner="second")
     world.clock.advance(DAY)
 
@@ -154,7 +155,6 @@ async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) ->
 
     assert swept == [0, 1]
     assert set((await rows(world, me)).values()) == {0}
-    await world.service.close()
 
 
 async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
