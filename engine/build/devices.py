@@ -14,7 +14,7 @@ from graftwork.engine.model.weights import load_decoder_weights
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.lora.torch_backend import Segment
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.packs import Graft
+from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.pool import LoraPool
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.core.events import TokenLogprobs

@@ -16,7 +16,7 @@ from graftwork.sessions.text.token_bytes import byte_level_alphabet
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from tests.sessions.fakes_text import text_tokenizer
 
-DEMO = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
+DEMO = Path(__file__).parents[3] / "demo" / "model" / "tokenizer.json"
 CHARACTERS = "é€🙂"
 """Two, three and four bytes."""
 STOPS = ("</s>", "<<", "s>x", "🙂é", "\ufffd\ufffd", "the ", "e t")
