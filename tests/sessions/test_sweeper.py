@@ -14,7 +14,7 @@ from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.service import NewSession
-from graftwork.sessions.store import deletion_rows as retention
+from graftwork.sessions.store import deletion_rows
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
 TABLES = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events")
@@ -239,13 +239,13 @@ async def half_removed(world: World, me: Principal, session_id: SessionId, steps
     """The state after some of a removal's transactions, the first of which always happened."""
     scope = me.scope()
     async with world.database.write() as database:
-        await retention.mark_expired(database, scope, session_id)
+        await deletion_rows.mark_expired(database, scope, session_id)
         if steps > 0:
-            await retention.delete_events(database, scope, session_id, 1)
+            await deletion_rows.delete_events(database, scope, session_id, 1)
         if steps > 1:
-            await retention.delete_events(database, scope, session_id, 1000)
+            await deletion_rows.delete_events(database, scope, session_id, 1000)
         if steps > 2:
-            await retention.delete_checkpoints(database, scope, session_id, 1000)
+            await deletion_rows.delete_checkpoints(database, scope, session_id, 1000)
 
 
 async def test_expired_sessions_are_not_open_ones(world: World) -> None:
