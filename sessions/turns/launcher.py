@@ -25,6 +25,7 @@ from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.constraints import AnswerPlan, AnswerPlanner
 from graftwork.sessions.generation.generator import GenerationRequest, Generator
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, kv_limits
+from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.turns.event_reader import EventReader
 from graftwork.sessions.turns.handle import RunningTurn
@@ -55,7 +56,7 @@ class LauncherResources:
     planner: AnswerPlanner = field(default_factory=AnswerPlanner)
     """For the same tool call format as the generator's."""
     pause: Pause = asyncio.sleep
-    """Between two tries to reach a database that is away."""
+    """How the event log waits for a group, and for a database that is away."""
 
 
 Launched = tuple[TurnRunner, asyncio.Task[None]]
@@ -68,6 +69,7 @@ class TurnLauncher:
     def __init__(self, resources: LauncherResources, store: TurnStore) -> None:
         self._resources = resources
         self._store = store
+        self._log = EventLog(store.append, resources.clock, resources.pause)
         self._runners: dict[SessionId, TurnRunner] = {}
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
         self._starting: set[TurnId] = set()
@@ -205,6 +207,7 @@ class TurnLauncher:
         lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items, noted)
         surroundings = TurnSurroundings(
             store=self._store,
+            log=self._log,
             clock=resources.clock,
             encoder=self._encoder(),
             heartbeat_s=resources.heartbeat_s,

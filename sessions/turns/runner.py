@@ -1,6 +1,6 @@
 """One turn, from the engine's first token to its outcome in the store.
 
-    generate ──► EventWriter ──► store, then feed        while the heartbeat keeps the lease
+    generate ──► EventStream ──► store, then feed        while the heartbeat keeps the lease
         │
         └─ answered, failed, cancelled, or the lease lost ──► usage recorded ──► outcome stored ──► quota settled
 
@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graftwork.engine.core.session_commands import SessionMemory, ToolWait
@@ -25,7 +25,6 @@ from graftwork.sessions.core.events import (
     EventDraft,
     EventFeed,
     EventType,
-    SessionEvent,
     output_text_delta,
     tool_call_arguments_delta,
     tool_call_done,
@@ -48,8 +47,8 @@ from graftwork.sessions.generation.generator import (
     ToolCallStarted,
 )
 from graftwork.sessions.generation.usage import RequestAccount, Usage
+from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
-from graftwork.sessions.turns.event_writer import AGAIN_AFTER_S, EventWriter
 from graftwork.sessions.turns.kv import History, SessionKv
 
 _log = logging.getLogger("graftwork.sessions")
@@ -94,6 +93,7 @@ class TurnSurroundings:
     """What a running turn works with."""
 
     store: TurnStore
+    log: EventLog
     clock: Clock
     encoder: TurnEncoder
     heartbeat_s: float
@@ -132,7 +132,7 @@ class TurnRunner:
         """Why the turn failed, once it has."""
         self._lease = lease
         self._surroundings = surroundings
-        self._writer = EventWriter(self._append, self.feed, surroundings.pause)
+        self._events = surroundings.log.open(lease, self.feed, self.cancel)
         self._stop_wanted = asyncio.Event()
         self._shutting_down = False
         self._settled = asyncio.Event()
@@ -169,23 +169,25 @@ class TurnRunner:
     async def _outcome(self, generation: Generation) -> TurnOutcome:
         """How the turn ended, with the events that are still to be stored. Raises LeaseLost."""
         generating = asyncio.create_task(self._generate(generation))
-        writing = asyncio.create_task(self._writer.run())
+        storing = asyncio.create_task(self._events.failure())
         beating = asyncio.create_task(keep_alive(self._lease, self._surroundings.store, self._surroundings.heartbeat_s))
         stopping = asyncio.create_task(self._stop_wanted.wait())
-        tasks: tuple[asyncio.Task[Any], ...] = (generating, writing, beating, stopping)
+        tasks: tuple[asyncio.Task[Any], ...] = (generating, storing, beating, stopping)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._writer.stop()
-            await asyncio.wait({writing})
+            await self._events.close()
         finally:
             await _cancel(tasks)
-        error = _error_of(writing) or _error_of(beating) or _error_of(generating)
+        error = _told(self._events.error) or _error_of(beating) or _error_of(generating)
         if isinstance(error, LeaseLost):
             raise error
         if error is None and not generating.cancelled():
             answer = generating.result()
-            return self._answered(answer, generation, await self._hold(answer))
-        return self._broken_off(error, generation)
+            outcome = self._answered(answer, generation, await self._hold(answer))
+        else:
+            outcome = self._broken_off(error, generation)
+        after_seq = self._events.last_seq if self._events.error is None else None
+        return replace(outcome, drafts=[*self._events.rest(), *outcome.drafts], after_seq=after_seq)
 
     async def _generate(self, generation: Generation) -> GenerationFinished:
         async with aclosing(generation.events()) as events:
@@ -195,7 +197,7 @@ class TurnRunner:
                 if isinstance(event, PromptAdmitted):
                     self.is_admitted = True
                     self._settled.set()
-                self._writer.put(_draft(event))
+                await self._events.put(_draft(event))
         raise InternalFailure("The answer broke off without saying why; send the turn again.")
 
     async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
@@ -220,7 +222,7 @@ class TurnRunner:
             fields = completed_fields(checkpoint.checkpoint_id, usage, answer.reason)
         return TurnOutcome(
             status=status,
-            drafts=[*self._writer.rest(), EventDraft(type_, fields)],
+            drafts=[EventDraft(type_, fields)],
             checkpoint=checkpoint,
             items=(*self.plan.new_items, *answer_items),
             finish_reason=answer.reason,
@@ -246,7 +248,7 @@ class TurnRunner:
         usage = generation.usage
         return TurnOutcome(
             status=TurnStatus.CANCELLED if error is None else TurnStatus.FAILED,
-            drafts=[*self._writer.rest(), terminal],
+            drafts=[terminal],
             usage=None if usage is None else usage.as_body(),
             cache=None if usage is None else cache_body(usage.cache),
             error=None if error is None else error.body()["error"],
@@ -274,26 +276,22 @@ class TurnRunner:
             opening=self.plan.transcript.opening,
         )
 
-    async def _append(self, drafts: Sequence[EventDraft]) -> tuple[SessionEvent, ...]:
-        """Store events; a cancel that another process has asked for is heard on the way."""
-        events, cancel_requested = await self._surroundings.store.append_events(self._lease, drafts)
-        if cancel_requested:
-            self.cancel()
-        return events
-
     async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
-        """Store how the turn ended; a database that is away is waited for a while. Raises LeaseLost, CapacityAbsent."""
+        """Store how the turn ended, after its usage: no turn ends unmetered.
+
+        Tries again while the database does not answer. Raises LeaseLost, CapacityAbsent.
+        """
         for tries_left in reversed(range(_STORE_TRIES)):
             try:
-                await self.account.record(
-                    generation.usage, _USAGE_OUTCOMES[outcome.status]
-                )  # first: no turn ends unmetered
-                self.feed.publish(await self._surroundings.store.end(self._lease, outcome))
+                await self.account.record(generation.usage, _USAGE_OUTCOMES[outcome.status])
+                events = await self._surroundings.store.end(self._lease, outcome)
+                if self._events.error is None:
+                    self.feed.publish(events)
                 return
             except CapacityAbsent:
                 if not tries_left:
                     raise
-            await self._surroundings.pause(AGAIN_AFTER_S)
+            await self._surroundings.pause(RETRY_AFTER_S)
 
 
 def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
@@ -331,8 +329,12 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _error_of(task: asyncio.Task[Any]) -> GraftworkError | None:
-    """Why a task ended early; a bug is logged here and told to the client as one."""
-    error = None if task.cancelled() else task.exception()
+    """Why a task ended early."""
+    return None if task.cancelled() else _told(task.exception())
+
+
+def _told(error: BaseException | None) -> GraftworkError | None:
+    """The error as the client is told it. A bug is logged here and told as one."""
     if error is None or isinstance(error, GraftworkError):
         return error
     _log.error("a turn failed", exc_info=error)

@@ -29,6 +29,7 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
+from graftwork.sessions.core.lease import Pause
 from graftwork.sessions.core.session import AgentSession, SessionSettings
 from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.usage import Accounting
@@ -204,6 +205,46 @@ class TwoVersions:
         return ResolvedModel(model, version)
 
 
+class Timeline:
+    """Time that a test moves: a clock, and a pause that ends when the clock has moved far enough."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self._pauses: list[tuple[float, asyncio.Event]] = []
+
+    @property
+    def num_pauses(self) -> int:
+        """How many wait for the clock."""
+        return len(self._pauses)
+
+    async def pause(self, seconds: float) -> None:
+        ended = asyncio.Event()
+        self._pauses.append((self.clock.now() + seconds, ended))
+        await ended.wait()
+
+    async def advance(self, seconds: float) -> None:
+        """Move on, ending each pause at its time, and let everything run that can."""
+        end = self.clock.now() + seconds
+        await _run_all_that_can()
+        while due := [entry for entry in self._pauses if entry[0] <= end]:
+            entry = min(due, key=lambda entry: entry[0])
+            self._pauses.remove(entry)
+            self.clock.advance(max(0.0, entry[0] - self.clock.now()))
+            entry[1].set()
+            await _run_all_that_can()
+        self.clock.advance(max(0.0, end - self.clock.now()))
+
+
+async def _run_all_that_can() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def next_round(seconds: float) -> None:
+    """A pause that lets the others run, and takes no time."""
+    await asyncio.sleep(0)
+
+
 class World:
     """Everything that one process of the service is made of; `restarted` is the process after it."""
 
@@ -214,11 +255,13 @@ class World:
         owner: str = "first",
         heartbeat_s: float = 1000.0,
         encoder: TurnEncoder | None = None,
+        engine: AnsweringEngine | None = None,
+        pause: Pause = next_round,
     ) -> None:
         self.database = database
         self.clock = clock or ManualClock()
         self.owner = owner
-        self.engine = AnsweringEngine()
+        self.engine = engine or AnsweringEngine()
         self.quotas = CountingQuotas()
         self.telemetry = Telemetry()
         self.meter = UsageMeter(database)
@@ -231,7 +274,7 @@ class World:
             clock=self.clock,
             pepper=b"pepper",
             heartbeat_s=heartbeat_s,
-            pause=lambda _: asyncio.sleep(0),
+            pause=pause,
         )
         options = SessionOptions(owner=owner, lease_s=LEASE_S)
         self.service = SessionService(database, TwoVersions(), resources, options)
