@@ -19,6 +19,7 @@ from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.response_head import AnswerHead
 from graftwork.api.routes.chat import chat_inference, encode_chat
+from graftwork.platform.answers.models import TokenCount
 
 router = APIRouter(prefix="/v1/messages", tags=["inference"], route_class=AnthropicRoute)
 
@@ -44,9 +45,9 @@ async def create_message(
 
 
 @router.post("/count_tokens")
-async def count_tokens(body: CountTokensRequest, resources: AppResources, principal: InferenceKey) -> dict[str, int]:
+async def count_tokens(body: CountTokensRequest, resources: AppResources, principal: InferenceKey) -> TokenCount:
     """How many tokens the prompt of this conversation has; nothing is generated or metered."""
     chat = chat_request(body)
     await resources.resolve(principal, chat.model)
     token_ids = await asyncio.to_thread(encode_chat, chat, resources)
-    return {"input_tokens": len(token_ids)}
+    return TokenCount(input_tokens=len(token_ids))

@@ -20,6 +20,7 @@ from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.views import usage_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +55,7 @@ class Usage:
 
     def as_body(self) -> dict[str, Any]:
         """The `usage` object of every answer."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.total_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": self.cached_tokens,
-                "device_tokens": self.cache.device_tokens,
-                "host_tokens": self.cache.host_tokens,
-                "disk_tokens": self.cache.disk_tokens,
-                "recomputed_tokens": self.cache.recomputed_tokens,
-            },
-            "completion_tokens_details": _completion_details(self.drafts),
-        }
+        return usage_body(self.cache, self.completion_tokens, self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +149,3 @@ class RequestAccount:
 def kv_limits(quota: Quota) -> KvLimits:
     """The limits of a quota that the engine enforces."""
     return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)
-
-
-def _completion_details(drafts: DraftReport) -> dict[str, int]:
-    """OpenAI's two prediction figures appear only if the client sent a prediction."""
-    details = {
-        "drafted_tokens": drafts.drafted_tokens,
-        "accepted_tokens": drafts.accepted_tokens,
-        "forced_tokens": drafts.forced_tokens,
-    }
-    if drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens:
-        details["accepted_prediction_tokens"] = drafts.accepted_prediction_tokens
-        details["rejected_prediction_tokens"] = drafts.rejected_prediction_tokens
-    return details

@@ -35,7 +35,7 @@ from graftwork.sessions.core.items import Item, answer_message_id, call_item_id,
 from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease, keep_alive
 from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, Transcript, TurnEncoder
-from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_body
+from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_answer
 from graftwork.sessions.generation.generator import (
     AnswerEvent,
     Generation,
@@ -216,7 +216,7 @@ class TurnRunner:
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
             call_ids: list[str] = [call.call_id for call in answer.tool_calls]
-            fields = awaiting_fields(checkpoint.checkpoint_id, usage, call_ids, lease_body(memory, self._now()))
+            fields = awaiting_fields(checkpoint.checkpoint_id, usage, call_ids, lease_answer(memory, self._now()))
         else:
             status, type_ = TurnStatus.COMPLETED, EventType.TURN_COMPLETED
             fields = completed_fields(checkpoint.checkpoint_id, usage, answer.reason)

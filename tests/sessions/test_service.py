@@ -21,7 +21,7 @@ from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.tenancy.metering import UsageGroup
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus, TurnStatus
-from graftwork.sessions.core.views import session_body, session_cache_body, turn_body
+from graftwork.sessions.core.views import session_answer, session_cache_answer, turn_answer
 from graftwork.sessions.service import NewSession
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.turns.runner import ToolHint
@@ -51,7 +51,7 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
 
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
 
-    body = turn_body(turn)
+    body = turn_answer(turn).body()
     after = await world.service.get(me, session.session_id)
     assert body["status"] == "completed"
     assert body["output"][0]["content"] == [{"type": "output_text", "text": "Hello there", "annotations": []}]
@@ -62,9 +62,9 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
     assert body["usage"]["prompt_tokens"] == len(world.engine.requests[0].prompt_token_ids)
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
     assert body["cache"]["miss_reason"] is None
-    absent = session_cache_body(after, None, 0.0)
+    absent = session_cache_answer(after, None, 0.0).body()
     assert absent["tiers"]["device"] == {"tokens": 4, "bytes": None}
-    there = session_cache_body(after, SessionMemory(host_tokens=16, host_bytes=100, lease_s=2.0), 1000.0)
+    there = session_cache_answer(after, SessionMemory(host_tokens=16, host_bytes=100, lease_s=2.0), 1000.0).body()
     assert there["tiers"]["host"] == {"tokens": 16, "bytes": 100}
     assert there["lease"] == {"tier": "device", "seconds": 2.0, "until": 1002.0}
 
@@ -129,8 +129,8 @@ async def test_tool_outputs_in_any_order_start_the_next_turn(world: World) -> No
     partial = await world.service.tool_outputs(me, session.session_id, [{"call_id": rome, "output": "warm"}])
     last = await world.service.tool_outputs(me, session.session_id, [{"call_id": oslo, "output": "cold"}])
 
-    assert turn_body(turn)["status"] == "awaiting_tool"
-    assert [entry["arguments"] for entry in turn_body(turn)["tool_calls"]] == ['{"city": "Oslo"}', '{"city": "Rome"}']
+    assert turn_answer(turn).status == "awaiting_tool"
+    assert [call.arguments for call in turn_answer(turn).tool_calls] == ['{"city": "Oslo"}', '{"city": "Rome"}']
     assert (partial.missing, partial.turn) == ((oslo,), None)
     assert last.turn is not None
     assert (await last.turn.result()).output[0].text == "Cold and warm"
@@ -569,7 +569,7 @@ async def test_adapter_version_is_pinned(world: World) -> None:
     unchanged = await world.service.change(me, session.session_id, model="graft@2")
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
 
-    assert session_body(session, "tiny")["model"] == {"name": "graft", "version": 1, "digest": "sha256:1"}
+    assert session_answer(session, "tiny").model.body() == {"name": "graft", "version": 1, "digest": "sha256:1"}
     assert [request.adapter_digests for request in world.engine.requests] == [("sha256:1",), ("sha256:2",)]
     assert turn.usage is not None
     assert changed.given_up_tokens == turn.usage["total_tokens"]
