@@ -27,6 +27,8 @@ from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.generator import Generator
+from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
@@ -52,6 +54,8 @@ class Resources:
     engine: EngineClient
     description: EngineDescription
     """As the engine described itself at start-up."""
+    generator: Generator
+    accounting: Accounting
     folder: ModelFolder
     prompts: PromptEncoder | None
     """None for a model without a chat template."""
