@@ -47,9 +47,9 @@ format: $(VENV)/.installed-dev ## let ruff format and mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: $(VENV)/.installed-dev ## regenerate engine/wire from engine.proto
+proto: $(VENV)/.installed-dev ## regenerate engine/rpc from engine.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
-		src/graftwork/engine/wire/engine.proto
+		src/graftwork/engine/rpc/engine.proto
 
 demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (45 minutes of one core)
 	$(BIN)/python demo/build.py

@@ -20,12 +20,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
-from graftwork.engine.assembly import Engine, build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import AdapterUse, EngineRequest, PromptAdmitted, RequestFinished, SamplingParams
+from graftwork.engine.build.engine import Engine, build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import PromptAdmitted, RequestFinished
+from graftwork.engine.core.requests import AdapterUse, EngineRequest
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.lora.weights import AdapterWeights, LoraPair
+from graftwork.engine.messages import SubmitRequest
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 MODEL = Path(__file__).parent.parent / "demo" / "model"

@@ -30,16 +30,16 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 from yardstick_model import YardstickModel, ensure_model
 
-from graftwork.engine.assembly import Engine
-from graftwork.engine.attention import KvCache
-from graftwork.engine.batch_tensors import BatchBuilder
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.lora import LoraBatch
-from graftwork.engine.outputs import Output
+from graftwork.engine.build.engine import Engine
+from graftwork.engine.lora.torch_backend import LoraBatch
+from graftwork.engine.messages import SubmitRequest
+from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.input_batch import BatchBuilder
+from graftwork.engine.scheduler.outputs import Output
 
 _STEP = "engine step"
 PARTS: dict[str, tuple[type, str]] = {
-    "attention": (KvCache, "attend"),
+    "attention": (PagedAttention, "attend"),
     "LoRA deltas": (LoraBatch, "add_deltas"),
     "batch tensors": (BatchBuilder, "build"),
 }

@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 
-from graftwork.engine.disk_tier import DiskTier
-from graftwork.engine.page_file import page_checksum
-from graftwork.engine.page_key import PageKey, first_key, next_key
+from graftwork.engine.core.prefix_keys import PageKey, first_key, next_key
+from graftwork.engine.kv.disk.file_format import page_checksum
+from graftwork.engine.kv.disk.store import DiskTier
 
 PAGE_SIZES = (64 * 2**10, 256 * 2**10, 2**20)
 RUN_BYTES = 16 * 2**20

@@ -29,12 +29,14 @@ from rich.table import Table
 from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from graftwork.engine.adapter_weights import AdapterWeights
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import EngineLoop, SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import EngineRequest, GrammarKind, GrammarSource, SamplingParams
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.loop import EngineLoop
+from graftwork.engine.lora.weights import AdapterWeights
+from graftwork.engine.messages import SubmitRequest
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import IsolationDomain, RequestId
 

@@ -23,11 +23,11 @@ from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.engine.batch import SampleSpec
-from graftwork.engine.request import SamplingParams
-from graftwork.engine.sampler import choose_tokens
-from graftwork.engine.token_history import TokenHistory
-from graftwork.engine.token_scores import RawScores
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import SampleSpec
+from graftwork.engine.core.token_counts import TokenHistory
+from graftwork.engine.sampling.logprobs import RawScores
+from graftwork.engine.sampling.sampler import choose_tokens
 
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

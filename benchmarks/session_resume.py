@@ -38,23 +38,14 @@ from rich.console import Console
 from rich.table import Table
 from yardstick_model import VOCAB_SIZE, ensure_model
 
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import ReadStats, Stop, SubmitRequest, TendSession
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import (
-    NO_KV_LIMITS,
-    CacheReport,
-    EngineStats,
-    KvLimits,
-    PromptAdmitted,
-    SessionKey,
-    SessionMemory,
-    SessionTending,
-    SessionUse,
-    SessionVerb,
-    TokensGenerated,
-)
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import CacheReport, PromptAdmitted, TokensGenerated
+from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.messages import ReadStats, Stop, SubmitRequest, TendSession
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.ids import IsolationDomain
 
 PLACES = ("recomputed", "device", "host", "disk", "cold disk")

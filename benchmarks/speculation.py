@@ -27,12 +27,13 @@ from rich.console import Console
 from rich.table import Table
 from speculation_sets import DEMO_MODEL, SETS, Talk, TalkTurn, as_request, talks
 
-from graftwork.engine.adapter_weights import AdapterWeights
-from graftwork.engine.assembly import Engine, build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import EngineRequest, TokensGenerated
+from graftwork.engine.build.engine import Engine, build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import TokensGenerated
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.lora.weights import AdapterWeights
+from graftwork.engine.messages import SubmitRequest
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import RequestId
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from graftwork.demo.conversations import Conversation, Kind, call_text, write_conversation, write_drill
 from graftwork.demo.lexicon import Lexicon
-from graftwork.engine.request import EngineRequest, SamplingParams
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
-from graftwork.sessions.messages import messages_from_chat
-from graftwork.sessions.model_folder import ModelFolder
-from graftwork.sessions.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.messages import messages_from_chat
+from graftwork.sessions.text.model_files import ModelFolder
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 SETS = ("agent", "chat", "json")

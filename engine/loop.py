@@ -5,101 +5,38 @@ Nothing blocks it but the forward pass itself, and having nothing to do.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from graftwork.engine.batch import StepPlan, StepResult
-from graftwork.engine.grammar.compiler import GrammarCompiled
-from graftwork.engine.grammar.desk import GrammarDesk
-from graftwork.engine.kv_memory import KvMemory
-from graftwork.engine.layer_gates import LayerGates
-from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, SessionTending
-from graftwork.engine.scheduler import Scheduler
-from graftwork.engine.transfers import CopyEngine, LoadReadable, TransferDone
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.core.step import StepPlan, StepResult
+from graftwork.engine.grammar.compile.compiler import GrammarCompiled
+from graftwork.engine.grammar.manager import GrammarManager
+from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.kv.transfer.layer_gates import LayerGates
+from graftwork.engine.kv.transfer.plan import CopyEngine, LoadReadable, TransferDone
+from graftwork.engine.lora.loader import AdapterLoaded
+from graftwork.engine.lora.pool import LoraPool
+from graftwork.engine.messages import (
+    CancelRequest,
+    CancelSink,
+    ForgetAdapter,
+    ForgetDomain,
+    Message,
+    ProbeAdapter,
+    ReadStats,
+    Sink,
+    Stop,
+    SubmitRequest,
+    TendSession,
+)
+from graftwork.engine.scheduler.outputs import Output
+from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import GraftworkError, InternalFailure
-from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.ids import RequestId
 
 _log = logging.getLogger(__name__)
-
-Sink = Callable[[list[Output]], None]
-"""Takes one gateway's outputs of one step; called on the loop's thread, so it must only hand them over."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitRequest:
-    request: EngineRequest
-    sink: Sink
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class CancelSink:
-    """A gateway is gone: cancel everything that it submitted."""
-
-    sink: Sink
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetAdapter:
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetDomain:
-    """A party is gone: give up its KV."""
-
-    isolation: IsolationDomain
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeAdapter:
-    """Load an adapter and prove that it is applied exactly; `answer` is called on the loading thread."""
-
-    digest: str
-    answer: Callable[[GraftworkError | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TendSession:
-    """Look after a session's KV between its turns; `answer` is called on the loop's thread."""
-
-    tending: SessionTending
-    answer: Callable[[SessionMemory], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadStats:
-    answer: Callable[[EngineStats], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Message = (
-    SubmitRequest
-    | CancelRequest
-    | CancelSink
-    | ForgetAdapter
-    | ForgetDomain
-    | ProbeAdapter
-    | TendSession
-    | ReadStats
-    | AdapterLoaded
-    | GrammarCompiled
-    | LoadReadable
-    | TransferDone
-    | Stop
-)
 
 
 class Runner(Protocol):
@@ -116,7 +53,7 @@ class EngineLoop:
         inbox: SimpleQueue[Message],
         scheduler: Scheduler,
         adapters: LoraPool,
-        grammars: GrammarDesk,
+        grammars: GrammarManager,
         memory: KvMemory,
         copies: CopyEngine,
         gates: LayerGates,

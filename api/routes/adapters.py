@@ -4,14 +4,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Path, UploadFile
 
-from graftwork.api.dependencies import AdapterKey, AnyTenantKey, AppResources
-from graftwork.api.guarded_route import UploadRoute
-from graftwork.api.pages import AskedPage, list_body
-from graftwork.api.resources import Resources
-from graftwork.api.schemas.adapters import adapter_body
-from graftwork.platform.principals import Principal
+from graftwork.api.deps.dependencies import AdapterKey, AnyTenantKey, AppResources
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import NativeRoute, UploadRoute
+from graftwork.api.http.pagination import AskedPage, list_body
+from graftwork.api.schemas.adapters import AliasBody, adapter_body, alias_body
+from graftwork.platform.tenancy.principals import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadRoute)
+
 
 VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
 
@@ -76,3 +77,19 @@ async def _publish(
         principal.scope(), name, await config.read(), await weights.read(), resources.description, quota
     )
     return adapter_body(adapter)
+
+
+aliases_router = APIRouter(prefix="/v1/adapters/{name}/aliases", tags=["adapters"], route_class=NativeRoute)
+
+
+@aliases_router.put("/{alias}")
+async def set_alias(
+    name: str, alias: str, body: AliasBody, resources: AppResources, principal: AdapterKey
+) -> dict[str, Any]:
+    """Point an alias at a version, or at several by weight, for all requests from now on."""
+    return alias_body(await resources.registry.set_alias(principal.scope(), name, alias, body.target()))
+
+
+@aliases_router.delete("/{alias}")
+async def remove_alias(name: str, alias: str, resources: AppResources, principal: AdapterKey) -> dict[str, Any]:
+    return alias_body(await resources.registry.remove_alias(principal.scope(), name, alias))

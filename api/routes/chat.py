@@ -5,24 +5,23 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.answer_head import AnswerHead
-from graftwork.api.chat_answer import chat_chunks, chat_completion
-from graftwork.api.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.disconnects import until_disconnect
-from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.api.inference import start_inference
-from graftwork.api.inference_order import InferenceOrder
-from graftwork.api.resources import Resources
+from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.formats.chat import chat_chunks, chat_completion
+from graftwork.api.http.disconnect import until_disconnect
+from graftwork.api.http.headers import unenforced_header
+from graftwork.api.http.sse import EventStream
+from graftwork.api.inference.limits import expected_tokens, served_tier, token_budget
+from graftwork.api.inference.request import InferenceOrder
+from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.start import start_inference
 from graftwork.api.schemas.chat import ChatCompletionRequest
-from graftwork.api.sse import EventStream
-from graftwork.api.tiers import served_tier
-from graftwork.api.token_budget import expected_tokens, token_budget
-from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
-from graftwork.platform.principals import Principal
-from graftwork.sessions.answer_grammar import AnswerPlan
-from graftwork.sessions.messages import messages_from_chat
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.generation.constraints import AnswerPlan
+from graftwork.sessions.text.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 

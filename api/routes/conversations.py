@@ -4,11 +4,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.pages import AskedPage, list_body
-from graftwork.api.responses_route import ResponsesRoute
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.formats.responses import ResponsesRoute
+from graftwork.api.http.pagination import AskedPage, list_body
 from graftwork.api.schemas.responses import ConversationBody, ConversationPatch
-from graftwork.sessions.responses.response_bodies import conversation_body
+from graftwork.sessions.responses.views import conversation_body
 
 router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=ResponsesRoute)
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from graftwork.adapters.specs import Adapter, ResolvedModel
-from graftwork.api.dependencies import AnyTenantKey, AppResources
-from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.api.resources import Resources
+from graftwork.adapters.format.specs import Adapter, ResolvedModel
+from graftwork.api.deps.dependencies import AnyTenantKey, AppResources
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.platform.principals import Principal
+from graftwork.platform.tenancy.principals import Principal
 
 router = APIRouter(prefix="/v1/models", tags=["models"], route_class=OpenAiRoute)
 

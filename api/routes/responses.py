@@ -11,18 +11,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.disconnects import until_disconnect
-from graftwork.api.idempotent import keep_begun
-from graftwork.api.pages import AskedPage, list_body
-from graftwork.api.resources import Resources
-from graftwork.api.responses_route import ResponsesRoute, in_their_words
-from graftwork.api.responses_stream import response_stream
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.idempotency import keep_begun
+from graftwork.api.deps.resources import Resources
+from graftwork.api.formats.responses import ResponsesRoute, in_their_words, response_stream
+from graftwork.api.http.disconnect import until_disconnect
+from graftwork.api.http.headers import unenforced_header
+from graftwork.api.http.pagination import AskedPage, list_body
+from graftwork.api.http.sse import EventStream
 from graftwork.api.schemas.responses import ResponseRequest
-from graftwork.api.sse import EventStream
-from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.responses.response_run import ResponseRun
+from graftwork.sessions.responses.handle import ResponseRun
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=ResponsesRoute)
 

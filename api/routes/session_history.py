@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.guarded_route import NativeRoute
-from graftwork.api.pages import AskedHistoryPage, list_body
-from graftwork.api.session_stream import session_events
-from graftwork.api.sse import EventStream
-from graftwork.sessions.bodies import session_cache_body
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.formats.sessions import session_events
+from graftwork.api.http.pagination import AskedHistoryPage, list_body
+from graftwork.api.http.sse import EventStream
+from graftwork.sessions.core.views import session_cache_body
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=NativeRoute)
 

@@ -13,20 +13,20 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.disconnects import until_disconnect
-from graftwork.api.guarded_route import NativeRoute
-from graftwork.api.idempotent import keep_begun
-from graftwork.api.resources import resources_of
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.idempotency import keep_begun
+from graftwork.api.deps.resources import resources_of
+from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.formats.sessions import session_events
+from graftwork.api.http.disconnect import until_disconnect
+from graftwork.api.http.headers import unenforced_header
+from graftwork.api.http.sse import EventStream
 from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
-from graftwork.api.session_stream import session_events
-from graftwork.api.sse import EventStream
-from graftwork.api.unenforced import unenforced_header
-from graftwork.platform.idempotency import StoredReply
-from graftwork.sessions.agent_session import LedgerCall
-from graftwork.sessions.bodies import tool_output_body, turn_body
-from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.tool_answers import ToolOutputsAnswer
+from graftwork.platform.tenancy.idempotency import StoredReply
+from graftwork.sessions.core.session import LedgerCall
+from graftwork.sessions.core.views import tool_output_body, turn_body
+from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
 
 _BEGUN = "turn.begun"
 """What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""

@@ -4,11 +4,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.guarded_route import NativeRoute
-from graftwork.api.pages import AskedPage, list_body
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.http.pagination import AskedPage, list_body
 from graftwork.api.schemas.sessions import ForkBody, RewindBody, SessionBody, SessionPatch
-from graftwork.sessions.bodies import prefetch_body, session_body, session_change_body
+from graftwork.sessions.core.views import prefetch_body, session_body, session_change_body
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=NativeRoute)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.api.resources import Resources
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
-from graftwork.sessions.messages import messages_from_chat
+from graftwork.sessions.text.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.dependencies import AppResources, UsageKey
-from graftwork.api.guarded_route import NativeRoute
+from graftwork.api.deps.dependencies import AppResources, UsageKey
+from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.schemas.usage import TimeText, span, usage_body
-from graftwork.platform.metering import UsageGroup
+from graftwork.platform.tenancy.metering import UsageGroup
 
 router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)
 

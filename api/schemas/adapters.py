@@ -5,8 +5,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.adapters.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
-from graftwork.api.schemas.bodies import FieldComplaint, NativeBody
+from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
+from graftwork.api.schemas.base import FieldComplaint, NativeBody
 
 MAX_CANARIES = 16
 

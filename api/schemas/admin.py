@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from graftwork.api.schemas.bodies import NativeBody
-from graftwork.platform.tenants import ApiKey, AuditEntry, Tenant
+from graftwork.api.schemas.base import NativeBody
+from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
 
 Tier = Literal["flex", "default", "priority"]
 Name = Annotated[str, Field(min_length=1, max_length=200)]

@@ -5,14 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
+from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.sessions import Metadata
-from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
-from graftwork.sessions.agent_session import SessionSettings
-from graftwork.sessions.items import Item
-from graftwork.sessions.responses.input_items import read_input
-from graftwork.sessions.responses.response_record import ResponseOrder
+from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.sessions.core.items import Item
+from graftwork.sessions.core.session import SessionSettings
+from graftwork.sessions.responses.input import read_input
+from graftwork.sessions.responses.record import ResponseOrder
 
 _UNSERVED = {
     **COMPLETION_UNSERVED,

@@ -4,9 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
-from graftwork.engine.request import SamplingParams
-from graftwork.sessions.logit_bias import parse_logit_bias
+from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.sessions.generation.sampling import parse_logit_bias
 
 MAX_STOP_STRINGS = 16
 """OpenAI takes 4; clients that were written for other engines send more."""

@@ -7,7 +7,7 @@ from fastapi import Query
 
 from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.metering import UsageSummary
+from graftwork.platform.tenancy.metering import UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 

@@ -3,11 +3,10 @@
 from typing import Any, Unpack
 
 from graftwork.api.sdk.account import Moment
-from graftwork.api.sdk.admin_answers import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantKey, UsageRow
-from graftwork.api.sdk.answers import Deleted, Page
-from graftwork.api.sdk.api_resource import R, Resource, operation
-from graftwork.api.sdk.effects import Call, Steps
-from graftwork.api.sdk.paths import segment
+from graftwork.api.sdk.transport.effects import Call, Steps
+from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.types.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantKey, UsageRow
+from graftwork.api.sdk.types.base import Deleted, Page
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from graftwork.api.sdk.answers import Page, Usage
-from graftwork.api.sdk.api_resource import R, Resource, operation
-from graftwork.api.sdk.effects import Call, Connection, RunTools, Steps
-from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
-from graftwork.api.sdk.paths import segment
-from graftwork.api.sdk.runtimes import AsyncRuntime, SyncRuntime
-from graftwork.api.sdk.session_answers import (
+from graftwork.api.sdk.session_feed import SessionFeed
+from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps
+from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
+from graftwork.api.sdk.transport.streams import AsyncStream, Stream, start_stream
+from graftwork.api.sdk.types.base import Page, Usage
+from graftwork.api.sdk.types.errors import ToolLoopError, TurnFailedError
+from graftwork.api.sdk.types.session import (
     GivenOutputs,
     Item,
     PendingCall,
@@ -23,10 +24,8 @@ from graftwork.api.sdk.session_answers import (
     SessionState,
     Turn,
 )
-from graftwork.api.sdk.session_events import SessionEvent, TurnAwaitingTool, TurnCompleted
-from graftwork.api.sdk.session_feed import SessionFeed
-from graftwork.api.sdk.streams import AsyncStream, Stream, start_stream
-from graftwork.api.sdk.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeout
+from graftwork.api.sdk.types.session_events import SessionEvent, TurnAwaitingTool, TurnCompleted
+from graftwork.api.sdk.types.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeout
 
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16

@@ -8,9 +8,9 @@ from threading import Thread
 from our_engine import YardstickArtifacts, greedy_request, open_engine
 from peers.protocol import Opening, Task, serve
 
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import TokensGenerated
+from graftwork.engine.core.events import TokensGenerated
+from graftwork.engine.messages import SubmitRequest
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import GraftworkError
 
 

@@ -13,11 +13,12 @@ from benchmarks.simulation.reserve_watch import ReserveWatch
 from benchmarks.simulation.serving import Server, Turn
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.arrivals import Path
-from graftwork.engine.page_path import SequenceScope
-from graftwork.engine.request import SessionKey, SessionTending, SessionUse, SessionVerb, ToolWait
-from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.core.prefix_keys import SequenceScope
+from graftwork.engine.core.requests import SessionKey, SessionUse
+from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
+from graftwork.engine.kv.index.cache_scope import ScopeMaker
+from graftwork.engine.kv.session_cache import SessionTender
+from graftwork.engine.kv.transfer.loader import Path
 from graftwork.platform.ids import IsolationDomain
 
 UPLOAD_S = 0.1

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from benchmarks.simulation.hardware import ScaledHardware
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.disk_tally import DiskCounters
-from graftwork.engine.load_cost import TransferCost
-from graftwork.engine.page_key import PageKey
-from graftwork.engine.prefix_tree import Node, Owner
-from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.index.cost_model import TransferCost
+from graftwork.engine.kv.index.radix_tree import Node, Owner
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan
 
 
 class SimulatedDisk:

@@ -7,11 +7,11 @@ ends. They differ in the order in which pages are given up, and in what is done 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from graftwork.engine.drop_order import Rank, Ranking
-from graftwork.engine.lease_advisor import LeaseAdvisor
-from graftwork.engine.prefix_tree import Node
-from graftwork.engine.session_tending import LeaseAdvice
-from graftwork.engine.tier_names import Tier
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.eviction_queue import Rank, Ranking
+from graftwork.engine.kv.index.radix_tree import Node
+from graftwork.engine.kv.session_cache import LeaseAdvice
+from graftwork.engine.kv.tool_latency import LeaseAdvisor
 from graftwork.platform.clock import Clock
 
 

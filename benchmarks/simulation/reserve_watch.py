@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from graftwork.engine.prefix_tree import Owner
-from graftwork.engine.residency import Residency
-from graftwork.engine.tier_names import Tier
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.page_store import Residency
+from graftwork.engine.kv.index.radix_tree import Owner
 
 TIERS = (Tier.DEVICE, Tier.HOST)
 

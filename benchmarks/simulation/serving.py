@@ -14,13 +14,12 @@ from benchmarks.simulation.reserve_watch import ReserveWatch
 from benchmarks.simulation.tally import Tally
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.arrivals import Path, Residence
-from graftwork.engine.kv_memory import KvMemory
-from graftwork.engine.pages import PageId
-from graftwork.engine.request import SessionUse
-from graftwork.engine.session_tending import SessionTender
-from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferDone, TransferPlan
+from graftwork.engine.core.requests import SessionUse
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.kv.session_cache import SessionTender
+from graftwork.engine.kv.transfer.loader import Path, Residence
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 
 RETRY_S = 2.0
 """After which a turn that was refused comes back."""

@@ -16,11 +16,11 @@ from benchmarks.simulation.serving import Server
 from benchmarks.simulation.tally import Figures
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.kv_memory import KvMemory, LowerTiers
-from graftwork.engine.load_cost import CostTracker
-from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.session_tending import SessionTender
-from graftwork.engine.tier_names import Tier
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.cache_scope import ScopeMaker
+from graftwork.engine.kv.index.cost_model import CostTracker
+from graftwork.engine.kv.manager import KvMemory, LowerTiers
+from graftwork.engine.kv.session_cache import SessionTender
 
 WARM_UP = 0.15
 """Of all turns: those in which the tiers fill are not counted."""

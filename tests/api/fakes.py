@@ -4,20 +4,18 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
-from graftwork.engine.request import (
+from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
-    EngineDescription,
     EngineEvent,
-    EngineRequest,
-    EngineStats,
     FinishReason,
     PromptAdmitted,
     RequestFinished,
-    SessionMemory,
-    SessionTending,
     TokensGenerated,
 )
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain
 from tests.adapters import adapter_files

@@ -1,12 +1,12 @@
 """Jobs of one generation each, for whatever reads their events."""
 
-from graftwork.adapters.specs import ResolvedModel
-from graftwork.api.inference_job import Generation, InferenceJob, Settle
-from graftwork.api.usage_figures import UsageFigures
-from graftwork.engine.request import SamplingParams
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.api.inference.job import Generation, InferenceJob, Settle
+from graftwork.api.inference.usage import UsageFigures
+from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.ids import IsolationDomain, RequestId
-from graftwork.sessions.generation import GenerationRequest, Generator
-from graftwork.sessions.token_tally import TallyingEngine
+from graftwork.sessions.generation.generator import GenerationRequest, Generator
+from graftwork.sessions.generation.usage import TallyingEngine
 from tests.api.fakes import FakeEngine, describe
 from tests.sessions.fakes_text import text_tokenizer
 

@@ -13,7 +13,7 @@ from benchmarks.simulation.policies import LRU, OURS, POLICIES, Policy
 from benchmarks.simulation.timeline import Timeline
 from benchmarks.simulation.world import Load, World
 
-from graftwork.engine.transfers import TransferKind
+from graftwork.engine.kv.transfer.plan import TransferKind
 
 FACTOR = 400.0
 """Contexts of some tens of pages, and tiers to match."""

@@ -30,7 +30,7 @@ class ClientPackages(PathFinder):
         return None if name.partition(".")[0] in absent else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = ClientPackages
-from graftwork.api.cli import main
+from graftwork.api.cli.main import main
 main()
 """
 """Runs the command line as if the modules in the first argument were not installed."""

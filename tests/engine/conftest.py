@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
 from tests.engine.harness import Harness
 from tests.engine.kv_lab import LOAD_ALL
 from tests.engine.random_models import FolderSource, make_adapter, make_base, reference_model

@@ -8,15 +8,15 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from graftwork.adapters.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
-from graftwork.adapters.identity import identify_adapter
-from graftwork.adapters.weights import ArtifactAdapterSource
+from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
+from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.demo.tasks import held_out_cases
-from graftwork.engine.adapter_weights import AdapterSource
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.load_cost import LoadCost
-from graftwork.engine.request import EngineDescription
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.kv.index.cost_model import LoadCost
+from graftwork.engine.lora.weights import AdapterSource
 from tests.engine.harness import Harness
 from tests.engine.kv_lab import LOAD_ALL
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from graftwork.engine.disk_tier import DiskTier
-from graftwork.engine.local_files import Buffer, FileEntry, LocalFiles
-from graftwork.engine.page_file import file_bytes
-from graftwork.engine.page_key import PageKey, first_key, next_key
+from graftwork.engine.core.prefix_keys import PageKey, first_key, next_key
+from graftwork.engine.kv.disk.file_format import file_bytes
+from graftwork.engine.kv.disk.files import Buffer, FileEntry, LocalFiles
+from graftwork.engine.kv.disk.store import DiskTier
 from graftwork.platform.clock import ManualClock
 
 PAGE_BYTES = 512

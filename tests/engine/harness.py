@@ -7,30 +7,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from graftwork.engine.assembly import Engine
-from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSession
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import (
-    NO_KV_LIMITS,
-    AdapterUse,
+from graftwork.engine.build.engine import Engine
+from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
-    EngineRequest,
     FinishReason,
-    GrammarSource,
-    KvLimits,
     PromptAdmitted,
     RequestFinished,
-    SamplingParams,
-    SessionKey,
-    SessionMemory,
-    SessionTending,
-    SessionUse,
-    SessionVerb,
     TokenLogprobs,
     TokensGenerated,
-    ToolWait,
 )
+from graftwork.engine.core.requests import (
+    NO_KV_LIMITS,
+    AdapterUse,
+    EngineRequest,
+    GrammarSource,
+    KvLimits,
+    SessionKey,
+    SessionUse,
+)
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb, ToolWait
+from graftwork.engine.messages import CancelRequest, Stop, SubmitRequest, TendSession
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -163,7 +162,7 @@ class Harness:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
         standing = self.loop._memory.residency.device.standing()
         unused = np.flatnonzero(~standing.is_fixed & ~standing.is_held)
-        self.loop._runner._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
+        self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 
     def _sink(self, outputs: list[Output]) -> None:
         for output in outputs:

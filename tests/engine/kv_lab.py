@@ -9,23 +9,21 @@ from dataclasses import dataclass, field
 
 import torch
 
-from graftwork.engine.arrivals import Path, Residence
-from graftwork.engine.device_adapters import DeviceAdapters
-from graftwork.engine.disk_tally import DiskCounters
-from graftwork.engine.drop_order import Ranking
-from graftwork.engine.frame_arena import FrameArena
-from graftwork.engine.kv_memory import KvMemory, LowerTiers
-from graftwork.engine.load_cost import CostTracker, LoadCost, PrefillCost, TransferCost
-from graftwork.engine.lora import Segment
-from graftwork.engine.lora_backend import StepLora
-from graftwork.engine.page_key import PageKey
-from graftwork.engine.page_path import CacheScope, SequenceScope, page_key
-from graftwork.engine.pages import PageId
-from graftwork.engine.request import SessionKey, SessionUse
-from graftwork.engine.residency import KvSizes
-from graftwork.engine.resident_adapter import GroupDelta, ResidentAdapter, compacted
-from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan, file_owner
+from graftwork.engine.core.prefix_keys import CacheScope, PageKey, SequenceScope, page_key
+from graftwork.engine.core.requests import SessionKey, SessionUse
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
+from graftwork.engine.kv.index.eviction_queue import Ranking
+from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.manager import KvMemory, LowerTiers
+from graftwork.engine.kv.transfer.device_memory import FrameArena
+from graftwork.engine.kv.transfer.loader import Path, Residence
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan, file_owner
+from graftwork.engine.lora.backend import StepLora
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
+from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
+from graftwork.engine.lora.torch_backend import Segment
 from graftwork.platform.clock import ManualClock
 
 Tag = PageKey
@@ -215,7 +213,7 @@ class KvLab:
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
         self.memory = KvMemory(sizes, lower, self.clock, ranking)
         self.lora = ShownLora()
-        self.adapters = DeviceAdapters(self.arena, self.memory.residency, self.lora)
+        self.adapters = DeviceAdapterPool(self.arena, self.memory.residency, self.lora)
         self.memory.residency.lodgers[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 

@@ -9,9 +9,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
-import graftwork.adapters.tables
-import graftwork.platform.tables
-import graftwork.sessions.tables  # noqa: F401
+import graftwork.adapters.registry.tables
+import graftwork.platform.tenancy.tables
+import graftwork.sessions.store.tables  # noqa: F401
 from graftwork.platform.database import Base, Database
 
 

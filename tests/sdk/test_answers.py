@@ -1,9 +1,9 @@
 """Reading is tolerant: another version's answer is never an error."""
 
-from graftwork.api.sdk.adapter_answers import Adapter
-from graftwork.api.sdk.answers import Usage
-from graftwork.api.sdk.chat_answers import ChatCompletion, ChatCompletionChunk
-from graftwork.api.sdk.session_answers import Item, SessionState, Turn
+from graftwork.api.sdk.types.adapter import Adapter
+from graftwork.api.sdk.types.base import Usage
+from graftwork.api.sdk.types.chat import ChatCompletion, ChatCompletionChunk
+from graftwork.api.sdk.types.session import Item, SessionState, Turn
 
 
 def test_nested_answers_are_typed() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from graftwork.api.sdk.errors import APIConnectionError, ServerError
+from graftwork.api.sdk.types.errors import APIConnectionError, ServerError
 from tests.sdk.scripted_server import ScriptedServer, stream
 
 HELLO = [{"role": "user", "content": "Hi"}]

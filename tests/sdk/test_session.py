@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
-from graftwork.api.sdk.session_answers import PendingCall
-from graftwork.api.sdk.tools import ToolOutput, run_tools
+from graftwork.api.sdk.types.errors import ToolLoopError, TurnFailedError
+from graftwork.api.sdk.types.session import PendingCall
+from graftwork.api.sdk.types.tools import ToolOutput, run_tools
 from tests.sdk.scripted_server import ScriptedServer, session, turn
 
 

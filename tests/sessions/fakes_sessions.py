@@ -7,34 +7,31 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from graftwork.adapters.names import unknown_model
-from graftwork.adapters.specs import AdapterVersion, ResolvedModel
-from graftwork.engine.request import (
+from graftwork.adapters.format.names import unknown_model
+from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
+from graftwork.engine.core.events import (
     CacheReport,
-    EngineDescription,
     EngineEvent,
-    EngineRequest,
-    EngineStats,
     FinishReason,
-    KvLimits,
     PromptAdmitted,
     RequestFinished,
-    SessionMemory,
-    SessionTending,
     TokensGenerated,
 )
+from graftwork.engine.core.requests import EngineRequest, KvLimits
+from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import CapacityAbsent, GraftworkError, LimitExceeded
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
-from graftwork.platform.metering import UsageMeter
-from graftwork.platform.principals import ALL_SCOPES, Principal, TenantScope
-from graftwork.sessions.agent_session import AgentSession, SessionSettings
-from graftwork.sessions.events import SessionEvent
-from graftwork.sessions.generation import Generator
+from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal, TenantScope
+from graftwork.sessions.core.events import SessionEvent
+from graftwork.sessions.core.session import AgentSession, SessionSettings
+from graftwork.sessions.core.transcript import TurnEncoder
+from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.service import NewSession, SessionOptions, SessionService
-from graftwork.sessions.transcript import TurnEncoder
-from graftwork.sessions.turn_launcher import LauncherResources
+from graftwork.sessions.turns.launcher import LauncherResources
 from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer, token_id
 
 END = token_id("<|im_end|>")

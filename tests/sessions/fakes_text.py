@@ -9,26 +9,24 @@ from typing import Any
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from graftwork.engine.request import (
+from graftwork.engine.core.events import (
     CacheReport,
-    EngineDescription,
     EngineEvent,
-    EngineRequest,
-    EngineStats,
     FinishReason,
     PromptAdmitted,
     RequestFinished,
-    SessionMemory,
-    SessionTending,
     TokenLogprobs,
     TokensGenerated,
 )
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain
-from graftwork.sessions.chat_template import ChatTemplate
-from graftwork.sessions.prompt_encoder import PromptEncoder
-from graftwork.sessions.tokenizer import TextTokenizer
+from graftwork.sessions.text.chat_template import ChatTemplate
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.tokenizer import TextTokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")

@@ -6,7 +6,7 @@ import hashlib
 import pytest
 from sqlalchemy import text
 
-from graftwork.engine.request import SessionMemory
+from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.database import Database
 from graftwork.platform.errors import (
     CapacityAbsent,
@@ -17,15 +17,15 @@ from graftwork.platform.errors import (
     NotFound,
     ValidationFailed,
 )
-from graftwork.platform.metering import UsageGroup
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.platform.principals import Principal
-from graftwork.sessions.agent_session import AgentSession, SessionSettings, SessionStatus, TurnStatus
-from graftwork.sessions.bodies import session_body, session_cache_body, turn_body
-from graftwork.sessions.messages import Message
+from graftwork.platform.tenancy.metering import UsageGroup
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus, TurnStatus
+from graftwork.sessions.core.views import session_body, session_cache_body, turn_body
 from graftwork.sessions.service import NewSession
-from graftwork.sessions.turn_runner import ToolHint
-from graftwork.sessions.turn_settings import TurnOverrides
+from graftwork.sessions.text.messages import Message
+from graftwork.sessions.turns.runner import ToolHint
+from graftwork.sessions.turns.settings import TurnOverrides
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal, principal, types
 from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityAbsent, CapacityContended, Conflict, NotFound
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.sessions.agent_session import AgentSession, SessionStatus, Turn, TurnStatus
-from graftwork.sessions.history import repository as history
-from graftwork.sessions.items import ItemType
-from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.tool_answers import ToolOutputsAnswer
+from graftwork.sessions.core.items import ItemType
+from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
+from graftwork.sessions.store import history_rows as history
+from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
 ANSWERS = {

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from graftwork.platform.database import Database
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.sessions.agent_session import AgentSession, SessionStatus, TurnStatus
-from graftwork.sessions.history import repository as history
-from graftwork.sessions.items import ItemType
-from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.transcript import join_chain
+from graftwork.sessions.core.items import ItemType
+from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
+from graftwork.sessions.core.transcript import join_chain
+from graftwork.sessions.store import history_rows as history
+from graftwork.sessions.turns.handle import RunningTurn
 from tests.sessions.fakes_responses import Responses
 from tests.sessions.fakes_sessions import WEATHER, World, call, new_principal
 

@@ -1,0 +1,39 @@
+"""What machines ask about this process: is it up, is it ready, what are its figures. Needs no key."""
+
+from contextlib import suppress
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from graftwork.api.deps.dependencies import AppResources
+from graftwork.api.deps.readiness import Readiness
+from graftwork.platform.errors import CapacityAbsent
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/healthz")
+async def get_health() -> dict[str, Any]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def get_readiness(request: Request) -> JSONResponse:
+    """503 with the reasons unless the schema is at head and the engine makes a real token."""
+    readiness = request.app.state.readiness
+    assert isinstance(readiness, Readiness)
+    problems = await readiness.problems()
+    if problems:
+        return JSONResponse({"status": "not_ready", "problems": problems}, status_code=503)
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics")
+async def get_metrics(resources: AppResources) -> Response:
+    """Prometheus text; the engine's figures are those of its last answer if it does not answer now."""
+    with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
+        resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
+    text, content_type = resources.telemetry.render()
+    return Response(text, media_type=content_type)

@@ -1,0 +1,124 @@
+"""What loading and computing cost on this machine, measured before the first request.
+
+Uses pages that nobody holds yet: it must run before the scheduler does.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+import torch
+from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.core.step import SequenceSlice, StepPlan, StepResult
+from graftwork.engine.kv.disk.store import DiskTier
+from graftwork.engine.kv.transfer.device_memory import FrameArena
+from graftwork.engine.kv.transfer.host_memory import HostPages
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.kv.index.cost_model import (
+    LoadCost,
+    PrefillCost,
+    PrefillSample,
+    TransferCost,
+    TransferSample,
+    fit_prefill,
+    fit_transfer,
+)
+from graftwork.engine.core.prefix_keys import first_key, next_key
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.platform.ids import RequestId
+from graftwork.engine.build.kv import KvStore
+
+T = TypeVar("T")
+
+
+_NEVER = TransferCost(fixed_s=1e6, page_s=1e6)
+"""Of a tier that does not exist."""
+
+
+_PAGES = (1, 4, 16)
+
+
+_REPEATS = 3
+
+
+def measure(store: KvStore, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
+    """What the engine's own copies and steps cost."""
+    host = measure_host(store.cache, store.host, store.sizes.device_pages)
+    return LoadCost(
+        host,
+        measure_disk(store.files, store.sizes.page_bytes, host),
+        measure_prefill(run, limits.max_batch_tokens, limits.context_tokens, limits.page_tokens),
+    )
+
+
+def measure_host(cache: KvCache, host: HostPages, num_pages: int) -> TransferCost:
+    """Copying pages from the host to the device."""
+    if not host.num_pages:
+        return _NEVER
+
+    def load(count: int) -> None:
+        for page in range(count):
+            cache.write_page(page, host.page(page))
+        if cache.device.type == "cuda":
+            torch.cuda.synchronize(cache.device)
+
+    counts = [count for count in _PAGES if count <= min(num_pages, host.num_pages)]
+    return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
+
+
+def measure_disk(files: DiskTier | None, page_bytes: int, host: TransferCost) -> TransferCost:
+    """Reading pages from disk, and copying them on: measured on a run that is written and forgotten again."""
+    if files is None:
+        return _NEVER
+    owner = hashlib.sha256(b"calibration").digest()
+    keys = [next_key(first_key(owner), [number]) for number in range(_PAGES[-1])]
+    into = memoryview(bytearray(page_bytes * len(keys)))
+    stored = files.write(owner, keys, [into[:page_bytes]] * len(keys))
+
+    def read(count: int) -> None:
+        files.read_run(keys[:count], into[: count * page_bytes])
+
+    samples = [TransferSample(count, _fastest(read, count)) for count in _PAGES if count <= stored]
+    for key in keys:
+        files.forget(key)
+    files.sweep()
+    if not samples:
+        return _NEVER
+    cost = fit_transfer(samples)
+    onward = host if host is not _NEVER else TransferCost(0.0, 0.0)
+    return TransferCost(cost.fixed_s + onward.fixed_s, cost.page_s + onward.page_s)
+
+
+def measure_prefill(
+    run: Callable[[StepPlan], StepResult], max_tokens: int, context_tokens: int, page_tokens: int
+) -> PrefillCost:
+    """Computing tokens of the base model, with nothing before them and behind a context."""
+    longest = min(max_tokens, context_tokens, 128)
+    cells = {
+        (longest, 0),
+        (max(longest // 4, 1), 0),
+        (max(longest // 4, 1), min(context_tokens - longest, 4 * longest)),
+    }
+
+    def compute(cell: tuple[int, int]) -> None:
+        num_tokens, start = cell
+        pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
+        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), ())
+        run(StepPlan((piece,)))
+
+    return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])
+
+
+def _fastest(act: Callable[[T], None], argument: T) -> float:
+    """Seconds of the fastest of a few runs; the first one warms up."""
+    act(argument)
+    return min(_seconds(act, argument) for _ in range(_REPEATS))
+
+
+def _seconds(act: Callable[[T], None], argument: T) -> float:
+    started = perf_counter()
+    act(argument)
+    return perf_counter() - started

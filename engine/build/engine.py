@@ -1,0 +1,147 @@
+"""Puts one engine together from its configuration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from random import Random
+
+import torch
+
+from graftwork.engine.lora.weights import AdapterSource
+from graftwork.engine.build.devices import keep_freed_memory
+from graftwork.engine.runner.input_batch import BatchBuilder
+from graftwork.engine.build.calibration import measure
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
+from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
+from graftwork.engine.model.fingerprint import fingerprint
+from graftwork.engine.kv.index.frame_allocator import FrameRoom
+from graftwork.engine.grammar.compile.compiler import GrammarCompiler
+from graftwork.engine.grammar.manager import GrammarManager
+from graftwork.engine.grammar.schema.limits import CompileLimits
+from graftwork.engine.grammar.matching.masks import MaskFiller
+from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.build.kv import build_memory, lay_out_kv
+from graftwork.engine.kv.tool_latency import LeaseAdvisor
+from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker, LoadCost
+from graftwork.engine.loop import EngineLoop
+from graftwork.engine.messages import Message
+from graftwork.engine.build.lora import build_lora
+from graftwork.engine.lora.loader import AdapterLoader
+from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
+from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.model_runner import ModelRunner
+from graftwork.engine.build.devices import choose_device, choose_dtype, load_decoder
+from graftwork.engine.scheduler.scheduler import Scheduler
+from graftwork.engine.kv.index.cache_scope import ScopeMaker
+from graftwork.engine.kv.session_cache import SessionTender
+from graftwork.engine.core.tiers import Tier
+from graftwork.platform.clock import Clock, SystemClock
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loop that is ready to run, and what it says of itself."""
+
+    loop: EngineLoop
+    description: EngineDescription
+    room: FrameRoom
+    """The device's frames; only the loop's thread may change them."""
+
+
+SourceFor = Callable[[EngineDescription], AdapterSource]
+"""Makes the source of adapters for a model: what they are checked against is known only once the model is read."""
+
+
+def build_engine(
+    config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: LoadCost | None = None
+) -> Engine:
+    """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served.
+
+    `costs` of loading and computing are measured where they are not given.
+    """
+    torch.set_num_threads(config.threads)
+    keep_freed_memory()
+    model = read_model_config(config.model)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, model, device)
+    clock = clock or SystemClock()
+    inbox: SimpleQueue[Message] = SimpleQueue()
+    store = lay_out_kv(config, model, fingerprint(config.model), device, dtype)
+    description = _describe(config, model, store.sizes.device_pages)
+    decoder = load_decoder(config, model, device, dtype)
+    lora = build_lora(config, model, device, dtype)
+    tracker = CostTracker(costs or UNMEASURED)
+    memory, copier = build_memory(config, store, tracker, inbox.put, clock)
+    on_device = DeviceAdapterPool(store.arena, memory.residency, lora, config.lora_pool_bytes)
+    memory.residency.lodgers[Tier.DEVICE] = on_device
+    adapters = LoraPool(
+        AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
+        LoraPoolLimits(config.lora_host_bytes),
+        on_device,
+        clock,
+    )
+    grammars = _grammars(config, model, inbox, clock)
+    builder = BatchBuilder(config.page_tokens, store.arena.null_frame, device, RowRules.of(dtype))
+    runner = ModelRunner(decoder, PagedAttention(model, store.cache), builder, adapters, lora, MaskFiller(model.vocab_size))
+    if costs is None:
+        tracker.start_from(measure(store, runner.run, _limits(config, model)))
+    scopes = ScopeMaker(description.fingerprint, f"{dtype}/{config.page_tokens}")
+    scheduler = Scheduler(
+        _limits(config, model),
+        memory,
+        SessionTender(memory, scopes, LeaseAdvisor(), clock),
+        adapters,
+        scopes,
+        clock=clock,
+        seeds=Random(),
+        grammars=grammars,
+        speculator=Speculator(
+            DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
+            clock,
+            lambda sequence: grammars.constraint(sequence.request_id),
+        ),
+    )
+    on_device.room.on_pages_moved = scheduler.rename_pages
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner)
+    return Engine(loop, description, on_device.room)
+
+
+def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:
+    vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
+    limits = CompileLimits()
+    compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
+    return GrammarManager(compiler, model.eos_token_ids, limits, clock)
+
+
+def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
+    return SchedulerLimits(
+        page_tokens=config.page_tokens,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=min(config.max_running, config.max_batch_tokens),
+        max_waiting=config.max_waiting,
+        context_tokens=model.context_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+    )
+
+
+def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> EngineDescription:
+    return EngineDescription(
+        model_name=config.model_name or config.model.resolve().name,
+        fingerprint=fingerprint(config.model),
+        vocab_size=model.vocab_size,
+        context_tokens=model.context_tokens,
+        eos_token_ids=model.eos_token_ids,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        biased_targets=model.biased_targets,
+        target_shapes=model.target_shapes,
+        max_lora_rank=config.max_lora_rank,
+        page_tokens=config.page_tokens,
+        device_pages=device_pages,
+    )

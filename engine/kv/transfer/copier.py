@@ -1,0 +1,252 @@
+"""Carries transfers out: one thread between device and host, one between host, device and disk.
+
+On each of them what somebody waits for goes before copies made in advance.
+Owns no page and decides nothing: every plan names what it touches, and all of it is leased until the report.
+On CUDA the copies run on a stream of their own, which waits for the compute that wrote their sources and is waited
+for before the report: what is reported as done has happened. Loads from the host are readable before that: they go a
+few layers at a time, and the step that reads them waits for each layer alone (see layer_gates).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from itertools import count
+from queue import PriorityQueue
+from threading import Thread
+from typing import Protocol
+
+import torch
+
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.kv.index.radix_tree import Node
+from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.host_memory import HostPages
+from graftwork.engine.kv.transfer.layer_gates import LayerGate, OnStream
+from graftwork.engine.kv.transfer.plan import (
+    LoadReadable,
+    PageMove,
+    Report,
+    TransferDone,
+    TransferKind,
+    TransferPlan,
+    file_owner,
+)
+from graftwork.platform.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+_LOAD_PARTS = 4
+"""Groups of layers of one load: more begin sooner and cost more calls, of which each page takes two a group."""
+_FETCH_BYTES = 16 * 2**20
+"""Read from the disk before the first of them is copied on."""
+
+
+class PageFiles(Protocol):
+    """The disk tier, as far as bytes are concerned."""
+
+    def write(
+        self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview], above: Sequence[PageKey] = ()
+    ) -> int:
+        """Store a run of pages, which stand behind those of `above`; returns how many are new."""
+        ...
+
+    def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
+        """Read consecutive pages into one run of bytes; returns how many are good, counted from the first."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what was forgotten."""
+        ...
+
+    def close(self) -> None:
+        """Let another process have them."""
+        ...
+
+
+class PageCopier:
+    """A CopyEngine over real memory. Reports come on its own threads."""
+
+    def __init__(
+        self,
+        cache: KvCache,
+        host: HostPages,
+        files: PageFiles | None,
+        report: Report,
+        clock: Clock,
+        *,
+        overlaps_loads: bool = False,
+    ) -> None:
+        """`overlaps_loads` reports loads as readable when they begin."""
+        self._cache = cache
+        self._host = host
+        self._files = files
+        self._report = report
+        self._clock = clock
+        self._overlaps_loads = overlaps_loads
+        self._copying, self._filing = _Lane("kv-copies"), _Lane("kv-files")
+
+    def begin(self, plan: TransferPlan) -> None:
+        """Queue a plan in its lane: a way up behind those before it, a way down behind everything."""
+        lane = self._copying if plan.kind in (TransferKind.SAVE, TransferKind.LOAD) else self._filing
+        is_waited_for = plan.kind in (TransferKind.LOAD, TransferKind.FETCH)
+        lane.put(_Urgency.WAITED_FOR if is_waited_for else _Urgency.BACKGROUND, lambda: self._carry_out(plan))
+
+    def sweep(self) -> None:
+        """Remove forgotten files, behind what is being written."""
+        if self._files is not None:
+            self._filing.put(_Urgency.BACKGROUND, self._files.sweep)
+
+    def close(self) -> None:
+        """Carry out what has begun, and end the threads."""
+        self._copying.close()
+        self._filing.close()
+        if self._files is not None:
+            self._files.close()
+
+    def _carry_out(self, plan: TransferPlan) -> None:
+        started = self._clock.monotonic()
+        gate = self._announce(plan)
+        try:
+            num_good = self._copy(plan, gate)
+        except Exception:  # noqa: BLE001 - a copy that cannot be made is a copy that failed: its pages are recomputed
+            _log.exception("transfer_failed", extra={"kind": plan.kind, "pages": len(plan.moves)})
+            num_good = 0
+            if gate is not None:
+                gate.fail()
+        self._report(TransferDone(plan, num_good, self._clock.monotonic() - started))
+
+    def _announce(self, plan: TransferPlan) -> LayerGate | None:
+        """Let a load be planned with, where loads are overlapped."""
+        if not self._overlaps_loads or plan.kind is not TransferKind.LOAD:
+            return None
+        gate = LayerGate(self._cache.num_layers)
+        self._report(LoadReadable(plan, gate))
+        return gate
+
+    @torch.inference_mode()
+    def _copy(self, plan: TransferPlan, gate: LayerGate | None) -> int:
+        if self._cache.device.type != "cuda":
+            return self._copy_now(plan, gate)
+        with torch.cuda.stream(torch.cuda.Stream(self._cache.device)):  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream(self._cache.device))
+            num_good = self._copy_now(plan, gate)
+            torch.cuda.current_stream().synchronize()
+        return num_good
+
+    def _copy_now(self, plan: TransferPlan, gate: LayerGate | None) -> int:
+        if plan.kind is TransferKind.STORE:
+            return self._store(plan)
+        if plan.kind is TransferKind.FETCH:
+            return self._fetch(plan)
+        if gate is not None:
+            return self._load_by_layers(plan, gate)
+        for move in plan.moves:
+            assert move.source is not None
+            assert move.target is not None
+            if plan.kind is TransferKind.SAVE:
+                self._cache.read_page(move.source, self._host.page(move.target))
+            else:
+                self._cache.write_page(move.target, self._host.page(move.source))
+        return len(plan.moves)
+
+    def _load_by_layers(self, plan: TransferPlan, gate: LayerGate) -> int:
+        num_layers = self._cache.num_layers
+        step = -(-num_layers // _LOAD_PARTS)
+        for start in range(0, num_layers, step):
+            layers = range(start, min(start + step, num_layers))
+            for move in plan.moves:
+                assert move.source is not None
+                assert move.target is not None
+                self._cache.write_layers(move.target, self._host.page(move.source), layers)
+            gate.let_through(layers.stop, self._marked())
+        return len(plan.moves)
+
+    def _marked(self) -> OnStream:
+        """Waits, on the stream of whoever calls it, for what this thread's stream has been given so far."""
+        if self._cache.device.type != "cuda":
+            return _nothing
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.wait
+
+    def _store(self, plan: TransferPlan) -> int:
+        """One file for each run of pages of one path and one party."""
+        start = 0
+        for end in range(1, len(plan.nodes) + 1):
+            if end == len(plan.nodes) or not _goes_on(plan.nodes[end - 1], plan.nodes[end]):
+                self._store_run(plan.nodes[start:end], plan.moves[start:end])
+                start = end
+        return len(plan.moves)
+
+    def _store_run(self, nodes: Sequence[Node], moves: Sequence[PageMove]) -> None:
+        assert self._files is not None
+        pages = [self._host.bytes_of(move.source) for move in moves if move.source is not None]
+        keys = [move.key for move in moves]
+        self._files.write(file_owner(nodes[0].owner), keys, pages, _keys_above(nodes[0]))
+
+    def _fetch(self, plan: TransferPlan) -> int:
+        """A bounded number of pages at a time: what is read stands beside all that the host is allowed."""
+        assert self._files is not None
+        at_once = min(max(_FETCH_BYTES // self._host.page_bytes, 1), len(plan.moves))
+        scratch = HostPages(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
+        for start in range(0, len(plan.moves), at_once):
+            moves = plan.moves[start : start + at_once]
+            space = scratch.all_bytes()[: len(moves) * scratch.page_bytes]
+            num_good = self._files.read_run([move.key for move in moves], space)
+            for index, move in enumerate(moves[:num_good]):
+                assert move.target is not None
+                self._cache.write_page(move.target, scratch.page(index))
+            if num_good < len(moves):
+                return start + num_good
+        return len(plan.moves)
+
+
+def _nothing() -> None:
+    """The copies have been made."""
+
+
+class _Urgency(IntEnum):
+    """What goes first in a lane."""
+
+    WAITED_FOR = 0
+    """Somebody's next token needs it."""
+    BACKGROUND = 1
+    LAST = 2
+
+
+class _Lane:
+    """A thread that works through jobs, the more urgent first, else in their order. None of them may raise.
+
+    No page is both a source and a target of plans that wait here, so plans of different kinds may overtake each other.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: PriorityQueue[tuple[_Urgency, int, Callable[[], None] | None]] = PriorityQueue()
+        self._numbers = count()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, urgency: _Urgency, job: Callable[[], None] | None) -> None:
+        self._jobs.put((urgency, next(self._numbers), job))
+
+    def close(self) -> None:
+        self.put(_Urgency.LAST, None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()[2]) is not None:
+            job()
+
+
+def _goes_on(node: Node, following: Node) -> bool:
+    """Whether two pages may stand in one file: on one path, and charged to one party."""
+    return following.parent is node and following.owner == node.owner
+
+
+def _keys_above(node: Node) -> list[PageKey]:
+    """The keys of a page's ancestors, from the root down."""
+    keys: list[PageKey] = []
+    while node.parent is not None:
+        node = node.parent
+        keys.append(node.key)
+    return keys[::-1]

@@ -1,0 +1,181 @@
+"""The items that a session's history is made of, in the Responses API's shapes.
+
+Owns the shapes of `message`, `function_call` and `function_call_output`, and how they read as messages of a prompt.
+Never touches tokens or storage.
+An item never changes once it is made: a history is edited by going back to a checkpoint, not by rewriting.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from graftwork.platform.errors import ValidationFailed
+from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
+from graftwork.sessions.text.messages import ROLES, Message, ToolCall
+
+_MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
+_INPUT_ROLES = ("user", "system", "developer", "assistant")
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_PART_FIELDS = frozenset({"type", "text", "annotations", "logprobs"})
+
+
+class ItemType(StrEnum):
+    MESSAGE = "message"
+    FUNCTION_CALL = "function_call"
+    FUNCTION_CALL_OUTPUT = "function_call_output"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry of a history. `body` is what a client is shown, `id` and `type` included."""
+
+    item_id: ItemId
+    type: ItemType
+    body: dict[str, Any]
+
+    @property
+    def call_id(self) -> CallId:
+        """The call that this item makes or answers."""
+        assert self.type is not ItemType.MESSAGE
+        return CallId(self.body["call_id"])
+
+    @property
+    def text(self) -> str:
+        """What a message says, its parts one a line, as in chat.completions."""
+        assert self.type is ItemType.MESSAGE
+        return "\n".join(part["text"] for part in self.body["content"])
+
+
+def item_from_body(body: dict[str, Any]) -> Item:
+    """The item whose body was stored."""
+    return Item(ItemId(body["id"]), ItemType(body["type"]), body)
+
+
+def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
+    """A message, one part a text; `incomplete` marks an answer that was cut off at its token limit."""
+    spoken = role == "assistant"
+    parts = [
+        {"type": "output_text", "text": text, "annotations": []} if spoken else {"type": "input_text", "text": text}
+        for text in texts
+    ]
+    status = "incomplete" if incomplete else "completed"
+    return _item(ItemType.MESSAGE, {"status": status, "role": role, "content": parts}, item_id)
+
+
+def function_call(
+    call_id: CallId, name: str, arguments: str, *, incomplete: bool = False, item_id: ItemId | None = None
+) -> Item:
+    """A call that the model made; `arguments` is JSON text, unless the call was cut off at a token limit."""
+    status = "incomplete" if incomplete else "completed"
+    fields = {"status": status, "call_id": call_id, "name": name, "arguments": arguments}
+    return _item(ItemType.FUNCTION_CALL, fields, item_id)
+
+
+def function_call_output(call_id: CallId, output: str) -> Item:
+    """What a tool answered."""
+    return _item(ItemType.FUNCTION_CALL_OUTPUT, {"status": "completed", "call_id": call_id, "output": output})
+
+
+def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
+    """A turn's input, a text or a list of message items. Raises ValidationFailed naming the field."""
+    if isinstance(raw, str):
+        return (message("user", _text(raw, param)),)
+    if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not raw:
+        raise ValidationFailed(f"{param} must be a text or a list of at least one item.", param=param)
+    return tuple(_parse_message(entry, f"{param}[{index}]") for index, entry in enumerate(raw))
+
+
+def parse_output(raw: object, param: str) -> str:
+    """A tool's output as text: a text as it is, anything else as JSON. Raises ValidationFailed."""
+    if isinstance(raw, str):
+        return _text(raw, param)
+    try:
+        return _text(json.dumps(raw, ensure_ascii=False, allow_nan=False), param)
+    except (TypeError, ValueError) as error:
+        raise ValidationFailed(f"{param} must be a text or JSON: {error}.", param=param) from error
+
+
+def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
+    """The items as messages of a prompt; an answer's text and the calls after it are one message."""
+    messages: list[Message] = []
+    names = {item.call_id: str(item.body["name"]) for item in items if item.type is ItemType.FUNCTION_CALL}
+    for item in items:
+        if item.type is ItemType.MESSAGE:
+            messages.append(Message(ROLES[item.body["role"]], item.text))
+        elif item.type is ItemType.FUNCTION_CALL:
+            caller = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
+            messages.append(replace(caller, tool_calls=(*caller.tool_calls, _tool_call(item))))
+        else:
+            call_id = item.call_id
+            messages.append(Message("tool", item.body["output"], tool_call_id=call_id, name=names.get(call_id)))
+    return tuple(messages)
+
+
+def answer_message_id(turn_id: TurnId) -> ItemId:
+    """The id of what a turn's answer says: known to whoever follows the turn, before the item is stored."""
+    return ItemId("msg_" + turn_id.removeprefix("turn_"))
+
+
+def call_item_id(call_id: CallId) -> ItemId:
+    """The id of the item that makes a call of the model's."""
+    return ItemId("fc_" + call_id.removeprefix("call_"))
+
+
+def _item(type_: ItemType, fields: Mapping[str, Any], item_id: ItemId | None = None) -> Item:
+    item_id = item_id or ItemId(new_id("item"))
+    return Item(item_id, type_, {"id": item_id, "type": type_.value, **fields})
+
+
+def _parse_message(raw: object, param: str) -> Item:
+    if not isinstance(raw, Mapping):
+        raise ValidationFailed(f"{param} must be an object.", param=param)
+    type_ = raw.get("type", ItemType.MESSAGE.value)
+    if type_ == ItemType.FUNCTION_CALL_OUTPUT.value:
+        raise ValidationFailed(f"{param}: send tool outputs to the session's tool_outputs.", param=f"{param}.type")
+    if type_ != ItemType.MESSAGE.value:
+        raise ValidationFailed(f"{param}.type must be 'message', not {type_!r}.", param=f"{param}.type")
+    _refuse_unknown_fields(raw, _MESSAGE_FIELDS, param)
+    role = raw.get("role")
+    if role not in _INPUT_ROLES:
+        raise ValidationFailed(f"{param}.role must be one of {', '.join(_INPUT_ROLES)}.", param=f"{param}.role")
+    return message(role, *_content_texts(raw.get("content"), f"{param}.content"))
+
+
+def _content_texts(raw: object, param: str) -> list[str]:
+    if isinstance(raw, str):
+        return [_text(raw, param)]
+    if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not raw:
+        raise ValidationFailed(f"{param} must be a text or a list of text parts.", param=param)
+    return [_part_text(part, f"{param}[{index}]") for index, part in enumerate(raw)]
+
+
+def _part_text(raw: object, param: str) -> str:
+    if not isinstance(raw, Mapping):
+        raise ValidationFailed(f"{param} must be an object.", param=param)
+    if raw.get("type") not in _TEXT_PARTS:
+        raise ValidationFailed(f"{param}.type must be one of {', '.join(_TEXT_PARTS)}.", param=f"{param}.type")
+    _refuse_unknown_fields(raw, _PART_FIELDS, param)
+    return _text(raw.get("text"), f"{param}.text")
+
+
+def _refuse_unknown_fields(raw: Mapping[str, Any], known: frozenset[str], param: str) -> None:
+    for field in raw:
+        if field not in known:
+            raise ValidationFailed(f"{param} has no field {field!r}.", param=f"{param}.{field}")
+
+
+def _text(raw: object, param: str) -> str:
+    """`raw` if it is text that UTF-8 can carry: a lone surrogate has no bytes, and so no tokens."""
+    if not isinstance(raw, str):
+        raise ValidationFailed(f"{param} must be a text.", param=param)
+    try:
+        raw.encode()
+    except UnicodeEncodeError as error:
+        raise ValidationFailed(f"{param} is not valid Unicode: {error.reason}.", param=param) from error
+    return raw
+
+
+def _tool_call(item: Item) -> ToolCall:
+    return ToolCall(item.call_id, item.body["name"], item.body["arguments"])

@@ -1,0 +1,37 @@
+"""One engine a folder, and a successor that waits for its predecessor to go."""
+
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from graftwork.engine.kv.disk.lock import FolderLock
+from graftwork.platform.errors import InvalidRequest
+
+
+def test_a_folder_is_one_engines_alone_until_it_is_released(tmp_path: Path) -> None:
+    """A second lock is refused with the flag that helps, and taken once the first is gone."""
+    first, second = FolderLock(tmp_path / "kv"), FolderLock(tmp_path / "kv")
+    first.take()
+
+    with pytest.raises(InvalidRequest, match="--kv-dir"):
+        second.take()
+    first.release()
+    second.take()
+
+    second.release()
+
+
+def test_a_successor_waits_for_its_predecessor(tmp_path: Path) -> None:
+    """A lock that is released while another waits for it passes on without an error."""
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    first.take()
+    leaving = Timer(0.2, first.release)
+    leaving.start()
+
+    second.take(within_s=30)
+
+    with pytest.raises(InvalidRequest):
+        first.take()
+    leaving.join()
+    second.release()
