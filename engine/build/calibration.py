@@ -10,10 +10,11 @@ from time import perf_counter
 from typing import TypeVar
 import torch
 from graftwork.engine.kv.transfer.device_memory import KvCache
-from graftwork.engine.core.step import SequenceSlice, StepPlan, StepResult
-from graftwork.engine.kv.disk.store import DiskTier
-from graftwork.engine.kv.transfer.device_memory import FrameArena
-from graftwork.engine.kv.transfer.host_memory import HostPages
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
+from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.kv.index.cost_model import (
     LoadCost,
@@ -24,12 +25,12 @@ from graftwork.engine.kv.index.cost_model import (
     fit_prefill,
     fit_transfer,
 )
-from graftwork.engine.core.prefix_keys import first_key, next_key
+from graftwork.engine.core.prefix_keys import child_key, root_key
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.platform.ids import RequestId
-from graftwork.engine.build.kv import KvStore
+from graftwork.engine.build.kv import KvStorage
 
 T = TypeVar("T")
 
@@ -44,7 +45,11 @@ _PAGES = (1, 4, 16)
 _REPEATS = 3
 
 
-def measure(store: KvStore, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
+_SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
+"""Each measured step samples a token, as a prefill's last step does; reading it waits for the device."""
+
+
+def measure(store: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
     """What the engine's own copies and steps cost."""
     host = measure_host(store.cache, store.host, store.sizes.device_pages)
     return LoadCost(
@@ -54,7 +59,7 @@ def measure(store: KvStore, run: Callable[[StepPlan], StepResult], limits: Sched
     )
 
 
-def measure_host(cache: KvCache, host: HostPages, num_pages: int) -> TransferCost:
+def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
     """Copying pages from the host to the device."""
     if not host.num_pages:
         return _NEVER
@@ -69,14 +74,14 @@ def measure_host(cache: KvCache, host: HostPages, num_pages: int) -> TransferCos
     return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
 
 
-def measure_disk(files: DiskTier | None, page_bytes: int, host: TransferCost) -> TransferCost:
+def measure_disk(files: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
     """Reading pages from disk, and copying them on: measured on a run that is written and forgotten again."""
     if files is None:
         return _NEVER
-    owner = hashlib.sha256(b"calibration").digest()
-    keys = [next_key(first_key(owner), [number]) for number in range(_PAGES[-1])]
+    domain = hashlib.sha256(b"calibration").digest()
+    keys = [child_key(root_key(domain), [number]) for number in range(_PAGES[-1])]
     into = memoryview(bytearray(page_bytes * len(keys)))
-    stored = files.write(owner, keys, [into[:page_bytes]] * len(keys))
+    stored = files.write(domain, keys, [into[:page_bytes]] * len(keys))
 
     def read(count: int) -> None:
         files.read_run(keys[:count], into[: count * page_bytes])
@@ -106,7 +111,7 @@ def measure_prefill(
     def compute(cell: tuple[int, int]) -> None:
         num_tokens, start = cell
         pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
-        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), ())
+        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
         run(StepPlan((piece,)))
 
     return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])

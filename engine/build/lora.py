@@ -10,7 +10,7 @@ from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.platform.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
         raise InvalidRequest(
             f"lora_kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="lora_kernels"
         )
-    rules = RowRules.of(dtype)
+    rules = BatchInvariance.of(dtype)
     plain = TorchLora(PackCache(_PACK_BYTES, rules.min_columns), rules)
     way = _own_way(device) if wanted == "auto" else wanted
     if way == "torch":

@@ -6,7 +6,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class RowRules:
+class BatchInvariance:
     """Sizes from which on a product gives each row the same bits whatever stands beside it.
 
     Measured on x86 with torch 2.13 (benchmarks/row_bits.py): bf16 products always do; fp32 ones below four rows or
@@ -22,5 +22,5 @@ class RowRules:
         return self.min_rows <= 1
 
     @classmethod
-    def of(cls, dtype: torch.dtype) -> "RowRules":
+    def of(cls, dtype: torch.dtype) -> "BatchInvariance":
         return cls(4, 16) if dtype == torch.float32 else cls(1, 1)

@@ -23,12 +23,12 @@ _ROOT_TAG = b"graftwork/page-root/1"
 _PAGE_TAG = b"graftwork/page-key/1"
 
 
-def first_key(scope: bytes) -> PageKey:
+def root_key(scope: bytes) -> PageKey:
     """The key that the first page of a scope has for its parent: it stands for no tokens at all."""
     return PageKey(hashlib.sha256(_framed(_ROOT_TAG) + _framed(scope)).digest())
 
 
-def next_key(parent: PageKey, token_ids: Sequence[int]) -> PageKey:
+def child_key(parent: PageKey, token_ids: Sequence[int]) -> PageKey:
     """The key of a page of `token_ids`, each in [0, 2^32), behind the page of `parent`."""
     tokens = struct.pack(f"<{len(token_ids)}I", *token_ids)
     return PageKey(hashlib.sha256(_PAGE_PREFIX + _framed(parent) + _framed(tokens)).digest())
@@ -52,7 +52,7 @@ Edge = tuple[CacheScope, PageTokens]
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceScope:
+class PrefixScope:
     """Where a sequence's pages may be shared."""
 
     own: CacheScope
@@ -70,7 +70,7 @@ class SequenceScope:
         if not begins:
             assert parent is not None
             return parent
-        return first_key(self.at(index) + (parent or b""))
+        return root_key(self.at(index) + (parent or b""))
 
 
 def pages_for(num_tokens: int, page_tokens: int) -> int:
@@ -78,12 +78,12 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
     return -(-num_tokens // page_tokens)
 
 
-def edges(scope: SequenceScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
+def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
     """The edges of the whole pages of `token_ids`, from the root down."""
     for index in range(len(token_ids) // page_tokens):
         yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])
 
 
-def page_key(scope: SequenceScope, index: int, parent: PageKey | None, tokens: PageTokens) -> PageKey:
+def page_key(scope: PrefixScope, index: int, parent: PageKey | None, tokens: PageTokens) -> PageKey:
     """The key of page `index`, which holds `tokens`, below the page of key `parent`."""
-    return next_key(scope.base_key(index, parent), tokens)
+    return child_key(scope.base_key(index, parent), tokens)

@@ -11,7 +11,7 @@ _WORD = "q"
 """Eight bytes with a sign, as tensors of indices have them."""
 
 
-class CountedTokens:
+class TokenCounts:
     """Distinct tokens and their counts, as two arrays that grow together."""
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class TokenHistory:
 
     def __init__(self, prompt_token_ids: Iterable[int]) -> None:
         """`prompt_token_ids` are seen, but not made."""
-        self._counted = CountedTokens()
+        self._counted = TokenCounts()
         self._counted.token_ids.extend(dict.fromkeys(prompt_token_ids))
         self._counted.counts.extend([0] * len(self._counted))
         self._places = {token: place for place, token in enumerate(self._counted.token_ids)}
-        self.num_made = 0
+        self.num_generated_tokens = 0
         """Tokens entered since the prompt."""
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -43,9 +43,9 @@ class TokenHistory:
                 self._counted.token_ids.append(token)
                 self._counted.counts.append(0)
             self._counted.counts[place] += 1
-            self.num_made += 1
+            self.num_generated_tokens += 1
 
-    def copy_to(self, target: CountedTokens, draft_token_ids: Iterable[int] = ()) -> int:
+    def copy_to(self, target: TokenCounts, draft_token_ids: Iterable[int] = ()) -> int:
         """Append every token that was seen, once, with its count; guessed ones count as made. Returns how many."""
         base = len(target)
         target.token_ids.extend(self._counted.token_ids)

@@ -1,7 +1,7 @@
 """How long something takes, from what it took before: a histogram with logarithmic buckets that forgets.
 
 Four buckets an octave from 1 ms to 10 h: a quantile is wrong by at most a factor of 2^(1/4), 19 %, which a lease does
-not notice, and a sketch is 0.8 KiB. Within a bucket the logarithm of the time is taken as uniform, below the first the
+not notice, and a histogram is 0.8 KiB. Within a bucket the logarithm of the time is taken as uniform, below the first the
 time itself. What takes longer than the last edge, or never ends, has its own bucket and counts as never.
 """
 
@@ -91,7 +91,7 @@ def _waits(edges: Floats, cdf: Floats) -> Floats:
     return (1.0 - cdf) * widths + masses * (means - lower)
 
 
-class LatencySketch:
+class LatencyHistogram:
     """The histogram of one kind of thing; an observation counts half after `half_life` newer ones."""
 
     def __init__(self, half_life: float = 256.0) -> None:

@@ -7,7 +7,7 @@ also compiled the kernel, or found it in numba's cache, so no request waits for 
 
 import torch
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.cpu_backend import AddressTables, CpuLora
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta, compacted
@@ -35,7 +35,7 @@ def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
 def _failure(dtype: torch.dtype) -> str | None:
     generator = torch.Generator().manual_seed(_SEED)
     adapters = [_adapter(str(rank), rank, dtype, generator) for rank in (8, 24)]
-    rules = RowRules.of(dtype)
+    rules = BatchInvariance.of(dtype)
     tables = AddressTables({_KEY: GroupShape(_IN_FEATURES, _WIDTHS)}, dtype)
     lora = CpuLora(tables, TorchLora(PackCache(0, rules.min_columns), rules))
     for adapter in adapters:

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
@@ -134,7 +134,7 @@ class PackedProduct:
 class TorchProducts:
     """Long segments one by one, straight from the adapter; the short ones between them together, from packs."""
 
-    def __init__(self, packs: PackCache, rules: RowRules) -> None:
+    def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
         self._rules = rules
 
@@ -172,7 +172,9 @@ class TorchProducts:
 class LoraBatch:
     """A step's segments, shared by all layers."""
 
-    def __init__(self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: RowRules, num_rows: int) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int
+    ) -> None:
         """`num_rows` are all rows of the batch, those of the base and the padding included (see `padded_rows`)."""
         self.segments = tuple(segments)
         self._rules = rules
@@ -268,7 +270,7 @@ def _has_head(mix: AdapterMix) -> bool:
 class TorchLora:
     """Plain torch, on any device: long segments straight from the adapter, short ones from packs."""
 
-    def __init__(self, packs: PackCache, rules: RowRules) -> None:
+    def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
         self.rules = rules
         self.products = TorchProducts(packs, rules)

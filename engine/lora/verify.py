@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.fuse import BaseModules
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
@@ -27,7 +27,7 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
     """Raises ValidationFailed naming the group where the engine would not do what the matrices say."""
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
-    rules = RowRules.of(dtype)
+    rules = BatchInvariance.of(dtype)
     batch = LoraBatch([segment], TorchProducts(PackCache(0, rules.min_columns), rules), rules, _NUM_ROWS)
     for layer, group in _groups_of(weights):
         modules = [base.module(layer, target) for target in group.targets]

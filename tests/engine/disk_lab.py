@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from graftwork.engine.core.prefix_keys import PageKey, first_key, next_key
+from graftwork.engine.core.prefix_keys import PageKey, child_key, root_key
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.files import Buffer, FileEntry, LocalFiles
-from graftwork.engine.kv.disk.store import DiskTier
+from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import ManualClock
 
 PAGE_BYTES = 512
@@ -93,15 +93,15 @@ def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def party(name: str) -> bytes:
+def domain_named(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
 def chain(scope: str, num_pages: int) -> list[PageKey]:
     """The keys of the first pages of a scope; a longer chain begins with a shorter one."""
-    keys = [first_key(scope.encode())]
+    keys = [root_key(scope.encode())]
     for number in range(num_pages):
-        keys.append(next_key(keys[-1], [number]))
+        keys.append(child_key(keys[-1], [number]))
     return keys[1:]
 
 
@@ -114,18 +114,18 @@ def pages_of(keys: Sequence[PageKey]) -> list[bytes]:
     return [page_of(key) for key in keys]
 
 
-def opened(folder: Path, max_bytes: int = 2**20, layout: bytes = LAYOUT, files: LocalFiles | None = None) -> DiskTier:
+def opened(folder: Path, max_bytes: int = 2**20, layout: bytes = LAYOUT, files: LocalFiles | None = None) -> DiskStore:
     """A tier on a folder, on a clock that stands still."""
-    tier = DiskTier(folder, max_bytes, layout, files, ManualClock())
+    tier = DiskStore(folder, max_bytes, layout, files, ManualClock())
     tier.open()
     return tier
 
 
-def store(tier: DiskTier, owner: str, keys: Sequence[PageKey]) -> int:
-    return tier.write(party(owner), keys, pages_of(keys))
+def store(tier: DiskStore, domain: str, keys: Sequence[PageKey]) -> int:
+    return tier.write(domain_named(domain), keys, pages_of(keys))
 
 
-def readable(tier: DiskTier, keys: Sequence[PageKey]) -> list[PageKey]:
+def readable(tier: DiskStore, keys: Sequence[PageKey]) -> list[PageKey]:
     """The keys whose pages can be read; fails if any page has other bytes than its own."""
     found = []
     for key in keys:

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from graftwork.engine.core.prefix_keys import CacheScope, PageKey, SequenceScope, page_key
+from graftwork.engine.core.prefix_keys import CacheScope, PageKey, PrefixScope, page_key
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.disk.counters import DiskCounters
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
 from graftwork.engine.kv.index.eviction_queue import Ranking
 from graftwork.engine.kv.index.page_store import KvSizes
-from graftwork.engine.kv.manager import KvMemory, LowerTiers
-from graftwork.engine.kv.transfer.device_memory import FrameArena
-from graftwork.engine.kv.transfer.loader import Path, Residence
-from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan, file_owner
+from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan, domain_digest
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
@@ -34,13 +34,18 @@ LOAD_ALL = LoadCost(TransferCost(0.0, 1e-6), TransferCost(0.0, 2e-6), PrefillCos
 """Loading is always worth it."""
 
 
+def load_always() -> CostTracker:
+    """Costs by which loading is always worth it, whatever the machine shows."""
+    return CostTracker(LOAD_ALL, smoothing=0.0)
+
+
 @dataclass
 class FakeDisk:
     """Pages by key; `corrupt` ones are there until they are read."""
 
     pages: dict[PageKey, Tag] = field(default_factory=dict)
     max_pages: int = 1_000_000
-    owners: dict[PageKey, bytes] = field(default_factory=dict)
+    domains: dict[PageKey, bytes] = field(default_factory=dict)
 
     @property
     def num_pages(self) -> int:
@@ -60,19 +65,19 @@ class FakeDisk:
     def forget(self, key: PageKey) -> None:
         self.pages.pop(key, None)
 
-    def forget_owner(self, owner: bytes) -> int:
-        lost = [key for key in self.pages if self.owners.get(key) == owner]
+    def forget_domain(self, domain: bytes) -> int:
+        lost = [key for key in self.pages if self.domains.get(key) == domain]
         for key in lost:
             self.forget(key)
         return len(lost)
 
 
 class DeviceTags(MutableMapping[PageId, Tag | None]):
-    """The tags of pages, as bytes in the frames of an arena: a length, and so many bytes."""
+    """The tags of pages, as bytes in the frames of an device_memory: a length, and so many bytes."""
 
-    def __init__(self, arena: FrameArena) -> None:
-        arena.memory.zero_()
-        self._frames = arena.memory.numpy()
+    def __init__(self, device_memory: DeviceMemory) -> None:
+        device_memory.frames.zero_()
+        self._frames = device_memory.frames.numpy()
 
     def __getitem__(self, page: PageId) -> Tag | None:
         length, *rest = self._frames[page].tolist()
@@ -139,7 +144,7 @@ class FakeCopies:
         if plan.kind is TransferKind.STORE:
             if tag is not None and len(self.disk.pages) < self.disk.max_pages:
                 self.disk.pages[move.key] = tag
-                self.disk.owners[move.key] = file_owner(plan.nodes[index].owner)
+                self.disk.domains[move.key] = domain_digest(plan.nodes[index].domain)
             return
         assert move.target is not None
         self.tags[Tier.HOST if plan.kind is TransferKind.SAVE else Tier.DEVICE][move.target] = tag
@@ -151,13 +156,13 @@ class FixedAdvice:
     def __init__(self) -> None:
         self.seen: list[tuple[str, float]] = []
 
-    def lease_s(self, party: str, tools: Mapping[str, float | None]) -> float:
+    def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
         return 10.0
 
-    def return_probability(self, party: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
+    def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
         return 0.9
 
-    def observe(self, party: str, tool: str, seconds: float) -> None:
+    def observe(self, domain: str, tool: str, seconds: float) -> None:
         self.seen.append((tool, seconds))
 
 
@@ -186,8 +191,8 @@ def adapter_of(number: int) -> ResidentAdapter:
     return compacted(f"adapter-{number}", {(0, "o"): GroupDelta(A, None, ())}, None, None, None)
 
 
-def scope_of(name: str) -> SequenceScope:
-    return SequenceScope(CacheScope(name.encode()))
+def scope_of(name: str) -> PrefixScope:
+    return PrefixScope(CacheScope(name.encode()))
 
 
 class KvLab:
@@ -207,20 +212,20 @@ class KvLab:
     ) -> None:
         self.clock = ManualClock()
         self.disk = disk if disk is not None else FakeDisk()
-        self.arena = FrameArena(device, 64, torch.device("cpu"))
-        self.copies = FakeCopies(self.disk, DeviceTags(self.arena))
+        self.device_memory = DeviceMemory(device, 64, torch.device("cpu"))
+        self.copies = FakeCopies(self.disk, DeviceTags(self.device_memory))
         sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share)
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
-        self.memory = KvMemory(sizes, lower, self.clock, ranking)
+        self.memory = KvCacheManager(sizes, lower, self.clock, ranking)
         self.lora = ShownLora()
-        self.adapters = DeviceAdapterPool(self.arena, self.memory.residency, self.lora)
-        self.memory.residency.lodgers[Tier.DEVICE] = self.adapters
+        self.adapters = DeviceAdapterPool(self.device_memory, self.memory.page_store, self.lora)
+        self.memory.page_store.frame_users[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 
-    def path(self, scope: str, tokens: Sequence[int]) -> Path:
-        return Path(scope_of(scope), tokens, scope.encode())
+    def path(self, scope: str, tokens: Sequence[int]) -> TokenPath:
+        return TokenPath(scope_of(scope), tokens, scope.encode())
 
-    def tags(self, path: Path) -> list[Tag]:
+    def tags(self, path: TokenPath) -> list[Tag]:
         """What the KV of a path's whole pages stands for."""
         tags: list[Tag] = []
         for index in range(len(path.token_ids) // self.size):
@@ -228,55 +233,55 @@ class KvLab:
             tags.append(page_key(path.scope, index, tags[-1] if tags else None, tokens))
         return tags
 
-    def compute(self, path: Path, residence: Residence) -> None:
+    def compute(self, path: TokenPath, allocation: PageAllocation) -> None:
         """The forward pass: check what was cached, write the rest."""
-        pool, on_device = self.memory.residency.device, self.copies.tags[Tier.DEVICE]
-        for index, (page, tag) in enumerate(zip(residence.pages, self.tags(path), strict=False)):
-            if index < len(residence.tiers):
+        pool, on_device = self.memory.page_store.device, self.copies.tags[Tier.DEVICE]
+        for index, (page, tag) in enumerate(zip(allocation.pages, self.tags(path), strict=False)):
+            if index < len(allocation.tiers):
                 assert on_device[page] == tag, "a cached page holds somebody else's KV"
             else:
                 assert pool.holders(page) == 1, "a page that is shared is written"
                 assert not pool.is_in_flight(page), "a page is written while it is copied"
                 on_device[page] = tag
-        for page in residence.pages[len(self.tags(path)) :]:
+        for page in allocation.pages[len(self.tags(path)) :]:
             on_device[page] = None
 
-    def run(self, scope: str, tokens: Sequence[int], session: str | None = None) -> Residence | None:
+    def run(self, scope: str, tokens: Sequence[int], session: str | None = None) -> PageAllocation | None:
         """A whole request whose answer is nothing: settle, wait, compute, enter, release."""
         use = None if session is None else SessionUse(SessionKey(session))
         path = self.path(scope, tokens)
-        residence = self.memory.settle(path, self.memory.match(path), len(tokens))
-        if residence is None:
+        allocation = self.memory.allocate_path(path, self.memory.match(path), len(tokens))
+        if allocation is None:
             return None
         self.fire_all()
-        self.compute(path, residence)
-        self.memory.enter(path, residence.pages, use)
+        self.compute(path, allocation)
+        self.memory.insert(path, allocation.pages, use)
         if use is not None:
-            self.memory.follow(path, use)
-        self.memory.release(residence.pages)
-        return residence
+            self.memory.set_history(path, use)
+        self.memory.release(allocation.pages)
+        return allocation
 
     def fire_all(self) -> None:
         """Let every transfer land, and those that follow from it."""
         while self.copies.under_way:
-            self.memory.absorb(self.copies.fire())
+            self.memory.finish_transfer(self.copies.fire())
 
     def check(self, num_held: int = 0) -> None:
         """Every invariant that does not need to know what happened. `num_held`: device pages held by sequences."""
-        residency = self.memory.residency
+        page_store = self.memory.page_store
         self.memory.check_integrity()
         for tier in (Tier.DEVICE, Tier.HOST):
-            pool = residency.pool(tier)
+            pool = page_store.pool(tier)
             parts = pool.free_pages + pool.idle_pages + pool.active_pages + pool.in_flight_pages + pool.lent_pages
             assert parts == pool.num_pages
-            for node in residency.tree.nodes_on(tier):
+            for node in page_store.tree.nodes_on(tier):
                 page = node.page(tier)
                 assert page is not None
-                if tier is Tier.HOST or not node.is_arriving:
+                if tier is Tier.HOST or not node.is_loading:
                     assert self.copies.tags[tier][page] == node.key, f"a page on the {tier} is not what it says"
         assert all(key == tag for key, tag in self.disk.pages.items())
-        in_tree = residency.tree.num_copies(Tier.DEVICE)
-        assert residency.device.num_holders == in_tree + num_held
+        in_tree = page_store.tree.num_copies(Tier.DEVICE)
+        assert page_store.device.num_holders == in_tree + num_held
         self.check_adapters()
 
     def check_adapters(self) -> None:

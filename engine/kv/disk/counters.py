@@ -30,7 +30,7 @@ class DiskCounters:
     """Operations that the file system refused: a full disk, a lost device, missing permission."""
 
 
-class DiskTally:
+class DiskMonitor:
     """Counts from any thread."""
 
     def __init__(self, clock: Clock) -> None:
@@ -48,12 +48,12 @@ class DiskTally:
         with self._lock:
             self._counts[counter] += amount
 
-    def corrupt(self, name: str, reason: str) -> None:
+    def record_corrupt(self, name: str, reason: str) -> None:
         """A file was not what it said it was."""
         self.add("corrupt")
         self._write_line("disk_tier_corrupt", name, reason)
 
-    def failed(self, name: str, error: OSError) -> None:
+    def record_failure(self, name: str, error: OSError) -> None:
         """The file system refused an operation."""
         self.add("failed")
         self._write_line("disk_tier_failed", name, str(error))

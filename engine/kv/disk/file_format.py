@@ -1,6 +1,6 @@
 """The form of a file of KV pages: a header that says what the file holds, then the pages.
 
-    magic  version  count  page_bytes  layout  owner  │ key, checksum │ … │ header's checksum │ zeros │ page │ page │ …
+    magic  version  count  page_bytes  layout  domain  │ key, checksum │ … │ header's checksum │ zeros │ page │ page │ …
       8       4       4        8         32     32         32 + 16                16         to 4096
 
 Numbers are little-endian. Whatever a header promises is checked before it is believed: its own checksum, its version
@@ -55,8 +55,8 @@ class PageFileHeader:
 
     layout: bytes
     """32 bytes: pages of different layouts mean nothing to each other."""
-    owner: bytes
-    """32 bytes: the party that the file's bytes are counted against."""
+    domain: bytes
+    """32 bytes: the domain that the file's bytes are counted against."""
     page_bytes: int
     keys: tuple[PageKey, ...]
     checksums: tuple[bytes, ...]
@@ -75,7 +75,7 @@ class PageFileHeader:
 
     def encode(self) -> bytes:
         """The header's bytes, with its checksum and its padding."""
-        fixed = _FIXED.pack(_MAGIC, _VERSION, len(self.keys), self.page_bytes, self.layout, self.owner)
+        fixed = _FIXED.pack(_MAGIC, _VERSION, len(self.keys), self.page_bytes, self.layout, self.domain)
         entries = (key + checksum for key, checksum in zip(self.keys, self.checksums, strict=True))
         content = b"".join((fixed, *entries))
         return (content + page_checksum(content)).ljust(self.header_bytes, b"\0")
@@ -105,14 +105,14 @@ def promised_header_bytes(start: bytes) -> int:
 
 def decode_header(content: bytes) -> PageFileHeader:
     """The header at the start of `content`. Raises DamagedFile if a single bit of it is wrong, or ForeignFile."""
-    num_pages, page_bytes, layout, owner = _fixed_fields(content)
+    num_pages, page_bytes, layout, domain = _fixed_fields(content)
     end = _FIXED.size + num_pages * _ENTRY_BYTES
     if content[end : end + CHECKSUM_BYTES] != page_checksum(content[:end]):
         raise DamagedFile("the header's checksum is wrong")
     starts = range(_FIXED.size, end, _ENTRY_BYTES)
     return PageFileHeader(
         layout=layout,
-        owner=owner,
+        domain=domain,
         page_bytes=page_bytes,
         keys=tuple(PageKey(content[start : start + KEY_BYTES]) for start in starts),
         checksums=tuple(content[start + KEY_BYTES : start + _ENTRY_BYTES] for start in starts),
@@ -127,18 +127,18 @@ def checksums_of(pages: Iterable[memoryview]) -> tuple[bytes, ...]:
 def _fixed_fields(content: bytes) -> tuple[int, int, bytes, bytes]:
     if len(content) < _FIXED.size:
         raise DamagedFile("shorter than a header")
-    magic, version, num_pages, page_bytes, layout, owner = _FIXED.unpack_from(content)
+    magic, version, num_pages, page_bytes, layout, domain = _FIXED.unpack_from(content)
     if magic != _MAGIC:
         raise DamagedFile("not a file of pages")
     if version != _VERSION:
         raise ForeignFile(f"version {version}")
     if not 1 <= num_pages <= MAX_PAGES:
         raise DamagedFile(f"{num_pages} pages")
-    return num_pages, page_bytes, layout, owner
+    return num_pages, page_bytes, layout, domain
 
 
 @dataclass(slots=True, eq=False)
-class PageRun:
+class PageFile:
     """One file: a run of pages that were written together."""
 
     name: str
@@ -155,16 +155,16 @@ class PageRun:
         return len(self.header.keys) if self.header is not None else 0
 
     @property
-    def owner(self) -> bytes | None:
-        """The party that the bytes are counted against; None for what nobody can read."""
-        return self.header.owner if self.header is not None else None
+    def domain(self) -> bytes | None:
+        """The domain that the bytes are counted against; None for what nobody can read."""
+        return self.header.domain if self.header is not None else None
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FileSpan:
     """Neighbouring pages of one file, to be read at once."""
 
-    run: PageRun
+    file: PageFile
     header: PageFileHeader
     first: int
     count: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from graftwork.engine.kv.disk.counters import DiskTally
+from graftwork.engine.kv.disk.counters import DiskMonitor
 from graftwork.platform.errors import InvalidRequest
 
 Buffer = bytes | memoryview
@@ -54,7 +54,7 @@ class FileSystem(Protocol):
 
 
 class LocalFiles:
-    """A folder of the machine's own file system, readable by its owner alone: KV pages tell what was said."""
+    """A folder of the machine's own file system, readable by its domain alone: KV pages tell what was said."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,12 +110,12 @@ DRAFT_SUFFIX = ".part"
 """Behind the name of a file that is not yet whole."""
 
 
-class CountedFiles:
+class FaultTolerantFiles:
     """A FileSystem that never raises OSError; only a folder that cannot be listed cannot be worked with."""
 
-    def __init__(self, files: FileSystem, tally: DiskTally) -> None:
+    def __init__(self, files: FileSystem, monitor: DiskMonitor) -> None:
         self._files = files
-        self._tally = tally
+        self._monitor = monitor
 
     def entries(self) -> list[FileEntry]:
         """Every ordinary file. Raises InvalidRequest: without knowing what is there, no budget can be kept."""
@@ -131,7 +131,7 @@ class CountedFiles:
             self._files.create(draft, contents, used_at_ns)
             self._files.rename(draft, name)
         except OSError as error:
-            self._tally.failed(name, error)
+            self._monitor.record_failure(name, error)
             return False
         return True
 
@@ -144,7 +144,7 @@ class CountedFiles:
         try:
             self._files.remove(name)
         except OSError as error:
-            self._tally.failed(name, error)
+            self._monitor.record_failure(name, error)
             return False
         return True
 
@@ -155,7 +155,7 @@ class CountedFiles:
         except FileNotFoundError:
             return 0
         except OSError as error:
-            self._tally.failed(name, error)
+            self._monitor.record_failure(name, error)
             return None
 
     def stamp(self, name: str, used_at_ns: int) -> None:
@@ -165,10 +165,10 @@ class CountedFiles:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._tally.failed(name, error)
+            self._monitor.record_failure(name, error)
 
     def sync(self) -> None:
         try:
             self._files.sync()
         except OSError as error:
-            self._tally.failed("the folder", error)
+            self._monitor.record_failure("the folder", error)

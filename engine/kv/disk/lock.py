@@ -11,21 +11,21 @@ _POLL_S = 0.05
 
 
 class FolderLock:
-    """Held from `take` to `release`."""
+    """Held from `acquire` to `release`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._descriptor: int | None = None
 
-    def take(self, within_s: float = 0.0) -> None:
-        """Make the folder, for its owner alone, if there is none, and wait so long for whoever holds it to go.
+    def acquire(self, timeout_s: float = 0.0) -> None:
+        """Make the folder, for its domain alone, if there is none, and wait so long for whoever holds it to go.
 
         Raises InvalidRequest if it cannot be ours.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self._folder, os.O_RDONLY)
-            self._lock(self._descriptor, time.monotonic() + within_s)
+            self._lock(self._descriptor, time.monotonic() + timeout_s)
         except BlockingIOError:
             self.release()
             raise InvalidRequest(

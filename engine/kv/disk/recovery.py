@@ -7,24 +7,24 @@ Files that do not have the tier's names are nobody's business here: counted as f
 import re
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.counters import DiskTally
+from graftwork.engine.kv.disk.counters import DiskMonitor
 from graftwork.engine.kv.disk.file_format import (
     BLOCK_BYTES,
     DamagedFile,
     ForeignFile,
+    PageFile,
     PageFileHeader,
-    PageRun,
     decode_header,
     promised_header_bytes,
 )
-from graftwork.engine.kv.disk.files import DRAFT_SUFFIX, CountedFiles, FileEntry
+from graftwork.engine.kv.disk.files import DRAFT_SUFFIX, FaultTolerantFiles, FileEntry
 
 _SUFFIX = ".kvpages"
 _NAME = re.compile(rf"[0-9a-f]{{64}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
 
 
 def file_name(last_key: PageKey, stamp: int) -> str:
-    """The name of a run by its last page, which by the chain of keys stands for all before it; never given twice."""
+    """The name of a file by its last page, which by the chain of keys stands for all before it; never given twice."""
     return f"{last_key.hex()}-{stamp:016x}{_SUFFIX}"
 
 
@@ -36,30 +36,30 @@ def is_our_name(name: str) -> bool:
 class FolderScan:
     """One look through the folder at start."""
 
-    def __init__(self, files: CountedFiles, tally: DiskTally, layout: bytes) -> None:
+    def __init__(self, files: FaultTolerantFiles, monitor: DiskMonitor, layout: bytes) -> None:
         self._files = files
-        self._tally = tally
+        self._monitor = monitor
         self._layout = layout
 
-    def runs(self) -> list[PageRun]:
+    def page_files(self) -> list[PageFile]:
         """Every file that counts, least recently used first; drafts and damaged files are removed on the way."""
-        found = [run for entry in self._files.entries() if (run := self._recognise(entry)) is not None]
-        return sorted(found, key=lambda run: (run.used_at_ns, run.name))
+        found = [file for entry in self._files.entries() if (file := self._recognise(entry)) is not None]
+        return sorted(found, key=lambda file: (file.used_at_ns, file.name))
 
-    def _recognise(self, entry: FileEntry) -> PageRun | None:
+    def _recognise(self, entry: FileEntry) -> PageFile | None:
         """None for a file that does not count: a stranger's, or one that was worth nothing and is removed."""
-        run = PageRun(entry.name, entry.num_bytes, None, entry.used_at_ns)
+        file = PageFile(entry.name, entry.num_bytes, None, entry.used_at_ns)
         try:
             if not is_our_name(entry.name):
                 raise ForeignFile("not one of our names")
-            run.header = self._read_header(entry)
+            file.header = self._read_header(entry)
         except DamagedFile as error:
             if not entry.name.endswith(DRAFT_SUFFIX):
-                self._tally.corrupt(entry.name, str(error))
-            return None if self._files.remove(entry.name) else run
+                self._monitor.record_corrupt(entry.name, str(error))
+            return None if self._files.remove(entry.name) else file
         except ForeignFile:
-            self._tally.add("foreign")
-        return run if is_our_name(entry.name) else None
+            self._monitor.add("foreign")
+        return file if is_our_name(entry.name) else None
 
     def _read_header(self, entry: FileEntry) -> PageFileHeader | None:
         """None where the disk refuses. Raises DamagedFile, ForeignFile."""

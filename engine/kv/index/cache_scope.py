@@ -7,7 +7,7 @@ Each part is framed by its length and the whole by a domain tag, so that no two 
 import hashlib
 import struct
 
-from graftwork.engine.core.prefix_keys import CacheScope, SequenceScope
+from graftwork.engine.core.prefix_keys import CacheScope, PrefixScope
 from graftwork.engine.core.requests import AdapterUse, EngineRequest
 from graftwork.platform.ids import IsolationDomain
 
@@ -24,7 +24,7 @@ def framed_digest(tag: bytes, *parts: bytes) -> bytes:
     return digest.digest()
 
 
-class ScopeMaker:
+class CacheScopes:
     """Makes the scopes of one engine: its model, its KV dtype and its page layout are the same for all."""
 
     def __init__(self, model_fingerprint: str, kv_layout: str) -> None:
@@ -34,17 +34,17 @@ class ScopeMaker:
         """The scope of one isolation domain under one adapter or mixture; the base model is the empty mixture."""
         return CacheScope(framed_digest(_TAG, *self._engine, isolation, *_parts(adapters)))
 
-    def of(self, request: EngineRequest, page_tokens: int) -> SequenceScope:
+    def of(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
         """Where a request's pages may be shared; a page that is public in part only is not."""
         own = self.scope(request.isolation, request.adapters)
         return self.within(own, request.adapters, request.public_tokens // page_tokens)
 
-    def within(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> SequenceScope:
+    def within(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
         """A scope whose first pages every domain may share."""
         if not public_pages:
-            return SequenceScope(own)
+            return PrefixScope(own)
         public = CacheScope(framed_digest(_PUBLIC_TAG, *self._engine, *_parts(adapters)))
-        return SequenceScope(own, public, public_pages)
+        return PrefixScope(own, public, public_pages)
 
 
 def _parts(adapters: tuple[AdapterUse, ...]) -> list[bytes]:

@@ -2,9 +2,9 @@
 
 On the device, first to last:
 
-    SPARE        nobody's session reaches it, and a copy stands below
+    REDUNDANT        nobody's session is_in_history it, and a copy stands below
     SUPERSEDED   sessions have moved away from it
-    LAPSED       a session reaches it, its lease is over or was never given, and a copy stands below
+    LAPSED       a session is_in_history it, its lease is over or was never given, and a copy stands below
     VALUED       the rest, by expected loss: chance that it is wanted again × seconds to have it back
 
 On the host the same, where "a copy stands below" means on disk. All pages have the same bytes, so value per byte is
@@ -18,7 +18,7 @@ from enum import IntEnum
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
-from graftwork.engine.kv.index.eviction_queue import Rank
+from graftwork.engine.kv.index.eviction_queue import EvictionRank
 from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.platform.clock import Clock
 
@@ -26,43 +26,43 @@ _CHANCE_WITHOUT_LEASE = 0.1
 """That a page which no session has leased is wanted again; only its order against leased ones matters."""
 
 
-class DropClass(IntEnum):
+class EvictionClass(IntEnum):
     """First to go first."""
 
-    SPARE = 0
+    REDUNDANT = 0
     SUPERSEDED = 1
     LAPSED = 2
     VALUED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class EvictionPolicy:
     """Ranks idle pages. Reads the clock, and changes nothing."""
 
     clock: Clock
     costs: CostTracker
     page_tokens: int
-    is_reached: Callable[[PageKey], bool]
+    is_in_history: Callable[[PageKey], bool]
     """Whether a session's history runs through a page."""
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
     """Whether a running sequence holds a page: nobody has left it, though no history may run through it yet."""
 
-    def rank(self, node: Node, tier: Tier) -> Rank:
+    def rank(self, node: Node, tier: Tier) -> EvictionRank:
         """The place of a page in the order of its tier; the lowest goes first."""
-        drop_class = self.drop_class(node, tier)
-        value = self._value(node, tier) if drop_class is DropClass.VALUED else 0.0
-        return drop_class, value, node.last_used
+        eviction_class = self.eviction_class(node, tier)
+        value = self._value(node, tier) if eviction_class is EvictionClass.VALUED else 0.0
+        return eviction_class, value, node.last_used
 
-    def drop_class(self, node: Node, tier: Tier) -> DropClass:
+    def eviction_class(self, node: Node, tier: Tier) -> EvictionClass:
         """Which of the four kinds a page is."""
-        if not node.is_loose and not self.is_reached(node.key) and not self.is_in_use(node):
-            return DropClass.SUPERSEDED
+        if not node.outlives_sessions and not self.is_in_history(node.key) and not self.is_in_use(node):
+            return EvictionClass.SUPERSEDED
         if not self.has_copy_below(node, tier):
-            return DropClass.VALUED
-        if node.is_loose and not self.is_reached(node.key):
-            return DropClass.SPARE
-        return DropClass.VALUED if tier is Tier.DEVICE and self._is_leased(node) else DropClass.LAPSED
+            return EvictionClass.VALUED
+        if node.outlives_sessions and not self.is_in_history(node.key):
+            return EvictionClass.REDUNDANT
+        return EvictionClass.VALUED if tier is Tier.DEVICE and self._is_leased(node) else EvictionClass.LAPSED
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
         """Whether dropping the tier's copy loses nothing."""

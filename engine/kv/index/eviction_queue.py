@@ -1,14 +1,14 @@
 """Which idle page of a tier is given up next, and at whose cost.
 
-Each party is sure of a share of every tier: `reserve_share` of it, parted equally among those who are there. Room is
-made from whoever holds more than that, and from the party that asks; nobody else's pages are touched. An adapter that
-asks is nobody's party, and what it may have at most leaves all reserves whole (see KvSizes).
-Among the pages that may go, the lowest rank goes first (see Retention); only the last pages of a path can.
+Each domain is sure of a share of every tier: `reserve_share` of it, parted equally among those who are there. Room is
+made from whoever holds more than that, and from the domain that asks; nobody else's pages are touched. An adapter that
+asks is nobody's domain, and what it may have at most leaves all reserves whole (see KvSizes).
+Among the pages that may go, the lowest rank goes first (see EvictionPolicy); only the last pages of a path can.
 
-To find it, the parties stand in a queue by bounds that are raised only when they are met: what a page costs does not
-grow with the number of parties.
+To find it, the domains stand in a queue by bounds that are raised only when they are met: what a page costs does not
+grow with the number of domains.
 
-Invariant: what another party keeps is never below its reserve because of this one.
+Invariant: what another domain keeps is never below its reserve because of this one.
 """
 
 import heapq
@@ -18,140 +18,142 @@ from typing import Protocol
 
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.page_pool import PagePool
-from graftwork.engine.kv.index.radix_tree import PUBLIC, Node, Owner
+from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
 
-Rank = tuple[int, float, int]
+EvictionRank = tuple[int, float, int]
 """Class, value within it, and when it was last used."""
 
 
-Ranking = Callable[[Node, Tier], Rank]
+Ranking = Callable[[Node, Tier], EvictionRank]
 
 
-_Entry = tuple[Rank, int, Node]
+_Entry = tuple[EvictionRank, int, Node]
 
 
-class DropOrder:
-    """The pages of one tier that could go, by party and rank. Entries may be stale: they are checked when taken."""
+class EvictionQueue:
+    """The pages of one tier that could go, by domain and rank. Entries may be stale: they are checked when taken."""
 
     def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
-        """`reserved_pages` of the tier are parted equally among the parties that have pages there."""
+        """`reserved_pages` of the tier are parted equally among the domains that have pages there."""
         self.tier = tier
         self._pool = pool
         self._ranking = ranking
         self._reserved_pages = reserved_pages
-        self._used: dict[Owner, int] = {}
-        self._heaps: dict[Owner, list[_Entry]] = {}
-        self._queue: list[tuple[Rank, int, Owner]] = []
+        self._used: dict[Domain, int] = {}
+        self._heaps: dict[Domain, list[_Entry]] = {}
+        self._queue: list[tuple[EvictionRank, int, Domain]] = []
         """Parties above their reserve, each by a rank that none of its pages is below; entries may be stale."""
-        self._bounds: dict[Owner, Rank] = {}
+        self._bounds: dict[Domain, EvictionRank] = {}
         """The rank by which each of them is found in the queue."""
-        self._sheltered: set[Owner] = set()
+        self._protected: set[Domain] = set()
         """Parties that were found at or below their reserve, and left out since."""
         self._numbers = count()
 
-    def used_pages(self, owner: Owner) -> int:
-        """Pages of this party that the tree holds on this tier."""
-        return self._used.get(owner, 0)
+    def used_pages(self, domain: Domain) -> int:
+        """Pages of this domain that the tree holds on this tier."""
+        return self._used.get(domain, 0)
 
     def reserve_pages(self) -> int:
-        """Pages that each party which is here keeps for sure."""
+        """Pages that each domain which is here keeps for sure."""
         return self._reserved_pages // max(len(self._used), 1)
 
-    def sheltered_pages(self) -> int:
-        """Pages that may have to stay whoever else needs room: up to its reserve of each party, and all that is public,
+    def protected_pages(self) -> int:
+        """Pages that may have to stay whoever else needs room: up to its reserve of each domain, and all that is public,
         since others' pages may hang on it."""
         reserve = self.reserve_pages()
-        return sum(used if owner == PUBLIC else min(used, reserve) for owner, used in self._used.items())
+        return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())
 
     def count_copy(self, node: Node, change: int) -> None:
         """The tree has gained or lost a copy on this tier."""
-        owner, is_new = node.owner, node.owner not in self._used
-        used = self._used.get(owner, 0) + change
+        domain, is_new = node.domain, node.domain not in self._used
+        used = self._used.get(domain, 0) + change
         if used:
-            self._used[owner] = used
-            self._reconsider_shelter(self._sheltered if is_new else [owner])  # one party more, and reserves are smaller
+            self._used[domain] = used
+            self._recheck_protected(
+                self._protected if is_new else [domain]
+            )  # one domain more, and reserves are smaller
         else:
-            del self._used[owner]
-            self._heaps.pop(owner, None)
-            self._bounds.pop(owner, None)
-            self._sheltered.discard(owner)
+            del self._used[domain]
+            self._heaps.pop(domain, None)
+            self._bounds.pop(domain, None)
+            self._protected.discard(domain)
 
-    def offer(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
         """Consider a page whose state has changed: it became idle, the last of its path, or less worth keeping."""
-        if self._may_go(node):
-            heap = self._heaps.setdefault(node.owner, [])
+        if self._is_evictable(node):
+            heap = self._heaps.setdefault(node.domain, [])
             heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
-            if len(heap) > 64 + 4 * self.used_pages(node.owner):
-                self._rebuild(node.owner)
-            self._queue_up(node.owner)
+            if len(heap) > 64 + 4 * self.used_pages(node.domain):
+                self._rebuild(node.domain)
+            self._enqueue(node.domain)
 
     # ---- who gives --------------------------------------------------------------------------------------------
 
-    def giver_for(self, owner: Owner | None) -> Owner | None:
-        """The party whose page goes first to make room for `owner`, or for an adapter; None if there is none to give."""
+    def victim_domain(self, domain: Domain | None) -> Domain | None:
+        """The domain whose page goes first to make room for `domain`, or for an adapter; None if there is none to give."""
         first = self._first_above_reserve()
-        own = None if owner is None else self._top(owner)
+        own = None if domain is None else self._top(domain)
         if own is None or (first is not None and self._heaps[first][0][:2] < own[:2]):
             return first
-        return owner
+        return domain
 
-    def giver_of_all(self) -> Owner | None:
-        """The same, with no regard for reserves. Looks at every party."""
+    def victim_domain_ignoring_reserves(self) -> Domain | None:
+        """The same, with no regard for reserves. Looks at every domain."""
         tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._top(one)) is not None]
         return min(tops)[2] if tops else None
 
-    def rank_of(self, giver: Owner) -> Rank:
-        """Of the page that goes first of a party that has one to give."""
-        return self._heaps[giver][0][0]
+    def lowest_rank(self, domain: Domain) -> EvictionRank:
+        """Of the page that goes first of a domain that has one to give."""
+        return self._heaps[domain][0][0]
 
-    def pop(self, giver: Owner) -> Node:
+    def pop(self, domain: Domain) -> Node:
         """That page; it must be dropped, or offered again."""
-        return heapq.heappop(self._heaps[giver])[2]
+        return heapq.heappop(self._heaps[domain])[2]
 
-    def next_of(self, owner: Owner) -> Node | None:
-        """The page that goes when a party must give up one of its own."""
-        return None if self._top(owner) is None else self.pop(owner)
+    def pop_or_none(self, domain: Domain) -> Node | None:
+        """The page that goes when a domain must give up one of its own."""
+        return None if self._top(domain) is None else self.pop(domain)
 
-    def _first_above_reserve(self) -> Owner | None:
+    def _first_above_reserve(self) -> Domain | None:
         reserve = self.reserve_pages()
         while self._queue:
-            bound, _, owner = self._queue[0]
-            if self._bounds.get(owner) != bound:
+            bound, _, domain = self._queue[0]
+            if self._bounds.get(domain) != bound:
                 heapq.heappop(self._queue)  # it was offered something lower since
                 continue
-            top = self._top(owner) if self.used_pages(owner) > reserve else None
+            top = self._top(domain) if self.used_pages(domain) > reserve else None
             if top is not None and top[0] == bound:
-                return owner
+                return domain
             heapq.heappop(self._queue)
-            del self._bounds[owner]
+            del self._bounds[domain]
             if top is not None:
-                self._queue_up(owner)
-            elif self.used_pages(owner) <= reserve:
-                self._sheltered.add(owner)
+                self._enqueue(domain)
+            elif self.used_pages(domain) <= reserve:
+                self._protected.add(domain)
         return None
 
-    def _queue_up(self, owner: Owner) -> None:
-        """See that the queue knows of a party no later than by its first entry."""
-        heap = self._heaps.get(owner)
-        if not heap or owner in self._sheltered:
+    def _enqueue(self, domain: Domain) -> None:
+        """See that the queue knows of a domain no later than by its first entry."""
+        heap = self._heaps.get(domain)
+        if not heap or domain in self._protected:
             return
         rank = heap[0][0]
-        if owner not in self._bounds or rank < self._bounds[owner]:
-            self._bounds[owner] = rank
-            heapq.heappush(self._queue, (rank, next(self._numbers), owner))
+        if domain not in self._bounds or rank < self._bounds[domain]:
+            self._bounds[domain] = rank
+            heapq.heappush(self._queue, (rank, next(self._numbers), domain))
 
-    def _reconsider_shelter(self, owners: Iterable[Owner]) -> None:
+    def _recheck_protected(self, domains: Iterable[Domain]) -> None:
         reserve = self.reserve_pages()
-        for owner in [one for one in owners if one in self._sheltered and self.used_pages(one) > reserve]:
-            self._sheltered.remove(owner)
-            self._queue_up(owner)
+        for domain in [one for one in domains if one in self._protected and self.used_pages(one) > reserve]:
+            self._protected.remove(domain)
+            self._enqueue(domain)
 
-    def _top(self, owner: Owner) -> _Entry | None:
+    def _top(self, domain: Domain) -> _Entry | None:
         """The first entry of a heap that is true now, left in place."""
-        heap = self._heaps.get(owner, [])
+        heap = self._heaps.get(domain, [])
         while heap:
             rank, _, node = heap[0]
-            if not self._may_go(node):
+            if not self._is_evictable(node):
                 heapq.heappop(heap)
             elif (now := self._ranking(node, self.tier)) > rank:
                 heapq.heapreplace(heap, (now, next(self._numbers), node))
@@ -159,50 +161,50 @@ class DropOrder:
                 return heap[0]
         return None
 
-    def _may_go(self, node: Node) -> bool:
+    def _is_evictable(self, node: Node) -> bool:
         page = node.page(self.tier)
-        return node.in_tree and page is not None and node.is_edge_of(self.tier) and self._pool.is_idle(page)
+        return node.in_tree and page is not None and node.is_leaf_on(self.tier) and self._pool.is_idle(page)
 
-    def _rebuild(self, owner: Owner) -> None:
-        nodes = dict.fromkeys(node for _, _, node in self._heaps[owner] if self._may_go(node))
-        self._heaps[owner] = [(self._ranking(node, self.tier), next(self._numbers), node) for node in nodes]
-        heapq.heapify(self._heaps[owner])
+    def _rebuild(self, domain: Domain) -> None:
+        nodes = dict.fromkeys(node for _, _, node in self._heaps[domain] if self._is_evictable(node))
+        self._heaps[domain] = [(self._ranking(node, self.tier), next(self._numbers), node) for node in nodes]
+        heapq.heapify(self._heaps[domain])
 
     def check_integrity(self, nodes: list[Node]) -> None:
         """Every page that may go can be found, given all nodes that have a copy here."""
-        used: dict[Owner, int] = {}
+        used: dict[Domain, int] = {}
         for node in nodes:
-            used[node.owner] = used.get(node.owner, 0) + 1
-            if self._may_go(node):
-                assert any(entry[2] is node for entry in self._heaps.get(node.owner, [])), "a page cannot be dropped"
-        assert used == self._used, "pages of parties were counted wrongly"
-        queued = {(bound, owner) for bound, _, owner in self._queue}
-        for owner in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
-            top = self._top(owner)
+            used[node.domain] = used.get(node.domain, 0) + 1
+            if self._is_evictable(node):
+                assert any(entry[2] is node for entry in self._heaps.get(node.domain, [])), "a page cannot be dropped"
+        assert used == self._used, "pages of domains were counted wrongly"
+        queued = {(bound, domain) for bound, _, domain in self._queue}
+        for domain in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
+            top = self._top(domain)
             if top is not None:
-                bound = self._bounds.get(owner)
-                assert bound is not None, "a party above its reserve cannot be found"
-                assert bound <= top[0], "a party is found too late"
-                assert (bound, owner) in queued, "a party is not in the queue"
+                bound = self._bounds.get(domain)
+                assert bound is not None, "a domain above its reserve cannot be found"
+                assert bound <= top[0], "a domain is found too late"
+                assert (bound, domain) in queued, "a domain is not in the queue"
 
 
-class Giver(Protocol):
+class Evictable(Protocol):
     """Holds something that it could do without."""
 
-    def rank(self) -> Rank | None:
+    def next_rank(self) -> EvictionRank | None:
         """Of what it would give next; None if it has nothing to give."""
         ...
 
-    def give(self) -> None:
+    def evict_next(self) -> None:
         """Give up what `rank` has just spoken of."""
         ...
 
 
-class Lodger(Giver, Protocol):
+class FrameUser(Evictable, Protocol):
     """Lives in the frames of a tier beside its pages, and gives way like them."""
 
     @property
-    def spare_pages(self) -> int:
+    def evictable_pages(self) -> int:
         """Pages that would be free once it had given all it can."""
         ...
 
@@ -212,23 +214,23 @@ class Lodger(Giver, Protocol):
         ...
 
 
-class NoLodger:
+class NoFrameUser:
     """A tier of pages alone."""
 
-    spare_pages = 0
+    evictable_pages = 0
     claimed_pages = 0
 
-    def rank(self) -> Rank | None:
+    def next_rank(self) -> EvictionRank | None:
         return None
 
-    def give(self) -> None:
+    def evict_next(self) -> None:
         """There is nothing to give."""
 
 
-def give_way(givers: Sequence[Giver]) -> bool:
+def evict_one(candidates: Sequence[Evictable]) -> bool:
     """The lowest of what all of them would give goes, the first named at a tie; False if nobody has anything."""
-    ranked = [(rank, place) for place, giver in enumerate(givers) if (rank := giver.rank()) is not None]
+    ranked = [(rank, place) for place, domain in enumerate(candidates) if (rank := domain.next_rank()) is not None]
     if not ranked:
         return False
-    givers[min(ranked)[1]].give()
+    candidates[min(ranked)[1]].evict_next()
     return True

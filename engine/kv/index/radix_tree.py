@@ -13,14 +13,14 @@ Source: the radix cache of SGLang (Zheng et al. 2023), with pages for edges as i
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from graftwork.engine.core.prefix_keys import CacheScope, Edge, PageKey, PageTokens, SequenceScope, edges, page_key
+from graftwork.engine.core.prefix_keys import CacheScope, Edge, PageKey, PageTokens, PrefixScope, edges, page_key
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
 
-Owner = bytes
-"""Opaque name of the party that a page is charged to: its isolation domain."""
+Domain = bytes
+"""Opaque name of the domain that a page is charged to: its isolation domain."""
 
-PUBLIC: Owner = b""
+PUBLIC: Domain = b""
 """Whom the pages of public prefixes are charged to."""
 
 
@@ -34,26 +34,26 @@ class Node:
     key: PageKey
     depth: int
     """Pages above it."""
-    owner: Owner
+    domain: Domain
     last_used: int
     device: PageId | None = None
     host: PageId | None = None
-    is_arriving: bool = False
+    is_loading: bool = False
     """The device page is the destination of a copy that has not landed."""
-    is_leaving: bool = False
+    is_saving: bool = False
     """A copy to the host is under way."""
     in_tree: bool = True
     children: "dict[Edge, Node]" = field(default_factory=dict)
     device_children: int = 0
     host_children: int = 0
-    is_loose: bool = False
+    outlives_sessions: bool = False
     """Somebody without a session has made or used it, so it outlives the sessions that reach it."""
     lease: "Lease | None" = None
 
     def page(self, tier: Tier) -> PageId | None:
         return self.device if tier is Tier.DEVICE else self.host
 
-    def is_edge_of(self, tier: Tier) -> bool:
+    def is_leaf_on(self, tier: Tier) -> bool:
         """Whether it is the last of its path on that tier."""
         return (self.device_children if tier is Tier.DEVICE else self.host_children) == 0
 
@@ -68,7 +68,7 @@ class Lease:
     """Probability that the session is back by then."""
 
 
-class PrefixTree:
+class RadixTree:
     """Radix tree over pages of `page_tokens` tokens."""
 
     def __init__(self, device: PagePool, host: PagePool, page_tokens: int) -> None:
@@ -97,7 +97,7 @@ class PrefixTree:
         """The node of a key."""
         return self._by_key.get(key)
 
-    def walk(self, scope: SequenceScope, token_ids: Sequence[int]) -> list[Node]:
+    def walk(self, scope: PrefixScope, token_ids: Sequence[int]) -> list[Node]:
         """The nodes of the longest prefix of `token_ids`, from the root down. Changes nothing."""
         nodes: list[Node] = []
         children = self._roots
@@ -116,7 +116,7 @@ class PrefixTree:
             node.last_used = self._ticks
 
     def insert(
-        self, scope: SequenceScope, token_ids: Sequence[int], pages: Sequence[PageId], owner: Owner
+        self, scope: PrefixScope, token_ids: Sequence[int], pages: Sequence[PageId], domain: Domain
     ) -> list[Node]:
         """Enter the whole pages of a computed sequence, and return their nodes.
 
@@ -128,7 +128,7 @@ class PrefixTree:
         for edge, page in zip(edges(scope, token_ids, self.page_tokens), pages, strict=False):
             node = self._children(parent).get(edge)
             if node is None:
-                node = self.attach(scope, parent, edge, owner)
+                node = self.add_node(scope, parent, edge, domain)
             if node.device is None:
                 self.add_copy(node, Tier.DEVICE, page)
             nodes.append(node)
@@ -136,12 +136,12 @@ class PrefixTree:
         self.touch(nodes)
         return nodes
 
-    def attach(self, scope: SequenceScope, parent: Node | None, edge: Edge, owner: Owner) -> Node:
+    def add_node(self, scope: PrefixScope, parent: Node | None, edge: Edge, domain: Domain) -> Node:
         """A new node without copies; the caller gives it one before anybody looks."""
         depth = 0 if parent is None else parent.depth + 1
         key = page_key(scope, depth, None if parent is None else parent.key, edge[1])
-        charged = owner if edge[0] == scope.own else PUBLIC
-        node = Node(parent, edge[0], edge[1], key, depth, charged, self._ticks, is_loose=charged == PUBLIC)
+        charged = domain if edge[0] == scope.own else PUBLIC
+        node = Node(parent, edge[0], edge[1], key, depth, charged, self._ticks, outlives_sessions=charged == PUBLIC)
         self._children(parent)[edge] = node
         self._by_key[key] = node
         return node
@@ -153,7 +153,7 @@ class PrefixTree:
         self._set_copy(node, tier, page)
         self.on_copy_changed(node, tier, 1)
 
-    def rename_copy(self, node: Node, tier: Tier, page: PageId) -> None:
+    def move_copy(self, node: Node, tier: Tier, page: PageId) -> None:
         """A node's copy has moved to another page of the same tier, holders and all."""
         former = node.page(tier)
         assert former is not None, f"the node has no copy on the {tier}"
@@ -169,13 +169,13 @@ class PrefixTree:
         """What a node that is used now has for `last_used`."""
         return self._ticks
 
-    def drop_copy(self, node: Node, tier: Tier) -> None:
+    def remove_copy(self, node: Node, tier: Tier) -> None:
         """Give up a node's copy on one tier, of which it is the edge; with its last copy the node goes too."""
-        assert node.is_edge_of(tier), "a page is dropped only after those below it"
+        assert node.is_leaf_on(tier), "a page is dropped only after those below it"
         page = node.page(tier)
         assert page is not None, f"the node has no copy on the {tier}"
         if tier is Tier.DEVICE:
-            node.is_arriving = False
+            node.is_loading = False
         self._pools[tier].leave_tree(page)
         del self._nodes[tier][page]
         self._set_copy(node, tier, None)
@@ -183,13 +183,13 @@ class PrefixTree:
         if node.device is None and node.host is None:
             self._detach(node)
 
-    def cut(self, node: Node) -> list[Node]:
+    def remove_subtree(self, node: Node) -> list[Node]:
         """Take a node and all below it out, whoever else may hold their pages; returns them, leaves first."""
         below = list(_leaves_first(node))
         for one in below:
             for tier in (Tier.DEVICE, Tier.HOST):
                 if one.page(tier) is not None:
-                    self.drop_copy(one, tier)
+                    self.remove_copy(one, tier)
         return below
 
     def check_integrity(self) -> None:

@@ -20,8 +20,8 @@ import torch
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.engine.kv.transfer.device_memory import KvCache
-from graftwork.engine.kv.transfer.host_memory import HostPages
-from graftwork.engine.kv.transfer.layer_gates import LayerGate, OnStream
+from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.kv.transfer.layer_gates import LayerGate, StreamWait
 from graftwork.engine.kv.transfer.plan import (
     LoadReadable,
     PageMove,
@@ -29,7 +29,7 @@ from graftwork.engine.kv.transfer.plan import (
     TransferDone,
     TransferKind,
     TransferPlan,
-    file_owner,
+    domain_digest,
 )
 from graftwork.platform.clock import Clock
 
@@ -41,11 +41,11 @@ _FETCH_BYTES = 16 * 2**20
 """Read from the disk before the first of them is copied on."""
 
 
-class PageFiles(Protocol):
+class DiskIO(Protocol):
     """The disk tier, as far as bytes are concerned."""
 
     def write(
-        self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview], above: Sequence[PageKey] = ()
+        self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview], above: Sequence[PageKey] = ()
     ) -> int:
         """Store a run of pages, which stand behind those of `above`; returns how many are new."""
         ...
@@ -69,8 +69,8 @@ class PageCopier:
     def __init__(
         self,
         cache: KvCache,
-        host: HostPages,
-        files: PageFiles | None,
+        host: HostMemory,
+        files: DiskIO | None,
         report: Report,
         clock: Clock,
         *,
@@ -83,23 +83,23 @@ class PageCopier:
         self._report = report
         self._clock = clock
         self._overlaps_loads = overlaps_loads
-        self._copying, self._filing = _Lane("kv-copies"), _Lane("kv-files")
+        self._device_thread, self._disk_thread = _CopyThread("kv-copies"), _CopyThread("kv-files")
 
     def begin(self, plan: TransferPlan) -> None:
-        """Queue a plan in its lane: a way up behind those before it, a way down behind everything."""
-        lane = self._copying if plan.kind in (TransferKind.SAVE, TransferKind.LOAD) else self._filing
+        """Queue a plan in its thread: a way up behind those before it, a way down behind everything."""
+        thread = self._device_thread if plan.kind in (TransferKind.SAVE, TransferKind.LOAD) else self._disk_thread
         is_waited_for = plan.kind in (TransferKind.LOAD, TransferKind.FETCH)
-        lane.put(_Urgency.WAITED_FOR if is_waited_for else _Urgency.BACKGROUND, lambda: self._carry_out(plan))
+        thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
         """Remove forgotten files, behind what is being written."""
         if self._files is not None:
-            self._filing.put(_Urgency.BACKGROUND, self._files.sweep)
+            self._disk_thread.put(_Priority.BACKGROUND, self._files.sweep)
 
     def close(self) -> None:
         """Carry out what has begun, and end the threads."""
-        self._copying.close()
-        self._filing.close()
+        self._device_thread.close()
+        self._disk_thread.close()
         if self._files is not None:
             self._files.close()
 
@@ -158,10 +158,10 @@ class PageCopier:
                 assert move.source is not None
                 assert move.target is not None
                 self._cache.write_layers(move.target, self._host.page(move.source), layers)
-            gate.let_through(layers.stop, self._marked())
+            gate.open_layers(layers.stop, self._stream_wait())
         return len(plan.moves)
 
-    def _marked(self) -> OnStream:
+    def _stream_wait(self) -> StreamWait:
         """Waits, on the stream of whoever calls it, for what this thread's stream has been given so far."""
         if self._cache.device.type != "cuda":
             return _nothing
@@ -170,10 +170,10 @@ class PageCopier:
         return event.wait
 
     def _store(self, plan: TransferPlan) -> int:
-        """One file for each run of pages of one path and one party."""
+        """One file for each run of pages of one path and one domain."""
         start = 0
         for end in range(1, len(plan.nodes) + 1):
-            if end == len(plan.nodes) or not _goes_on(plan.nodes[end - 1], plan.nodes[end]):
+            if end == len(plan.nodes) or not _is_next(plan.nodes[end - 1], plan.nodes[end]):
                 self._store_run(plan.nodes[start:end], plan.moves[start:end])
                 start = end
         return len(plan.moves)
@@ -182,13 +182,13 @@ class PageCopier:
         assert self._files is not None
         pages = [self._host.bytes_of(move.source) for move in moves if move.source is not None]
         keys = [move.key for move in moves]
-        self._files.write(file_owner(nodes[0].owner), keys, pages, _keys_above(nodes[0]))
+        self._files.write(domain_digest(nodes[0].domain), keys, pages, _keys_above(nodes[0]))
 
     def _fetch(self, plan: TransferPlan) -> int:
         """A bounded number of pages at a time: what is read stands beside all that the host is allowed."""
         assert self._files is not None
         at_once = min(max(_FETCH_BYTES // self._host.page_bytes, 1), len(plan.moves))
-        scratch = HostPages(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
+        scratch = HostMemory(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
         for start in range(0, len(plan.moves), at_once):
             moves = plan.moves[start : start + at_once]
             space = scratch.all_bytes()[: len(moves) * scratch.page_bytes]
@@ -205,32 +205,32 @@ def _nothing() -> None:
     """The copies have been made."""
 
 
-class _Urgency(IntEnum):
-    """What goes first in a lane."""
+class _Priority(IntEnum):
+    """What goes first in a thread."""
 
-    WAITED_FOR = 0
+    URGENT = 0
     """Somebody's next token needs it."""
     BACKGROUND = 1
-    LAST = 2
+    SHUTDOWN = 2
 
 
-class _Lane:
+class _CopyThread:
     """A thread that works through jobs, the more urgent first, else in their order. None of them may raise.
 
     No page is both a source and a target of plans that wait here, so plans of different kinds may overtake each other.
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: PriorityQueue[tuple[_Urgency, int, Callable[[], None] | None]] = PriorityQueue()
+        self._jobs: PriorityQueue[tuple[_Priority, int, Callable[[], None] | None]] = PriorityQueue()
         self._numbers = count()
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, urgency: _Urgency, job: Callable[[], None] | None) -> None:
-        self._jobs.put((urgency, next(self._numbers), job))
+    def put(self, priority: _Priority, job: Callable[[], None] | None) -> None:
+        self._jobs.put((priority, next(self._numbers), job))
 
     def close(self) -> None:
-        self.put(_Urgency.LAST, None)
+        self.put(_Priority.SHUTDOWN, None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -238,9 +238,9 @@ class _Lane:
             job()
 
 
-def _goes_on(node: Node, following: Node) -> bool:
-    """Whether two pages may stand in one file: on one path, and charged to one party."""
-    return following.parent is node and following.owner == node.owner
+def _is_next(node: Node, following: Node) -> bool:
+    """Whether two pages may stand in one file: on one path, and charged to one domain."""
+    return following.parent is node and following.domain == node.domain
 
 
 def _keys_above(node: Node) -> list[PageKey]:

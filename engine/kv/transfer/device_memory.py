@@ -16,14 +16,14 @@ _ALIGNMENT = 64
 """Of every frame, in bytes."""
 
 
-class FrameArena:
+class DeviceMemory:
     """`num_frames` frames of at least `used_bytes` bytes, numbered from 0, in one block of memory."""
 
     def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:
         self.num_frames = num_frames
-        self.frame_bytes = framed_bytes(used_bytes)
-        self.memory = torch.empty((num_frames + 2, self.frame_bytes), dtype=torch.uint8, device=device)
-        self.memory[self.null_frame] = 0
+        self.frame_bytes = frame_bytes_for(used_bytes)
+        self.frames = torch.empty((num_frames + 2, self.frame_bytes), dtype=torch.uint8, device=device)
+        self.frames[self.null_frame] = 0
 
     @property
     def null_frame(self) -> int:
@@ -35,7 +35,7 @@ class FrameArena:
 
     @property
     def device(self) -> torch.device:
-        return self.memory.device
+        return self.frames.device
 
     def frames_for(self, num_bytes: int) -> int:
         """Frames that so many bytes take."""
@@ -44,7 +44,7 @@ class FrameArena:
     def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
         """Memory from the start of a frame on; writing it writes the frames.  # [num_bytes] uint8"""
         start = first_frame * self.frame_bytes
-        return self.memory.flatten()[start : start + num_bytes]
+        return self.frames.flatten()[start : start + num_bytes]
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
         """Carry frames to others, as if all at once, in stream order.
@@ -52,10 +52,10 @@ class FrameArena:
         `moves` are (source, target), each named once on its side; what stood in a target that goes nowhere is lost.
         """
         for source, target in _in_turn(moves, self.scrap_frame):
-            self.memory[target].copy_(self.memory[source])
+            self.frames[target].copy_(self.frames[source])
 
 
-def framed_bytes(used_bytes: int) -> int:
+def frame_bytes_for(used_bytes: int) -> int:
     """Bytes of a frame that holds so many."""
     return -(-used_bytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -84,12 +84,12 @@ def _in_turn(moves: Iterable[tuple[int, int]], scrap: int) -> Iterator[tuple[int
 class KvCache:
     """Keys and values of every layer: a page is one frame, and the null frame the page of zeros that pads tables."""
 
-    def __init__(self, config: ModelConfig, arena: FrameArena, page_tokens: int, dtype: torch.dtype) -> None:
-        """`arena` has frames of at least `bytes_per_page` bytes."""
+    def __init__(self, config: ModelConfig, device_memory: DeviceMemory, page_tokens: int, dtype: torch.dtype) -> None:
+        """`device_memory` has frames of at least `bytes_per_page` bytes."""
         self.page_shape = (2, config.num_layers, page_tokens, config.num_kv_heads, config.head_dim)
         """Of one page: keys and values of every layer."""
         elements = torch.Size(self.page_shape).numel()
-        frames = arena.memory.view(dtype)[:, :elements]
+        frames = device_memory.frames.view(dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
         self.gates = LayerGates()
         """What layers wait for before they read."""

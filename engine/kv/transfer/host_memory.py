@@ -7,7 +7,7 @@ Where there is CUDA the block is pinned, so that copies run beside the compute.
 import torch
 
 
-class HostPages:
+class HostMemory:
     """`num_pages` rows of bytes, and the same rows as KV."""
 
     def __init__(self, num_pages: int, page_shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.index.radix_tree import Node, Owner
+from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.layer_gates import LayerGate
 
 
@@ -50,7 +50,7 @@ class TransferPlan:
     """Pages of one path, from the root down, that are copied together."""
 
     kind: TransferKind
-    owner: Owner
+    domain: Domain
     moves: tuple[PageMove, ...]
     nodes: tuple[Node, ...] = field(repr=False)
     """Whose copies they are, in the order of the moves."""
@@ -97,6 +97,6 @@ class CopyEngine(Protocol):
         ...
 
 
-def file_owner(owner: Owner) -> bytes:
-    """How files name a party: 32 bytes that do not tell who it is."""
-    return hashlib.sha256(owner).digest()
+def domain_digest(domain: Domain) -> bytes:
+    """How files name a domain: 32 bytes that do not tell who it is."""
+    return hashlib.sha256(domain).digest()

@@ -1,4 +1,4 @@
-"""The latency sketch against numpy's quantiles and against sums over the samples themselves."""
+"""The latency histogram against numpy's quantiles and against sums over the samples themselves."""
 
 import math
 
@@ -12,7 +12,7 @@ from graftwork.engine.kv.latency_histogram import (
     LONGEST_S,
     SHORTEST_S,
     LatencyDistribution,
-    LatencySketch,
+    LatencyHistogram,
     lognormal_masses,
 )
 
@@ -23,15 +23,15 @@ latencies = st.lists(st.floats(SHORTEST_S * 1.01, LONGEST_S * 0.99), min_size=1,
 times = st.floats(0.0, 2 * LONGEST_S)
 
 
-def sketch_of(samples: list[float], half_life: float = math.inf) -> LatencySketch:
-    sketch = LatencySketch(half_life)
+def histogram_of(samples: list[float], half_life: float = math.inf) -> LatencyHistogram:
+    histogram = LatencyHistogram(half_life)
     for sample in samples:
-        sketch.observe(sample)
-    return sketch
+        histogram.observe(sample)
+    return histogram
 
 
 def distribution_of(samples: list[float]) -> LatencyDistribution:
-    return sketch_of(samples).distribution(NOTHING)
+    return histogram_of(samples).distribution(NOTHING)
 
 
 @given(latencies, st.floats(0.01, 1.0))
@@ -99,13 +99,13 @@ def test_the_last_of_two_tools_is_the_product(samples: list[float], others: list
 
 def test_an_observation_counts_half_after_its_half_life() -> None:
     """After 100 latencies of a second and 10 of a minute at a half-life of 10, about half the weight is the minute."""
-    sketch = sketch_of([1.0] * 100 + [60.0] * 10, half_life=10)
+    histogram = histogram_of([1.0] * 100 + [60.0] * 10, half_life=10)
 
-    within = sketch.distribution(NOTHING).probability_within(10.0)
+    within = histogram.distribution(NOTHING).probability_within(10.0)
 
     assert within == pytest.approx(0.5, abs=0.001)
-    assert sketch.weight == pytest.approx(sum(0.5 ** (age / 10) for age in range(110)))
-    sketch.check_integrity()
+    assert histogram.weight == pytest.approx(sum(0.5 ** (age / 10) for age in range(110)))
+    histogram.check_integrity()
 
 
 def test_what_never_ends_counts_as_never() -> None:

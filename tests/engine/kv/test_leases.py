@@ -2,29 +2,29 @@
 
 from collections.abc import Collection, Mapping
 
-from graftwork.engine.core.prefix_keys import SequenceScope
+from graftwork.engine.core.prefix_keys import PrefixScope
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.session_cache import SessionTender
-from graftwork.engine.kv.transfer.loader import Path
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import KvLab
 
-MAKER = ScopeMaker("sha256:model", "float32/2")
-OWNER = IsolationDomain(b"x")
+MAKER = CacheScopes("sha256:model", "float32/2")
+DOMAIN = IsolationDomain(b"x")
 
 
 class AdviceByName:
     """A tool's name is the seconds of its lease."""
 
-    def lease_s(self, party: str, tools: Mapping[str, float | None]) -> float:
+    def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
         return max(float(tool) for tool in tools)
 
-    def return_probability(self, party: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
+    def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
         return 0.9
 
-    def observe(self, party: str, tool: str, seconds: float) -> None:
+    def observe(self, domain: str, tool: str, seconds: float) -> None:
         """Nothing is learnt."""
 
 
@@ -33,33 +33,33 @@ class LeaseLab:
 
     def __init__(self, host: int = 20) -> None:
         self.lab = KvLab(device=6, host=host)
-        self.tender = SessionTender(self.lab.memory, MAKER, AdviceByName(), self.lab.clock)
+        self.session_cache = SessionCache(self.lab.memory, MAKER, AdviceByName(), self.lab.clock)
 
     def turn(self, name: str, tool: str | None) -> None:
         """A session's turn, after which it waits for a tool, or for nobody knows what."""
         path = self.path(name)
-        residence = self.lab.memory.settle(path, self.lab.memory.match(path), len(path.token_ids))
-        assert residence is not None
+        allocation = self.lab.memory.allocate_path(path, self.lab.memory.match(path), len(path.token_ids))
+        assert allocation is not None
         self.lab.fire_all()
-        self.lab.compute(path, residence)
-        self.lab.memory.enter(path, residence.pages, SessionUse(SessionKey(name)))
-        self.lab.memory.follow(path, SessionUse(SessionKey(name)))
-        self.lab.memory.release(residence.pages)
+        self.lab.compute(path, allocation)
+        self.lab.memory.insert(path, allocation.pages, SessionUse(SessionKey(name)))
+        self.lab.memory.set_history(path, SessionUse(SessionKey(name)))
+        self.lab.memory.release(allocation.pages)
         self.tend(name, SessionVerb.HOLD, () if tool is None else (ToolWait(tool),))
 
     def tend(self, name: str, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
         """One verb, and all copies that it begins."""
         path = self.path(name)
-        self.tender.tend(SessionTending(verb, SessionKey(name), OWNER, (), tuple(path.token_ids), waits=waits))
+        self.session_cache.tend(SessionTending(verb, SessionKey(name), DOMAIN, (), tuple(path.token_ids), waits=waits))
         self.lab.fire_all()
 
-    def path(self, name: str) -> Path:
-        return Path(SequenceScope(MAKER.scope(OWNER, ())), tuple(ord(letter) for letter in name.ljust(4)), OWNER)
+    def path(self, name: str) -> TokenPath:
+        return TokenPath(PrefixScope(MAKER.scope(DOMAIN, ())), tuple(ord(letter) for letter in name.ljust(4)), DOMAIN)
 
     def is_on_device(self, name: str) -> bool:
         """Whether both pages of a session are there."""
         path = self.path(name)
-        nodes = self.lab.memory.residency.tree.walk(path.scope, path.token_ids)
+        nodes = self.lab.memory.page_store.tree.walk(path.scope, path.token_ids)
         return [node.device is not None for node in nodes] == [True, True]
 
 

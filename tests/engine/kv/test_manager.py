@@ -13,18 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.session_cache import SessionTender
-from graftwork.engine.kv.transfer.loader import Path, Residence
-from graftwork.engine.kv.transfer.plan import TransferKind, TransferPlan, file_owner
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
+from graftwork.engine.kv.transfer.plan import TransferKind, TransferPlan, domain_digest
 from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab, adapter_of
 
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
-MAKER = ScopeMaker("sha256:model", "float32/2")
-OWNERS = (b"x", b"y", b"z")
+MAKER = CacheScopes("sha256:model", "float32/2")
+DOMAINS = (b"x", b"y", b"z")
 OPERATIONS = [
     *["open", "stranger", "cancel", "offload", "fork", "rewind", "close", "limit", "wait", "tick", "restart", "expel"],
     *["turn"] * 5,
@@ -49,7 +49,7 @@ class Agent:
     """A session as it must be."""
 
     name: str
-    owner: bytes
+    domain: bytes
     tokens: tuple[int, ...] = ()
     past: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -59,8 +59,8 @@ class Running:
     """A sequence that holds pages."""
 
     agent: Agent | None
-    path: Path
-    residence: Residence
+    path: TokenPath
+    allocation: PageAllocation
     is_computed: bool = False
 
 
@@ -89,20 +89,20 @@ class World:
             reserve_share=RESERVE_SHARE,
             lora_floor_share=LORA_FLOOR_SHARE,
         )
-        self.lab.adapters.room.on_pages_moved = self.rename
-        self.tender = SessionTender(self.lab.memory, MAKER, self.advice, self.lab.clock)
+        self.lab.adapters.frame_allocator.on_pages_moved = self.rename
+        self.session_cache = SessionCache(self.lab.memory, MAKER, self.advice, self.lab.clock)
         self.running: list[Running] = []
         self.pinned: list[str] = []
 
     def operate(self, name: str, first: int, second: int, tokens: Sequence[int]) -> None:
         """One operation, and every invariant after it."""
-        adapters, floor = self.lab.adapters, self.lab.memory.residency.sizes.lora_floor_pages
+        adapters, floor = self.lab.adapters, self.lab.memory.page_store.sizes.lora_floor_pages
         before = adapters.num_frames
         getattr(self, name)(first, second, tokens)
         if name not in ("graft", "prune", "restart"):
             assert adapters.num_frames >= min(before, floor), "KV has pushed adapters below their floor"
             self.seen["adapters gave way"] += adapters.num_frames < before
-        self.lab.check(sum(len(one.residence.pages) for one in self.running))
+        self.lab.check(sum(len(one.allocation.pages) for one in self.running))
         self.check_running()
         assert set(self.pinned) <= set(self.lab.adapters.digests), "an adapter in use is gone"
 
@@ -111,39 +111,39 @@ class World:
     def open(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if len(self.agents) < 8:
             self.numbers += 1
-            self.agents.append(Agent(f"s{self.numbers}", OWNERS[first % 3]))
+            self.agents.append(Agent(f"s{self.numbers}", DOMAINS[first % 3]))
 
     def turn(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None and len(self.running) < 4:
             history = (*agent.tokens, *tokens)
-            self.start(agent, self.path(agent.owner, history if len(history) <= CONTEXT * SIZE else tokens))
+            self.start(agent, self.path(agent.domain, history if len(history) <= CONTEXT * SIZE else tokens))
 
     def stranger(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if len(self.running) < 4:
-            self.start(None, self.path(OWNERS[first % 3], (*tokens, *tokens)[: CONTEXT * SIZE]))
+            self.start(None, self.path(DOMAINS[first % 3], (*tokens, *tokens)[: CONTEXT * SIZE]))
 
-    def start(self, agent: Agent | None, path: Path) -> None:
+    def start(self, agent: Agent | None, path: TokenPath) -> None:
         memory = self.lab.memory
         match = memory.match(path)
         self.check_match(path, len(match))
-        sure = memory.residency.reserve_pages(Tier.DEVICE)
-        before = self.used_by_owner()
+        sure = memory.page_store.reserve_pages(Tier.DEVICE)
+        before = self.used_by_domain()
         session = None if agent is None else SessionUse(SessionKey(agent.name))
-        residence = memory.settle(path, match, len(path.token_ids), session)
-        for owner, used in before.items():
-            now = memory.residency.used_pages(Tier.DEVICE, owner)
-            sure = min(sure, memory.residency.reserve_pages(Tier.DEVICE))  # it grows when a party is gone
-            assert owner == path.owner or now == used or now >= sure, "a party was pushed below its reserve"
-        if residence is None:
+        allocation = memory.allocate_path(path, match, len(path.token_ids), session)
+        for domain, used in before.items():
+            now = memory.page_store.used_pages(Tier.DEVICE, domain)
+            sure = min(sure, memory.page_store.reserve_pages(Tier.DEVICE))  # it grows when a domain is gone
+            assert domain == path.domain or now == used or now >= sure, "a domain was pushed below its reserve"
+        if allocation is None:
             self.seen["no room"] += 1
             return
-        self.seen.update(residence.tiers)
-        self.seen["waits"] += bool(residence.arrivals)
-        assert len(residence.pages) == -(-len(path.token_ids) // SIZE)
-        assert len(residence.tiers) == len(match)
+        self.seen.update(allocation.tiers)
+        self.seen["waits"] += bool(allocation.loads)
+        assert len(allocation.pages) == -(-len(path.token_ids) // SIZE)
+        assert len(allocation.tiers) == len(match)
         if agent is not None:
-            self.tender.goes_on(path.owner, SessionUse(SessionKey(agent.name)))
-        self.running.append(Running(agent, path, residence))
+            self.session_cache.begin_turn(path.domain, SessionUse(SessionKey(agent.name)))
+        self.running.append(Running(agent, path, allocation))
 
     def finish(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """A turn ends; one in four is not kept, two in four wait for a tool."""
@@ -151,35 +151,35 @@ class World:
             return
         self.running.remove(one)
         memory, agent = self.lab.memory, one.agent
-        self.lab.compute(one.path, one.residence)
+        self.lab.compute(one.path, one.allocation)
         use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
-        memory.enter(one.path, one.residence.pages, use)
+        memory.insert(one.path, one.allocation.pages, use)
         if agent is not None and use is not None and second % 4:
-            memory.follow(one.path, use)
+            memory.set_history(one.path, use)
             agent.past.append(agent.tokens)
             agent.tokens = tuple(one.path.token_ids)
-        memory.release(one.residence.pages)
-        memory.enforce_limits(one.path.owner)
+        memory.release(one.allocation.pages)
+        memory.enforce_limits(one.path.domain)
         if agent is not None and second % 4:
             self.tend(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
     def compute(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """A step computes what is missing of a sequence, which goes on running."""
         if (one := self.ready(first)) is not None:
-            self.lab.compute(one.path, one.residence)
+            self.lab.compute(one.path, one.allocation)
             one.is_computed = True
 
     def cancel(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if self.running:
             one = self.running.pop(first % len(self.running))
-            self.lab.memory.release(one.residence.pages)
+            self.lab.memory.release(one.allocation.pages)
 
     def offload(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (one := self.ready(first)) is not None:
             self.running.remove(one)
-            self.lab.compute(one.path, one.residence)
+            self.lab.compute(one.path, one.allocation)
             use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
-            self.lab.memory.offload(one.path, one.residence.pages, use)
+            self.lab.memory.offload(one.path, one.allocation.pages, use)
 
     def look_after(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
@@ -188,7 +188,7 @@ class World:
     def fork(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None and len(self.agents) < 8:
             self.numbers += 1
-            self.agents.append(Agent(f"s{self.numbers}", agent.owner, agent.tokens, list(agent.past)))
+            self.agents.append(Agent(f"s{self.numbers}", agent.domain, agent.tokens, list(agent.past)))
 
     def rewind(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None and agent.past:
@@ -200,17 +200,17 @@ class World:
             self.tend(agent, SessionVerb.CLOSE)
 
     def expel(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A party's KV is given up; its sessions may come back."""
+        """A domain's KV is given up; its sessions may come back."""
         if second < 2:
-            owner, memory = OWNERS[first % 3], self.lab.memory
-            memory.forget_owner(owner)
+            domain, memory = DOMAINS[first % 3], self.lab.memory
+            memory.forget_domain(domain)
             self.seen["expelled"] += 1
-            assert all(memory.residency.used_pages(tier, owner) == 0 for tier in (Tier.DEVICE, Tier.HOST))
-            assert all(self.lab.disk.owners[key] != file_owner(owner) for key in self.lab.disk.pages)
+            assert all(memory.page_store.used_pages(tier, domain) == 0 for tier in (Tier.DEVICE, Tier.HOST))
+            assert all(self.lab.disk.domains[key] != domain_digest(domain) for key in self.lab.disk.pages)
 
     def limit(self, first: int, second: int, tokens: Sequence[int]) -> None:
         device, host = (None if number > 6 else number * 100 for number in (first, second))
-        self.lab.memory.set_limits(OWNERS[len(tokens) % 3], KvLimits(device, host))
+        self.lab.memory.set_limits(DOMAINS[len(tokens) % 3], KvLimits(device, host))
 
     def wait(self, first: int, second: int, tokens: Sequence[int]) -> None:
         self.lab.clock.advance(1 + first)
@@ -225,22 +225,22 @@ class World:
         done = self.lab.copies.fire(index, second if second < 2 else None)
         self.seen[done.plan.kind] += done.num_good
         self.seen[f"{done.plan.kind} cut short"] += done.num_good < len(done.plan.moves)
-        failed_from = self.lab.memory.absorb(done)
+        failed_from = self.lab.memory.finish_transfer(done)
         for one in self.running:
-            if done.plan in one.residence.arrivals:
-                one.residence = self.without(one, done.plan, failed_from)
+            if done.plan in one.allocation.loads:
+                one.allocation = self.without(one, done.plan, failed_from)
 
-    def without(self, one: Running, plan: TransferPlan, failed_from: int | None) -> Residence:
-        """A residence after one of its arrivals, with fresh pages for what could not be read."""
-        pages, tiers = one.residence.pages, one.residence.tiers
+    def without(self, one: Running, plan: TransferPlan, failed_from: int | None) -> PageAllocation:
+        """A allocation after one of its arrivals, with fresh pages for what could not be read."""
+        pages, tiers = one.allocation.pages, one.allocation.tiers
         if failed_from is not None:
             self.lab.memory.release(pages[failed_from:])
-            fresh = self.lab.memory.take(len(pages) - failed_from, one.path.owner) or []
+            fresh = self.lab.memory.allocate_pages(len(pages) - failed_from, one.path.domain) or []
             pages, tiers = pages[:failed_from] + fresh, tiers[:failed_from]
-        return Residence(pages, tiers, one.residence.arrivals - {plan})
+        return PageAllocation(pages, tiers, one.allocation.loads - {plan})
 
     def tick(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        self.lab.memory.tick()
+        self.lab.memory.start_background_copies()
 
     def restart(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """The process is killed: only what is on disk is left, and nothing that was under way counts."""
@@ -252,29 +252,29 @@ class World:
 
     def graft(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """A request needs one adapter, or two at once; when nothing is in use, there is always room for them."""
-        adapters, pool = self.lab.adapters, self.lab.memory.residency.device
+        adapters, pool = self.lab.adapters, self.lab.memory.page_store.device
         group = {f"adapter-{number}": adapter_of(number) for number in {first, second if second % 2 else first}}
         adapters.wanted = set(group)
         away = [adapter for digest, adapter in group.items() if digest not in adapters]
-        room, memory = adapters.room, self.lab.memory
-        cached = memory.residency.tree.num_copies(Tier.DEVICE)
+        room, memory = adapters.frame_allocator, self.lab.memory
+        cached = memory.page_store.tree.num_copies(Tier.DEVICE)
         before = room.num_relocated_pages, room.num_moved_runs, len(adapters.digests)
         is_used = pool.active_pages > 0
-        sure, kept = memory.residency.reserve_pages(Tier.DEVICE), self.used_by_owner()
+        sure, kept = memory.page_store.reserve_pages(Tier.DEVICE), self.used_by_domain()
         placing = adapters.place(away, group.keys())
-        for owner, now in self.used_by_owner().items():
-            sure = min(sure, memory.residency.reserve_pages(Tier.DEVICE))
-            assert not is_used or now == kept[owner] or now >= sure, "an adapter pushed a party below its reserve"
+        for domain, now in self.used_by_domain().items():
+            sure = min(sure, memory.page_store.reserve_pages(Tier.DEVICE))
+            assert not is_used or now == kept[domain] or now >= sure, "an adapter pushed a domain below its reserve"
         is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
         assert placing is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
         assert all((adapter.digest in adapters) == (placing is PlacementResult.DONE) for adapter in away)
         self.seen[placing.name] += bool(away)
-        self.seen["KV gave way"] += memory.residency.tree.num_copies(Tier.DEVICE) < cached
+        self.seen["KV gave way"] += memory.page_store.tree.num_copies(Tier.DEVICE) < cached
         self.seen["relocations"] += room.num_relocated_pages > before[0]
         self.seen["compactions"] += room.num_moved_runs > before[1]
 
-    def used_by_owner(self) -> dict[bytes, int]:
-        return {owner: self.lab.memory.residency.used_pages(Tier.DEVICE, owner) for owner in OWNERS}
+    def used_by_domain(self) -> dict[bytes, int]:
+        return {domain: self.lab.memory.page_store.used_pages(Tier.DEVICE, domain) for domain in DOMAINS}
 
     def pin(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """A request begins with an adapter that is here."""
@@ -297,7 +297,7 @@ class World:
     def rename(self, moves: Mapping[PageId, PageId]) -> None:
         """What the scheduler does when pages have moved."""
         for one in self.running:
-            one.residence.pages[:] = [moves.get(page, page) for page in one.residence.pages]
+            one.allocation.pages[:] = [moves.get(page, page) for page in one.allocation.pages]
 
     # ---- what must hold ---------------------------------------------------------------------------------------
 
@@ -305,15 +305,15 @@ class World:
         """Whatever a sequence found or wrote in its pages is there, wherever they are by now."""
         on_device = self.lab.copies.tags[Tier.DEVICE]
         for one in self.running:
-            num_written = len(one.path.token_ids) // SIZE if one.is_computed else len(one.residence.tiers)
-            if not one.residence.arrivals:
-                pages = zip(one.residence.pages[:num_written], self.lab.tags(one.path), strict=False)
+            num_written = len(one.path.token_ids) // SIZE if one.is_computed else len(one.allocation.tiers)
+            if not one.allocation.loads:
+                pages = zip(one.allocation.pages[:num_written], self.lab.tags(one.path), strict=False)
                 assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
 
-    def check_match(self, path: Path, matched: int) -> None:
+    def check_match(self, path: TokenPath, matched: int) -> None:
         """A match is the longest run of prefixes that is in a dictionary of all that is anywhere."""
-        residency = self.lab.memory.residency
-        anywhere = {node.key for tier in (Tier.DEVICE, Tier.HOST) for node in residency.tree.nodes_on(tier)}
+        page_store = self.lab.memory.page_store
+        anywhere = {node.key for tier in (Tier.DEVICE, Tier.HOST) for node in page_store.tree.nodes_on(tier)}
         anywhere |= self.lab.disk.pages.keys()
         expected = 0
         for tag in self.lab.tags(path):
@@ -326,7 +326,7 @@ class World:
         """Everybody leaves: what no stranger has used is gone from every tier, and all the rest can go."""
         memory = self.lab.memory
         for one in self.running:
-            memory.release(one.residence.pages)
+            memory.release(one.allocation.pages)
         self.running = []
         self.lab.fire_all()
         for agent in list(self.agents):
@@ -338,18 +338,18 @@ class World:
             self.lab.adapters.evict(digest)
         self.lab.check()
         for tier in (Tier.DEVICE, Tier.HOST):
-            pool = memory.residency.pool(tier)
-            assert all(node.is_loose for node in memory.residency.tree.nodes_on(tier)), (
+            pool = memory.page_store.pool(tier)
+            assert all(node.outlives_sessions for node in memory.page_store.tree.nodes_on(tier)), (
                 "a closed session's page is left"
             )
             assert pool.free_pages + pool.idle_pages == pool.num_pages
-            assert pool.idle_pages == memory.residency.tree.num_copies(tier)
+            assert pool.idle_pages == memory.page_store.tree.num_copies(tier)
 
     # ---- helpers ----------------------------------------------------------------------------------------------
 
-    def path(self, owner: bytes, tokens: Sequence[int]) -> Path:
-        scope = MAKER.within(MAKER.scope(IsolationDomain(owner), ()), (), public_tokens(tokens) // SIZE)
-        return Path(scope, tuple(tokens), owner)
+    def path(self, domain: bytes, tokens: Sequence[int]) -> TokenPath:
+        scope = MAKER.within(MAKER.scope(IsolationDomain(domain), ()), (), public_tokens(tokens) // SIZE)
+        return TokenPath(scope, tuple(tokens), domain)
 
     def idle(self, index: int) -> Agent | None:
         busy = {one.agent for one in self.running}
@@ -360,16 +360,16 @@ class World:
         ready = [
             one
             for one in self.running
-            if not one.residence.arrivals and len(one.residence.pages) == -(-len(one.path.token_ids) // SIZE)
+            if not one.allocation.loads and len(one.allocation.pages) == -(-len(one.path.token_ids) // SIZE)
         ]
         return ready[index % len(ready)] if ready else None
 
     def tend(self, agent: Agent, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
-        answer = self.tender.tend(
+        answer = self.session_cache.tend(
             SessionTending(
                 verb,
                 SessionKey(agent.name),
-                IsolationDomain(agent.owner),
+                IsolationDomain(agent.domain),
                 (),
                 agent.tokens,
                 public_tokens(agent.tokens),

@@ -1,52 +1,52 @@
 """Which of the KV memory's promises bend under pressure, one scene each."""
 
-from graftwork.engine.core.prefix_keys import PageKey, SequenceScope
+from graftwork.engine.core.prefix_keys import PageKey, PrefixScope
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb, ToolWait
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.session_cache import SessionTender
-from graftwork.engine.kv.session_index import SessionTable
-from graftwork.engine.kv.transfer.loader import Path
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.session_index import SessionIndex
+from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab
 
-MAKER = ScopeMaker("sha256:model", "float32/2")
+MAKER = CacheScopes("sha256:model", "float32/2")
 ALICE, BOB = b"alice", b"bob"
 
 
 class Scene:
-    """A memory of few pages of two tokens, and the tender of its sessions."""
+    """A memory of few pages of two tokens, and the session_cache of its sessions."""
 
     def __init__(self, *, device: int, host: int, disk_pages: int = 0, context: int = 4) -> None:
         self.lab = KvLab(device=device, host=host, context=context, disk=FakeDisk(max_pages=disk_pages))
-        self.tender = SessionTender(self.lab.memory, MAKER, FixedAdvice(), self.lab.clock)
+        self.session_cache = SessionCache(self.lab.memory, MAKER, FixedAdvice(), self.lab.clock)
 
-    def path(self, owner: bytes, tokens: list[int]) -> Path:
-        return Path(SequenceScope(MAKER.scope(IsolationDomain(owner), ())), tokens, owner)
+    def path(self, domain: bytes, tokens: list[int]) -> TokenPath:
+        return TokenPath(PrefixScope(MAKER.scope(IsolationDomain(domain), ())), tokens, domain)
 
-    def turn(self, owner: bytes, tokens: list[int], session: str | None = None) -> bool:
+    def turn(self, domain: bytes, tokens: list[int], session: str | None = None) -> bool:
         """A whole request whose answer is nothing; whether there was room for it."""
-        memory, path = self.lab.memory, self.path(owner, tokens)
+        memory, path = self.lab.memory, self.path(domain, tokens)
         use = None if session is None else SessionUse(SessionKey(session))
-        residence = memory.settle(path, memory.match(path), len(tokens), use)
-        if residence is None:
+        allocation = memory.allocate_path(path, memory.match(path), len(tokens), use)
+        if allocation is None:
             return False
         self.lab.fire_all()
-        self.lab.compute(path, residence)
-        memory.enter(path, residence.pages, use)
+        self.lab.compute(path, allocation)
+        memory.insert(path, allocation.pages, use)
         if use is not None:
-            memory.follow(path, use)
-        memory.release(residence.pages)
+            memory.set_history(path, use)
+        memory.release(allocation.pages)
         return True
 
-    def tend(self, verb: SessionVerb, owner: bytes, session: str, tokens: list[int], *tools: str) -> SessionMemory:
+    def tend(self, verb: SessionVerb, domain: bytes, session: str, tokens: list[int], *tools: str) -> SessionMemory:
         waits = tuple(ToolWait(tool) for tool in tools)
-        return self.tender.tend(
-            SessionTending(verb, SessionKey(session), IsolationDomain(owner), (), tuple(tokens), 0, waits)
+        return self.session_cache.tend(
+            SessionTending(verb, SessionKey(session), IsolationDomain(domain), (), tuple(tokens), 0, waits)
         )
 
-    def device_tokens(self, owner: bytes, tokens: list[int]) -> int:
-        return self.tend(SessionVerb.READ, owner, "reader", tokens).device_tokens
+    def device_tokens(self, domain: bytes, tokens: list[int]) -> int:
+        return self.tend(SessionVerb.READ, domain, "reader", tokens).device_tokens
 
 
 def tokens_from(first: int, num_pages: int) -> list[int]:
@@ -63,10 +63,10 @@ def test_a_party_that_the_host_has_no_room_for_does_not_keep_others_from_it() ->
     scene.lab.fire_all()
     scene.turn(BOB, tokens_from(2, 4), "b")
 
-    memory.tick()
-    memory.tick()
+    memory.start_background_copies()
+    memory.start_background_copies()
 
-    assert [plan.owner for plan, _ in scene.lab.copies.under_way] == [BOB]
+    assert [plan.domain for plan, _ in scene.lab.copies.under_way] == [BOB]
 
 
 def test_an_expired_lease_is_no_better_than_none() -> None:
@@ -82,7 +82,7 @@ def test_an_expired_lease_is_no_better_than_none() -> None:
     scene.lab.fire_all()
 
     scene.lab.clock.advance(11)  # the lease was for ten seconds
-    scene.lab.memory.tick()
+    scene.lab.memory.start_background_copies()
     scene.turn(ALICE, tokens_from(3, 4), "newcomer")
 
     assert scene.device_tokens(ALICE, recent) == 8
@@ -120,7 +120,7 @@ def test_a_prefetch_takes_what_room_it_can_have() -> None:
     scene.lab.fire_all()
     bobs = tokens_from(2, 2)
     scene.turn(BOB, bobs, "bob")
-    held = scene.lab.memory.take(2, ALICE)
+    held = scene.lab.memory.allocate_pages(2, ALICE)
     assert held is not None
 
     scene.tend(SessionVerb.PREFETCH, ALICE, "long", long)
@@ -149,14 +149,14 @@ def test_pages_on_their_way_from_disk_are_counted_there() -> None:
 def test_sessions_that_never_end_a_turn_are_forgotten_in_time() -> None:
     """However many sessions are begun and left, and however often one rewrites its history, the table of sessions
     stays within its bound."""
-    table = SessionTable(max_keys=100)
+    table = SessionIndex(max_keys=100)
 
     for number in range(1000):
         keys = [PageKey(b"%d-%d" % (number, page)) for page in range(5)]
-        table.note(ALICE, SessionKey(f"begun-{number}"), b"scope", keys)
-        table.follow(ALICE, SessionKey("rewritten"), b"scope", keys)
+        table.add_pages(ALICE, SessionKey(f"begun-{number}"), b"scope", keys)
+        table.set_history(ALICE, SessionKey("rewritten"), b"scope", keys)
         table.check_integrity()
 
     assert len(table) <= 100
-    assert table.reaches(PageKey(b"999-0"))
+    assert table.is_in_history(PageKey(b"999-0"))
     assert len(table.remove(ALICE, SessionKey("rewritten"))) <= 100

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from graftwork.engine.core.events import MissReason
-from graftwork.engine.core.prefix_keys import first_key, next_key
+from graftwork.engine.core.prefix_keys import child_key, root_key
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionMemory, SessionVerb, ToolWait
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.kv.disk.store import DiskTier
+from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.engine.kv.transfer.copier import PageCopier
-from graftwork.engine.kv.transfer.device_memory import FrameArena, KvCache, bytes_per_page
-from graftwork.engine.kv.transfer.host_memory import HostPages
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.kv.transfer.plan import LoadReadable, PageMove, TransferDone, TransferKind, TransferPlan
 from graftwork.engine.messages import ForgetDomain
 from graftwork.engine.model.config import read_model_config
@@ -216,18 +216,18 @@ def test_every_round_trip_brings_back_the_same_bytes(
 ) -> None:
     """Random pages go to the host, to files, and come back from each to other device pages, bit for bit."""
     model = read_model_config(lab.base)
-    arena = FrameArena(12, bytes_per_page(model, page_tokens, dtype) + padding, torch.device("cpu"))
-    cache = KvCache(model, arena, page_tokens, dtype)
-    host = HostPages(4, cache.page_shape, dtype, pinned=False)
+    device_memory = DeviceMemory(12, bytes_per_page(model, page_tokens, dtype) + padding, torch.device("cpu"))
+    cache = KvCache(model, device_memory, page_tokens, dtype)
+    host = HostMemory(4, cache.page_shape, dtype, pinned=False)
     noise = torch.randint(0, 256, (4, host.page_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     originals = noise.view(dtype).view(4, *cache.page_shape)
     for page in range(4):
         cache.write_page(page, originals[page])
-    files = DiskTier(tmp_path, 2**22, bytes(32))
+    files = DiskStore(tmp_path, 2**22, bytes(32))
     files.open()
     reports: SimpleQueue[TransferDone | LoadReadable] = SimpleQueue()
     copier = PageCopier(cache, host, files, reports.put, SystemClock())
-    keys = [next_key(first_key(b"scope"), [number]) for number in range(4)]
+    keys = [child_key(root_key(b"scope"), [number]) for number in range(4)]
 
     def carry_out(kind: TransferKind, source: int | None, target: int | None) -> None:
         places = [
@@ -235,8 +235,8 @@ def test_every_round_trip_brings_back_the_same_bytes(
             for n in range(4)
         ]
         moves = tuple(PageMove(key, *place) for key, place in zip(keys, places, strict=True))
-        nodes = tuple(Node(None, b"", (), key, 0, b"owner", 0) for key in keys)  # type: ignore[arg-type]
-        copier.begin(TransferPlan(kind, b"owner", moves, nodes))
+        nodes = tuple(Node(None, b"", (), key, 0, b"domain", 0) for key in keys)  # type: ignore[arg-type]
+        copier.begin(TransferPlan(kind, b"domain", moves, nodes))
         done = reports.get(timeout=20)
         assert isinstance(done, TransferDone)
         assert done.num_good == 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora import cpu_backend as native_lora
 from graftwork.engine.lora import cpu_kernel as native_rows
 from graftwork.engine.lora.backend import LoraBackend
@@ -32,7 +32,7 @@ SHAPES = {
 
 
 def torch_lora(dtype: torch.dtype = torch.float32) -> TorchLora:
-    rules = RowRules.of(dtype)
+    rules = BatchInvariance.of(dtype)
     return TorchLora(PackCache(1 << 20, rules.min_columns), rules)
 
 

@@ -14,7 +14,7 @@ from graftwork.engine.messages import ForgetAdapter
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import ValidationFailed
 from tests.engine.harness import Harness, Outcome
-from tests.engine.kv_lab import LOAD_ALL
+from tests.engine.kv_lab import load_always
 from tests.engine.lora.test_lifecycle import Shelf, random_adapter
 from tests.engine.random_models import make_base
 from tests.engine.runner.test_decoder_parity import random_prompt
@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(base: Path, shelf: Shelf, frames: int, clock: ManualClock | None = None, **options: Any) -> Harness:
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": PAGE, "kv_reserve_share": 0.0} | options
     config = EngineConfig(model=base, device_bytes=frames * FRAME, **settings)
-    return Harness(build_engine(config, lambda _: shelf, clock=clock, costs=LOAD_ALL))
+    return Harness(build_engine(config, lambda _: shelf, clock=clock, costs=load_always()))
 
 
 def shelf_of(names: str, rank: int = 8) -> Shelf:

@@ -14,12 +14,12 @@ from graftwork.engine.kv.disk.file_format import (
     header_bytes,
     promised_header_bytes,
 )
-from tests.engine.disk_lab import LAYOUT, chain, party
+from tests.engine.disk_lab import LAYOUT, chain, domain_named
 
 
 def header_of(num_pages: int, page_bytes: int = 64) -> PageFileHeader:
     keys = tuple(chain("a", num_pages))
-    return PageFileHeader(LAYOUT, party("x"), page_bytes, keys, tuple(key[:16] for key in keys))
+    return PageFileHeader(LAYOUT, domain_named("x"), page_bytes, keys, tuple(key[:16] for key in keys))
 
 
 @given(st.integers(1, MAX_PAGES), st.integers(1, 2**40))

@@ -12,12 +12,12 @@ from graftwork.platform.errors import InvalidRequest
 def test_a_folder_is_one_engines_alone_until_it_is_released(tmp_path: Path) -> None:
     """A second lock is refused with the flag that helps, and taken once the first is gone."""
     first, second = FolderLock(tmp_path / "kv"), FolderLock(tmp_path / "kv")
-    first.take()
+    first.acquire()
 
     with pytest.raises(InvalidRequest, match="--kv-dir"):
-        second.take()
+        second.acquire()
     first.release()
-    second.take()
+    second.acquire()
 
     second.release()
 
@@ -25,13 +25,13 @@ def test_a_folder_is_one_engines_alone_until_it_is_released(tmp_path: Path) -> N
 def test_a_successor_waits_for_its_predecessor(tmp_path: Path) -> None:
     """A lock that is released while another waits for it passes on without an error."""
     first, second = FolderLock(tmp_path), FolderLock(tmp_path)
-    first.take()
+    first.acquire()
     leaving = Timer(0.2, first.release)
     leaving.start()
 
-    second.take(within_s=30)
+    second.acquire(timeout_s=30)
 
     with pytest.raises(InvalidRequest):
-        first.take()
+        first.acquire()
     leaving.join()
     second.release()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.kv.disk.file_format import file_bytes
-from graftwork.engine.kv.disk.store import DiskTier
+from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.disk_lab import (
@@ -22,10 +22,10 @@ from tests.engine.disk_lab import (
     FragileFiles,
     bytes_in,
     chain,
+    domain_named,
     opened,
     page_of,
     pages_of,
-    party,
     quick_folder,
     readable,
     store,
@@ -56,7 +56,7 @@ def test_pages_that_are_there_are_not_written_again(tmp_path: Path) -> None:
 
     assert store(tier, "y", [*keys, keys[3]]) == 2
     assert tier.num_pages == 4
-    assert tier.bytes_of(party("y")) == file_bytes(2, PAGE_BYTES)
+    assert tier.bytes_of(domain_named("y")) == file_bytes(2, PAGE_BYTES)
 
 
 def test_a_restart_finds_everything_in_the_order_of_its_use(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_budget_holds_even_while_a_file_is_written(tmp_path: Path) -> None:
 
 
 def test_a_party_over_its_limit_makes_room_first(tmp_path: Path) -> None:
-    """Once its limit is lowered, a party's files go before older ones of others."""
+    """Once its limit is lowered, a domain's files go before older ones of others."""
     tier = opened(tmp_path, max_bytes=4 * ONE_PAGE_FILE)
     older, newer = [chain(f"old{n}", 1)[0] for n in range(2)], [chain(f"new{n}", 1)[0] for n in range(2)]
     for key in older:
@@ -162,21 +162,21 @@ def test_a_party_over_its_limit_makes_room_first(tmp_path: Path) -> None:
     for key in newer:
         store(tier, "greedy", [key])
 
-    tier.set_limit(party("greedy"), ONE_PAGE_FILE)
+    tier.set_limit(domain_named("greedy"), ONE_PAGE_FILE)
     store(tier, "third", chain("third", 1))
 
     assert [tier.holds(key) for key in (*older, *newer)] == [True, True, False, True]
 
 
 def test_a_party_at_its_limit_makes_room_from_its_own(tmp_path: Path) -> None:
-    """A new run of a limited party replaces its own oldest file though the disk has room."""
+    """A new run of a limited domain replaces its own oldest file though the disk has room."""
     tier = opened(tmp_path)
-    tier.set_limit(party("x"), 2 * ONE_PAGE_FILE)
+    tier.set_limit(domain_named("x"), 2 * ONE_PAGE_FILE)
 
     for number in range(3):
         store(tier, "x", chain(str(number), 1))
 
-    assert tier.bytes_of(party("x")) == 2 * ONE_PAGE_FILE
+    assert tier.bytes_of(domain_named("x")) == 2 * ONE_PAGE_FILE
     assert not tier.holds(chain("0", 1)[0])
 
 
@@ -185,7 +185,7 @@ def test_limits_can_be_enforced_without_a_write(tmp_path: Path) -> None:
     tier = opened(tmp_path)
     for number in range(4):
         store(tier, "x", chain(str(number), 1))
-    tier.set_limit(party("x"), ONE_PAGE_FILE)
+    tier.set_limit(domain_named("x"), ONE_PAGE_FILE)
 
     assert tier.enforce_limits() == 3
     assert tier.holds(chain("3", 1)[0])
@@ -193,28 +193,28 @@ def test_limits_can_be_enforced_without_a_write(tmp_path: Path) -> None:
 
 
 def test_a_reserve_is_not_taken_by_others(tmp_path: Path) -> None:
-    """However much others write, a party keeps its reserve; for its own newer pages it gives way itself."""
+    """However much others write, a domain keeps its reserve; for its own newer pages it gives way itself."""
     tier = opened(tmp_path, max_bytes=4 * ONE_PAGE_FILE)
-    tier.set_reserve(party("calm"), 2 * ONE_PAGE_FILE)
+    tier.set_reserve(domain_named("calm"), 2 * ONE_PAGE_FILE)
     for number in range(3):
         store(tier, "calm", chain(f"calm{number}", 1))
 
     for number in range(10):
         store(tier, "flood", chain(str(number), 1))
 
-    assert tier.bytes_of(party("calm")) == 2 * ONE_PAGE_FILE
-    assert tier.bytes_of(party("flood")) == 2 * ONE_PAGE_FILE
-    tier.set_reserve(party("flood"), 2 * ONE_PAGE_FILE)
+    assert tier.bytes_of(domain_named("calm")) == 2 * ONE_PAGE_FILE
+    assert tier.bytes_of(domain_named("flood")) == 2 * ONE_PAGE_FILE
+    tier.set_reserve(domain_named("flood"), 2 * ONE_PAGE_FILE)
     assert store(tier, "calm", chain("calm9", 1)) == 1
-    assert tier.bytes_of(party("calm")) == 2 * ONE_PAGE_FILE
+    assert tier.bytes_of(domain_named("calm")) == 2 * ONE_PAGE_FILE
 
 
 def test_a_file_that_reaches_into_a_reserve_stays_while_others_can_spare_one(tmp_path: Path) -> None:
-    """A party has one file, larger than its reserve, and used least recently; whoever has more than it needs to keep
+    """A domain has one file, larger than its reserve, and used least recently; whoever has more than it needs to keep
     gives up its own."""
     calm, one = chain("calm", 3), ONE_PAGE_FILE
     tier = opened(tmp_path, max_bytes=9 * one)
-    tier.set_reserve(party("calm"), file_bytes(3, PAGE_BYTES) - one)
+    tier.set_reserve(domain_named("calm"), file_bytes(3, PAGE_BYTES) - one)
     store(tier, "calm", calm)
 
     for number in range(20):
@@ -226,22 +226,22 @@ def test_a_file_that_reaches_into_a_reserve_stays_while_others_can_spare_one(tmp
 
 
 def test_a_shared_reserve_is_parted_among_those_who_are_there(tmp_path: Path) -> None:
-    """Of eight files' room half is reserved: of two parties each keeps two files against the other's flood, whoever
-    it is; a party that was never there keeps nothing free."""
-    tier = DiskTier(tmp_path, 8 * ONE_PAGE_FILE, LAYOUT, clock=ManualClock(), reserve_share=0.5)
+    """Of eight files' room half is reserved: of two domains each keeps two files against the other's flood, whoever
+    it is; a domain that was never there keeps nothing free."""
+    tier = DiskStore(tmp_path, 8 * ONE_PAGE_FILE, LAYOUT, clock=ManualClock(), reserve_share=0.5)
     tier.open()
     for number in range(4):
         store(tier, "calm", chain(f"calm{number}", 1))
 
     for number in range(20):
         store(tier, "flood", chain(str(number), 1))
-    calm_after_flood = tier.bytes_of(party("calm"))
+    calm_after_flood = tier.bytes_of(domain_named("calm"))
     for number in range(20):
         store(tier, "calm", chain(f"more{number}", 1))
 
     assert calm_after_flood == 2 * ONE_PAGE_FILE
-    assert tier.bytes_of(party("flood")) == 2 * ONE_PAGE_FILE
-    assert tier.bytes_of(party("calm")) == 6 * ONE_PAGE_FILE
+    assert tier.bytes_of(domain_named("flood")) == 2 * ONE_PAGE_FILE
+    assert tier.bytes_of(domain_named("calm")) == 6 * ONE_PAGE_FILE
     tier.check_integrity()
 
 
@@ -266,7 +266,7 @@ def test_a_forgotten_party_leaves_nothing(tmp_path: Path) -> None:
     store(tier, "x", chain("b", 1))
     store(tier, "y", chain("c", 1))
 
-    assert tier.forget_owner(party("x")) == 4
+    assert tier.forget_domain(domain_named("x")) == 4
     assert readable(tier, [*chain("a", 3), *chain("b", 1)]) == []
     tier.sweep()
     assert bytes_in(tmp_path) == tier.bytes_used == ONE_PAGE_FILE
@@ -281,7 +281,7 @@ def test_forgetting_touches_no_file(tmp_path: Path) -> None:
     before = files.num_operations
 
     tier.forget(chain("a", 1)[0])
-    tier.forget_owner(party("x"))
+    tier.forget_domain(domain_named("x"))
 
     assert (files.num_operations, tier.num_pages, bytes_in(tmp_path)) == (before, 0, 3 * ONE_PAGE_FILE)
     tier.check_integrity()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.store import DiskTier
+from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.disk_lab import (
@@ -23,9 +23,9 @@ from tests.engine.disk_lab import (
     FragileFiles,
     bytes_in,
     chain,
+    domain_named,
     opened,
     pages_of,
-    party,
     quick_folder,
     readable,
     store,
@@ -66,11 +66,11 @@ class DiskMachine(RuleBasedStateMachine):
         """Whether neither the disk nor anybody else has done anything wrong since the folder was opened."""
         return not self.is_damaged and not self.was_refused
 
-    @rule(part=parts, owner=st.sampled_from("xy"))
-    def write(self, part: tuple[int, int, int], owner: str) -> None:
+    @rule(part=parts, domain=st.sampled_from("xy"))
+    def write(self, part: tuple[int, int, int], domain: str) -> None:
         keys = keys_of(part)
         is_held = [self.tier.holds(key) for key in keys]
-        num_stored = store(self.tier, owner, keys)
+        num_stored = store(self.tier, domain, keys)
         self.stored |= set(keys)
         if self.is_sound:
             stays = [key for key, was_held in zip(keys, is_held, strict=True) if was_held]
@@ -78,7 +78,7 @@ class DiskMachine(RuleBasedStateMachine):
             assert all(map(self.tier.holds, stays + news[:num_stored]))
             assert not any(map(self.tier.holds, news[num_stored:]))
             assert num_stored > 0 or not news or self.has_quotas or stays
-            assert num_stored == 0 or self.tier.bytes_of(party(owner)) <= self.limits.get(owner, MAX_BYTES)
+            assert num_stored == 0 or self.tier.bytes_of(domain_named(domain)) <= self.limits.get(domain, MAX_BYTES)
 
     @rule(part=parts)
     def read(self, part: tuple[int, int, int]) -> None:
@@ -96,10 +96,10 @@ class DiskMachine(RuleBasedStateMachine):
         self.tier.forget(key)
         assert not self.tier.holds(key)
 
-    @rule(owner=st.sampled_from("xy"))
-    def forget_owner(self, owner: str) -> None:
+    @rule(domain=st.sampled_from("xy"))
+    def forget_domain(self, domain: str) -> None:
         held = self.tier.num_pages
-        assert self.tier.forget_owner(party(owner)) == held - self.tier.num_pages
+        assert self.tier.forget_domain(domain_named(domain)) == held - self.tier.num_pages
 
     @rule()
     def sweep(self) -> None:
@@ -107,18 +107,18 @@ class DiskMachine(RuleBasedStateMachine):
         if self.is_sound:
             assert bytes_in(self.folder) == self.tier.bytes_used
 
-    @rule(owner=st.sampled_from("xy"), limit=st.integers(0, MAX_BYTES), reserve=st.integers(0, MAX_BYTES))
-    def set_quota(self, owner: str, limit: int, reserve: int) -> None:
-        self.tier.set_limit(party(owner), limit)
-        self.tier.set_reserve(party(owner), reserve)
-        self.limits[owner] = limit
+    @rule(domain=st.sampled_from("xy"), limit=st.integers(0, MAX_BYTES), reserve=st.integers(0, MAX_BYTES))
+    def set_quota(self, domain: str, limit: int, reserve: int) -> None:
+        self.tier.set_limit(domain_named(domain), limit)
+        self.tier.set_reserve(domain_named(domain), reserve)
+        self.limits[domain] = limit
         self.has_quotas = True
 
     @rule()
     def enforce_limits(self) -> None:
         self.tier.enforce_limits()
         if self.is_sound:
-            assert all(self.tier.bytes_of(party(owner)) <= limit for owner, limit in self.limits.items())
+            assert all(self.tier.bytes_of(domain_named(domain)) <= limit for domain, limit in self.limits.items())
 
     @rule(refused=st.sets(st.sampled_from(OPERATIONS), max_size=3))
     def refuse(self, refused: set[str]) -> None:
@@ -212,7 +212,7 @@ TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
-def work(tier: DiskTier) -> list[list[PageKey]]:
+def work(tier: DiskStore) -> list[list[PageKey]]:
     """Three runs that need each other's room; returns those that were reported as stored."""
     reported = []
     for scope, count in (("a", 5), ("b", 9), ("c", 5)):
@@ -222,7 +222,7 @@ def work(tier: DiskTier) -> list[list[PageKey]]:
     return reported
 
 
-def open_and_work(tier: DiskTier) -> None:
+def open_and_work(tier: DiskStore) -> None:
     tier.open()
     work(tier)
 
@@ -250,7 +250,7 @@ def test_a_crash_between_any_two_operations_leaves_a_folder_that_opens(quick_pat
         folder = quick_path / str(crash_at)
         files = FragileFiles(folder)
         files.crash_at = crash_at
-        tier = DiskTier(folder, 4 * ONE_PAGE_FILE, LAYOUT, files, ManualClock())
+        tier = DiskStore(folder, 4 * ONE_PAGE_FILE, LAYOUT, files, ManualClock())
         with pytest.raises(Crash):
             open_and_work(tier)
         assert bytes_in(folder) <= 4 * ONE_PAGE_FILE
@@ -306,7 +306,7 @@ def test_a_full_disk_stores_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 def test_failures_are_logged_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A disk that fails a hundred times is one line, and another one a minute later."""
     files, clock = FragileFiles(tmp_path), ManualClock()
-    tier = DiskTier(tmp_path, 2**20, LAYOUT, files, clock)
+    tier = DiskStore(tmp_path, 2**20, LAYOUT, files, clock)
     tier.open()
     files.refused = {"create"}
 

@@ -13,11 +13,11 @@ from graftwork.engine.core.prefix_keys import CacheScope, PageKey
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.files import Buffer
-from graftwork.engine.kv.disk.store import DiskTier
-from graftwork.engine.kv.index.radix_tree import PUBLIC, Node, Owner
+from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
 from graftwork.engine.kv.transfer.copier import PageCopier
-from graftwork.engine.kv.transfer.device_memory import FrameArena, KvCache, bytes_per_page
-from graftwork.engine.kv.transfer.host_memory import HostPages
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.kv.transfer.plan import LoadReadable, PageMove, TransferDone, TransferKind, TransferPlan
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
@@ -27,7 +27,7 @@ from tests.engine.disk_lab import LAYOUT, chain
 ALICE, BOB = b"alice", b"bob"
 
 
-class WatchedTier(DiskTier):
+class WatchedTier(DiskStore):
     """Notes how many pages are asked for at once."""
 
     most_at_once = 0
@@ -45,10 +45,10 @@ class GatedTier(WatchedTier):
         self.writes_once = Event()
 
     def write(
-        self, owner: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
+        self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
     ) -> int:
         assert self.writes_once.wait(timeout=20)
-        return super().write(owner, keys, pages, above)
+        return super().write(domain, keys, pages, above)
 
 
 class CopierLab:
@@ -57,9 +57,9 @@ class CopierLab:
     def __init__(self, lab: Lab, folder: Path, num_pages: int, page_tokens: int, num_files: int) -> None:
         """The disk has room for `num_files` files of one page."""
         model, device = read_model_config(lab.base), torch.device("cpu")
-        arena = FrameArena(num_pages, bytes_per_page(model, page_tokens, torch.float32), device)
-        self.cache = KvCache(model, arena, page_tokens, torch.float32)
-        self.host = HostPages(num_pages, self.cache.page_shape, torch.float32, pinned=False)
+        device_memory = DeviceMemory(num_pages, bytes_per_page(model, page_tokens, torch.float32), device)
+        self.cache = KvCache(model, device_memory, page_tokens, torch.float32)
+        self.host = HostMemory(num_pages, self.cache.page_shape, torch.float32, pinned=False)
         self.one_file = file_bytes(1, self.host.page_bytes)
         self.files = GatedTier(folder, num_files * self.one_file, LAYOUT)
         self.files.open()
@@ -81,11 +81,11 @@ class CopierLab:
             PageMove(node.key, PageId(number) if source else None, PageId(number) if target else None)
             for number, node in enumerate(nodes)
         ]
-        self.copier.begin(TransferPlan(kind, nodes[-1].owner, tuple(moves), tuple(nodes)))
+        self.copier.begin(TransferPlan(kind, nodes[-1].domain, tuple(moves), tuple(nodes)))
 
-    def bytes_of(self, owner: Owner) -> int:
-        """What lies on the disk for a party."""
-        return self.files.bytes_of(hashlib.sha256(owner).digest())
+    def bytes_of(self, domain: Domain) -> int:
+        """What lies on the disk for a domain."""
+        return self.files.bytes_of(hashlib.sha256(domain).digest())
 
 
 @pytest.fixture
@@ -96,15 +96,15 @@ def small(lab: Lab, tmp_path: Path) -> Iterator[CopierLab]:
     copier_lab.copier.close()
 
 
-def path_of(name: str, *owners: Owner) -> list[Node]:
-    """The nodes of one path, a page for each of the owners."""
+def path_of(name: str, *domains: Domain) -> list[Node]:
+    """The nodes of one path, a page for each of the domains."""
     nodes: list[Node] = []
-    for depth, (key, owner) in enumerate(zip(chain(name, len(owners)), owners, strict=True)):
-        nodes.append(Node(nodes[-1] if nodes else None, CacheScope(b"scope"), (depth,), key, depth, owner, 0))
+    for depth, (key, domain) in enumerate(zip(chain(name, len(domains)), domains, strict=True)):
+        nodes.append(Node(nodes[-1] if nodes else None, CacheScope(b"scope"), (depth,), key, depth, domain, 0))
     return nodes
 
 
-def test_pages_behind_public_ones_are_charged_to_their_party(small: CopierLab) -> None:
+def test_pages_behind_public_ones_are_charged_to_their_domain(small: CopierLab) -> None:
     """Of a path that begins with a public page and goes on with two of a tenant's, each pays for its own."""
     nodes = path_of("prompt", PUBLIC, ALICE, ALICE)
 

@@ -38,12 +38,12 @@ def test_a_layer_is_waited_for_and_no_later_one() -> None:
             if layer == 1:
                 read_two.set()
 
-    gate.let_through(2, nothing)
+    gate.open_layers(2, nothing)
     reader = Thread(target=read)
     reader.start()
     assert read_two.wait(_WITHIN_S)
     order.append("copied 2, 3")
-    gate.let_through(4, nothing)
+    gate.open_layers(4, nothing)
     reader.join(_WITHIN_S)
 
     assert order == ["read 0", "read 1", "copied 2, 3", "read 2", "read 3"]
@@ -52,9 +52,9 @@ def test_a_layer_is_waited_for_and_no_later_one() -> None:
 def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
     """Each layer waits for the event behind its own group, whichever groups have been let through since."""
     gate, waited = LayerGate(5), list[str]()
-    gate.let_through(2, lambda: waited.append("first"))
-    gate.let_through(4, lambda: waited.append("second"))
-    gate.let_through(5, lambda: waited.append("third"))
+    gate.open_layers(2, lambda: waited.append("first"))
+    gate.open_layers(4, lambda: waited.append("second"))
+    gate.open_layers(5, lambda: waited.append("third"))
 
     for layer in range(5):
         gate.wait(layer)
@@ -65,16 +65,16 @@ def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
 def test_a_load_that_fails_lets_nobody_read_what_is_missing() -> None:
     gates, gate = LayerGates(), LayerGate(4)
     gates.add("load", gate)
-    gate.let_through(2, nothing)
+    gate.open_layers(2, nothing)
     gate.fail()
 
     gates.wait(3)  # nobody reads it yet
-    gates.heed(["load"])
+    gates.select(["load"])
     gates.wait(1)
     with pytest.raises(LoadFailed, match="layer 2"):
         gates.wait(2)
     gates.remove("load")
-    gates.heed(["load"])
+    gates.select(["load"])
     gates.wait(2)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
@@ -42,7 +42,7 @@ def resident(digest: str, rank: int, seed: int = 1) -> ResidentAdapter:
 
 @pytest.fixture
 def plain() -> TorchLora:
-    rules = RowRules.of(torch.float32)
+    rules = BatchInvariance.of(torch.float32)
     return TorchLora(PackCache(1 << 20, rules.min_columns), rules)
 
 
