@@ -21,7 +21,7 @@ from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.auth import Gate
+from graftwork.platform.tenancy.auth import Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import Principal
@@ -44,7 +44,7 @@ class Resources:
     pepper: bytes
     database: Database
     tenancy: Tenancy
-    gate: Gate
+    gate: Authenticator
     quotas: QuotaKeeper
     meter: UsageMeter
     idempotency: IdempotencyStore

@@ -23,7 +23,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.auth import Gate
+from graftwork.platform.tenancy.auth import Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
@@ -125,7 +125,7 @@ async def _assemble(
         pepper=pepper,
         database=database,
         tenancy=tenancy,
-        gate=Gate(tenancy, admin_key),
+        gate=Authenticator(tenancy, admin_key),
         quotas=quotas,
         meter=meter,
         idempotency=IdempotencyStore(database, clock),
