@@ -41,7 +41,10 @@ _FIRST_SLOTS = 16
 
 
 class AddressTables:
-    """The addresses of the matrices of every resident adapter. An adapter has one slot, with an entry in each group's table."""
+    """The addresses of the matrices of every resident adapter.
+
+    An adapter has one slot, with an entry in each group's table.
+    """
 
     def __init__(self, shapes: Mapping[GroupKey, GroupShape], dtype: torch.dtype) -> None:
         """`dtype` is the dtype of the adapters' factors."""

@@ -2,15 +2,15 @@
 
 One call applies one group of one layer to all rows. It reads the adapters' own matrices and copies nothing, so a change
 of the batch costs nothing. It computes rows in pairs, because a matrix that is read once serves both; a row without a
-partner is paired with itself. Both rows of a pair run the same instructions, so a row gets the same bits in either place
-and beside any neighbour. cpu_selftest.py checks that on each machine.
+partner is paired with itself. Both rows of a pair run the same instructions, so a row gets the same bits in either
+place and beside any neighbour. cpu_selftest.py checks that on each machine.
 
 Sums are fp32 and are rounded once, into y. bf16 elements are widened exactly and rounded to the nearest, ties to even;
 a NaN stays a NaN. Ranks come in pages of eight. The kernel reads nothing beyond the ranks and columns of an entry.
 
-numba compiles this file at the first call. It keeps the result in `__pycache__` beside this file, or in the user's cache
-folder if that cannot be written (`NUMBA_CACHE_DIR` names another). It recompiles when this file's date changes, so all
-compiled code must be in this file. Importing it loads numba: import it only on CPUs.
+numba compiles this file at the first call. It keeps the result in `__pycache__` beside this file, or in the user's
+cache folder if that cannot be written (`NUMBA_CACHE_DIR` names another). It recompiles when this file's date changes,
+so all compiled code must be in this file. Importing it loads numba: import it only on CPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -354,7 +354,10 @@ def _shrink_all(x: Matrix, table: Integers, rows: Pairs, number: int, scratch: F
 def _expand_all(
     y: Elements, z: Elements, table: Integers, slots: Integers, field: int, scratch: Floats, like: Any
 ) -> None:
-    """Add the deltas of the adapters in `slots` to one slice's columns of a pair's rows y and z. The slice's fields begin at `field`."""
+    """Add the deltas of the adapters in `slots` to one slice's columns of a pair's rows y and z.
+
+    The slice's fields begin at `field`.
+    """
     num_ranks = 0
     for slot in slots:
         num_ranks += table[slot, field + SLICE_RANKS]

@@ -1,8 +1,8 @@
 """Tests the CPU kernel at start, before an engine relies on it: does it compile, compute, and keep rows apart?
 
-numba compiles for the processor that it finds, and the compiler chooses the order of a sum. So only a test tells whether
-a row gets the same bits in both places of a pair and beside any neighbour. The test also compiles the kernel, or
-finds it in numba's cache, so that no request waits for that.
+numba compiles for the processor that it finds, and the compiler chooses the order of a sum. So only a test tells
+whether a row gets the same bits in both places of a pair and beside any neighbour. The test also compiles the kernel,
+or finds it in numba's cache, so that no request waits for that.
 """
 
 import torch

@@ -178,7 +178,10 @@ class DeviceAdapterPool:
     def to_drain(
         self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
     ) -> set[str]:
-        """The adapters in use to drain so that others fit, besides those that drain already. The longest in use come first."""
+        """The adapters in use to drain so that others fit, besides those that drain already.
+
+        The longest in use come first.
+        """
         chosen = [*draining]
         chosen += [digest for digest in self._lodgings if digest not in draining and digest not in spared]
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)

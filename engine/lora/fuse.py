@@ -29,7 +29,10 @@ class BaseModules(Protocol):
     """The base's linear layers. DoRA rescales their rows, and trained biases replace theirs."""
 
     def module(self, layer: int, target: str) -> Module:
-        """The weights of one target of a layer. `HEAD_LAYER`, "lm_head" is the output head. A call may copy the weights."""
+        """The weights of one target of a layer.
+
+        `HEAD_LAYER`, "lm_head" is the output head. A call may copy the weights.
+        """
         ...
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:

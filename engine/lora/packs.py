@@ -206,7 +206,9 @@ class _Stack:
             self._add_zeros(block, missing)
 
     def finished(self, known_owners: dict[tuple[tuple[int, ...], ...], torch.Tensor]) -> PackedGroup:
-        """Build the group. Groups of one layout share their `owners` tensor, so that a step makes one mask for each layout."""
+        """Build the group. Groups of one layout share their `owners` tensor, so that a step makes one mask for each
+        layout.
+        """
         device = self._like.device
         layout = tuple(map(tuple, self._owners))
         if layout not in known_owners:

@@ -1,8 +1,8 @@
 """An adapter in the form that the forward pass uses: fused by input, in the engine's dtype, in one block of memory.
 
 One block means one copy between host and device, and exact bytes in every budget. All tensors are views of the block.
-Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one of rank 128, and equal
-rows give equal bits wherever their ranks are (see packs.py).
+Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one of rank 128, and
+equal rows give equal bits wherever their ranks are (see packs.py).
 """
 
 from collections.abc import Callable

@@ -49,7 +49,10 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
 
 
 def _probe_embedding(weights: AdapterWeights, batch: LoraBatch, base: BaseModules, dtype: torch.dtype) -> None:
-    """Test the embedding of a few tokens. The base's rows are random, because the adapter adds to them or replaces them."""
+    """Test the embedding of a few tokens.
+
+    The base's rows are random, because the adapter adds to them or replaces them.
+    """
     pair, saved = weights.embedding, weights.saved_embedding
     if pair is None and saved is None:
         return
