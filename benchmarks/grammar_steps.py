@@ -31,12 +31,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.loop import EngineLoop
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import SubmitRequest
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -112,7 +112,7 @@ class Bench:
         config = EngineConfig(model=folder, device="cpu", dtype="float32", threads=1, max_draft_tokens=0)
         self.loop: EngineLoop = build_engine(config, lambda _: NoAdapters()).loop
         self._numbers = count()
-        self.ended: list[Output] = []
+        self.ended: list[RequestOutput] = []
 
     def submit(self, source: GrammarSource | None, tokens: int, party: str = "") -> None:
         number = next(self._numbers)

@@ -60,7 +60,6 @@ def _generation(
         stop=order.stop,
         resolved=order.resolved,
         isolation=isolation,
-        share=isolation.hex(),
         weight=order.principal.weight,
         tier=ServiceTier(order.tier),
         parse_tool_calls=order.answer.calls_tools,

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.events import EngineEvent, PromptAdmitted, RequestFinished, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
@@ -53,8 +53,8 @@ class TimedEngine:
     async def stats(self) -> EngineStats:
         return await self._engine.stats()
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return await self._engine.tend_session(tending)
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        return await self._engine.run_session_command(command)
 
     async def probe_adapter(self, digest: str) -> None:
         await self._engine.probe_adapter(digest)
@@ -62,8 +62,8 @@ class TimedEngine:
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
-        await self._engine.forget_domain(isolation)
+    async def forget_domain(self, domain: IsolationDomain) -> None:
+        await self._engine.forget_domain(domain)
 
     async def close(self) -> None:
         await self._engine.close()

@@ -64,7 +64,6 @@ class GenerationRequest:
     resolved: ResolvedModel
     isolation: IsolationDomain
     stop: tuple[str, ...] = ()
-    share: str = ""
     weight: float = 1.0
     tier: ServiceTier = ServiceTier.DEFAULT
     parse_tool_calls: bool = False
@@ -194,10 +193,9 @@ def _engine_request(request: GenerationRequest) -> EngineRequest:
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
-        isolation=request.isolation,
+        domain=request.isolation,
         adapters=request.resolved.adapters,
         tier=request.tier,
-        share=request.share,
         weight=request.weight,
         session=request.session,
         kv_limits=request.kv_limits,

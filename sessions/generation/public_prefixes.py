@@ -12,7 +12,7 @@ from pathlib import Path
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.events import EngineEvent
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain
@@ -58,9 +58,9 @@ class PublicPrefixEngine:
             async for event in events:
                 yield event
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return await self._engine.tend_session(
-            replace(tending, public_tokens=self._prefixes.tokens_of(tending.token_ids))
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        return await self._engine.run_session_command(
+            replace(command, public_tokens=self._prefixes.tokens_of(command.token_ids))
         )
 
     async def describe(self) -> EngineDescription:
@@ -75,8 +75,8 @@ class PublicPrefixEngine:
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
-        await self._engine.forget_domain(isolation)
+    async def forget_domain(self, domain: IsolationDomain) -> None:
+        await self._engine.forget_domain(domain)
 
     async def close(self) -> None:
         await self._engine.close()

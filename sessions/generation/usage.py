@@ -18,7 +18,7 @@ from graftwork.engine.core.events import (
     TokensGenerated,
 )
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.ids import IsolationDomain
 
@@ -65,8 +65,8 @@ class TallyingEngine:
     async def stats(self) -> EngineStats:
         return await self._engine.stats()
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return await self._engine.tend_session(tending)
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        return await self._engine.run_session_command(command)
 
     async def probe_adapter(self, digest: str) -> None:
         await self._engine.probe_adapter(digest)
@@ -74,8 +74,8 @@ class TallyingEngine:
     async def forget_adapter(self, digest: str) -> None:
         await self._engine.forget_adapter(digest)
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
-        await self._engine.forget_domain(isolation)
+    async def forget_domain(self, domain: IsolationDomain) -> None:
+        await self._engine.forget_domain(domain)
 
     async def close(self) -> None:
         """The engine is shared; its owner closes it."""

@@ -31,13 +31,13 @@ class CacheScopes:
     def __init__(self, model_fingerprint: str, kv_layout: str) -> None:
         self._engine = (model_fingerprint.encode(), kv_layout.encode())
 
-    def scope(self, isolation: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
+    def scope(self, domain: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
         """Returns the scope of one isolation domain under some adapters; no adapters means the base model."""
-        return CacheScope(framed_digest(_TAG, *self._engine, isolation, *_parts(adapters)))
+        return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
 
     def of(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
         """Returns the scopes of a request's pages. A page that is only partly public stays in the domain's own scope."""
-        own = self.scope(request.isolation, request.adapters)
+        own = self.scope(request.domain, request.adapters)
         return self.within(own, request.adapters, request.public_tokens // page_tokens)
 
     def within(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:

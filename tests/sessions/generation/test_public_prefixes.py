@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.engine.core.requests import SessionKey
-from graftwork.engine.core.session_commands import SessionTending, SessionVerb
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain
 from graftwork.sessions.generation.public_prefixes import PublicPrefixEngine, PublicPrefixes
@@ -42,15 +42,15 @@ def test_public_is_what_equals_a_declared_prompt_from_the_start(prefixes: Public
 
 
 async def test_the_engine_is_told_with_every_prompt(prefixes: PublicPrefixes) -> None:
-    """Requests and what is tended between turns carry the same number of public tokens."""
+    """Requests and session commands between turns carry the same number of public tokens."""
     engine = FakeEngine()
     client = PublicPrefixEngine(engine, prefixes)
     prompt = prompt_encoder().encode_messages([Message("system", HOUSE_RULES), Message("user", "Hi")])
-    tending = SessionTending(SessionVerb.READ, SessionKey("s"), IsolationDomain(b"x"), (), prompt)
+    command = SessionCommand(SessionVerb.READ, SessionKey("s"), IsolationDomain(b"x"), (), prompt)
 
-    await client.tend_session(tending)
+    await client.run_session_command(command)
 
-    assert engine.tended == [replace(tending, public_tokens=prefixes.tokens_of(prompt))]
+    assert engine.session_commands == [replace(command, public_tokens=prefixes.tokens_of(prompt))]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
