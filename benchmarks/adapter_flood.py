@@ -74,9 +74,8 @@ class Flood:
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True),
-            domain=IsolationDomain(b"flood"),
+            domain=IsolationDomain(f"tenant-{number}".encode()),
             adapters=(AdapterUse(f"adapter-{number}"),),
-            share=f"tenant-{number}",
         )
         self.engine.loop.take(SubmitRequest(request, self.hear))
 

@@ -114,14 +114,13 @@ class Bench:
         self._numbers = count()
         self.ended: list[RequestOutput] = []
 
-    def submit(self, source: GrammarSource | None, tokens: int, party: str = "") -> None:
+    def submit(self, source: GrammarSource | None, tokens: int, domain: str = "") -> None:
         number = next(self._numbers)
         request = EngineRequest(
             RequestId(f"req_{number}"),
             tuple(range(100 + number % 50, 132 + number % 50)),
             SamplingParams(max_tokens=tokens, temperature=1.0, seed=number, ignore_eos=True),
-            IsolationDomain(str(number).encode()),
-            share=party,
+            IsolationDomain((domain or str(number)).encode()),
             grammar=source,
         )
         self.loop.take(SubmitRequest(request, lambda outputs: self.ended.extend(one for one in outputs if one.is_last)))

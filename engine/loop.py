@@ -14,7 +14,7 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
-from graftwork.engine.grammar.manager import GrammarDesk
+from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.layer_gates import LayerGates
 from graftwork.engine.kv.transfer.plan import CopyEngine, LoadReadable, TransferDone
@@ -55,7 +55,7 @@ class EngineLoop:
         inbox: SimpleQueue[Message],
         scheduler: Scheduler,
         adapters: LoraPool,
-        grammars: GrammarDesk,
+        grammars: GrammarManager,
         memory: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,

@@ -44,7 +44,7 @@ _REPEATS = 3
 
 
 _SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
-"""Each measured step samples a token, as a prefill's last step does; reading it waits for the device."""
+"""Every measured step samples one token, like the last step of a prefill. Reading the token waits for the device."""
 
 
 def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:

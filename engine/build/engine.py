@@ -1,4 +1,4 @@
-"""Puts one engine together from its configuration."""
+"""Builds one engine from its configuration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
-from graftwork.engine.grammar.manager import GrammarDesk
+from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
@@ -26,7 +26,7 @@ from graftwork.engine.kv.index.frame_allocator import FrameAllocator
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.loop import EngineLoop
-from graftwork.engine.lora.device_pool import DeviceAdapters
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.loader import AdapterLoader
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
 from graftwork.engine.lora.weights import AdapterSource
@@ -45,24 +45,25 @@ from graftwork.platform.clock import Clock, SystemClock
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A loop that is ready to run, and what it says of itself."""
+    """An engine that is ready to run."""
 
     loop: EngineLoop
     description: EngineDescription
     frame_allocator: FrameAllocator
-    """The device's frames; only the loop's thread may change them."""
+    """Allocates the device's frames. Only the loop's thread may use it."""
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
-"""Makes the source of adapters for a model: what they are checked against is known only once the model is read."""
+"""Makes the source of adapters for a model. It needs the description to check adapters."""
 
 
 def build_engine(
     config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: CostTracker | None = None
 ) -> Engine:
-    """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served.
+    """Loads the model, allocates its memory and connects all parts.
 
-    Measures what loading and computing cost on this device, unless `costs` are given.
+    Measures the costs of loads and prefills on this device, unless `costs` are given. Raises InvalidRequest if the
+    model or the sizes cannot be served.
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()
@@ -77,7 +78,7 @@ def build_engine(
     lora = build_lora(config, model, device, dtype)
     tracker = costs or CostTracker(UNMEASURED)
     memory, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
-    on_device = DeviceAdapters(storage.device_memory, memory.page_store, lora, config.lora_pool_bytes)
+    on_device = DeviceAdapterPool(storage.device_memory, memory.page_store, lora, config.lora_pool_bytes)
     memory.page_store.frame_users[Tier.DEVICE] = on_device
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
@@ -114,11 +115,11 @@ def build_engine(
     return Engine(loop, description, on_device.frame_allocator)
 
 
-def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarDesk:
+def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:
     vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
     limits = CompileLimits()
     compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
-    return GrammarDesk(compiler, model.eos_token_ids, limits, clock)
+    return GrammarManager(compiler, model.eos_token_ids, limits, clock)
 
 
 def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:

@@ -16,12 +16,9 @@ from typing import NewType
 PageKey = NewType("PageKey", bytes)
 """32 bytes: SHA-256 of the scope and of all tokens up to the end of the page."""
 
-
 KEY_BYTES = 32
 
-
 _ROOT_TAG = b"graftwork/page-root/1"
-
 
 _PAGE_TAG = b"graftwork/page-key/1"
 
@@ -43,13 +40,10 @@ def _framed(part: bytes) -> bytes:
 
 _PAGE_PREFIX = _framed(_PAGE_TAG)
 
-
 CacheScope = NewType("CacheScope", bytes)
 """A digest of everything that must agree before two requests share KV; see engine/kv/index/cache_scope.py."""
 
-
 PageTokens = tuple[int, ...]
-
 
 Edge = tuple[CacheScope, PageTokens]
 

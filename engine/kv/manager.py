@@ -65,7 +65,7 @@ class KvCacheManager:
         """Returns the longest cached prefix of a path on any tier. Changes nothing."""
         nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids))
         on_disk: list[PageKey] = []
-        for key in self._keys_behind(path, nodes):
+        for key in self._keys_after(path, nodes):
             if not self._disk.holds(key):
                 break
             on_disk.append(key)
@@ -131,7 +131,7 @@ class KvCacheManager:
     def set_history(self, path: TokenPath, session: SessionUse) -> SessionRecord:
         """Makes a path the history of a session. Pages that only its old history contained are superseded."""
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
-        keys = [*(node.key for node in nodes), *self._keys_behind(path, nodes)]
+        keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
         followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
         self.page_store.requeue(followed.superseded)
         return followed.record
@@ -144,7 +144,7 @@ class KvCacheManager:
     def close_session(self, path: TokenPath, session: SessionUse) -> None:
         """Removes, from every tier, the pages that only this session uses."""
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
-        own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_behind(path, nodes)]
+        own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_after(path, nodes)]
         keys = dict.fromkeys((*self.sessions.remove(path.domain, session.session), *own))
         self.page_store.forget(key for key in keys if not self.sessions.is_in_history(key))
         self._copies.sweep()
@@ -217,7 +217,7 @@ class KvCacheManager:
     def miss_reason(self, path: TokenPath, match: PrefixMatch, session: SessionUse | None) -> MissReason | None:
         """Returns why a prompt was not cached further; None if no page is missing."""
         size = self.page_tokens
-        key = next(iter(self._keys_behind(path, match.nodes, len(match))), None)
+        key = next(iter(self._keys_after(path, match.nodes, len(match))), None)
         if key is None:
             return None
         lost = self.page_store.eviction_reason(key)
@@ -233,12 +233,12 @@ class KvCacheManager:
             return MissReason.RESTARTED
         if record.scope != path.scope.own:
             return MissReason.ADAPTER_CHANGED
-        own = [*(node.key for node in match.nodes), *self._keys_behind(path, match.nodes)]
+        own = [*(node.key for node in match.nodes), *self._keys_after(path, match.nodes)]
         shared = sum(mine == theirs for mine, theirs in zip(own, record.keys, strict=False))
         edited = shared < min(len(record.keys), session.history_tokens // self.page_tokens)
         return MissReason.HISTORY_EDITED if edited else MissReason.EVICTED_PRESSURE
 
-    def _keys_behind(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
+    def _keys_after(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
         """Yields the keys of the whole pages after `nodes`, from page `start` on."""
         size = self.page_tokens
         parent = nodes[-1].key if nodes else None

@@ -78,7 +78,7 @@ class SessionCache:
         own = self._scopes.scope(command.domain, tuple(sorted(command.adapters)))
         public_pages = command.public_tokens // self._memory.page_tokens
         return TokenPath(
-            self._scopes.within(own, tuple(sorted(command.adapters)), public_pages),
+            self._scopes.with_public_pages(own, tuple(sorted(command.adapters)), public_pages),
             command.token_ids,
             command.domain,
         )

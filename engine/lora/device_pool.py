@@ -22,7 +22,7 @@ from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 
 
-class Placing(Enum):
+class PlacementResult(Enum):
     """What came of bringing adapters to the device."""
 
     DONE = auto()
@@ -33,7 +33,7 @@ class Placing(Enum):
 
 
 @dataclass(slots=True)
-class _Lodging:
+class _Slot:
     """One adapter's place."""
 
     adapter: ResidentAdapter
@@ -44,7 +44,7 @@ class _Lodging:
     num_pins: int = 0
 
 
-class DeviceAdapters:
+class DeviceAdapterPool:
     """Resident adapters by digest, the least recently used first. A FrameUser of the device."""
 
     def __init__(
@@ -55,7 +55,7 @@ class DeviceAdapters:
         self._page_store = page_store
         self._lora = lora
         self._most_bytes = most_bytes
-        self._lodgings: OrderedDict[str, _Lodging] = OrderedDict()
+        self._lodgings: OrderedDict[str, _Slot] = OrderedDict()
         self.frame_allocator = FrameAllocator(page_store, device_memory)
         self.frame_allocator.on_runs_moved = self._runs_moved
         self.num_bytes = 0
@@ -118,19 +118,19 @@ class DeviceAdapters:
             )
         return None
 
-    def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> Placing:
+    def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
         """Bring adapters here, all or none; idle ones that are not spared make room, and so does idle KV."""
         room = self._make_room(on_host, spared)
-        if room is not Placing.DONE:
+        if room is not PlacementResult.DONE:
             return room
         for number, adapter in enumerate(on_host):
             run = self.frame_allocator.allocate(self._frames_of(adapter))
             if run is None:
                 for placed in on_host[:number]:
                     self.evict(placed.digest)
-                return Placing.FRAMES_IN_USE
+                return PlacementResult.FRAMES_IN_USE
             self._settle(adapter, run)
-        return Placing.DONE
+        return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
         """Give an adapter's frames back."""
@@ -142,25 +142,25 @@ class DeviceAdapters:
 
     def _settle(self, on_host: ResidentAdapter, run: FrameRun) -> None:
         adapter = on_host.moved_to(self._device_memory.block(run.first, on_host.num_bytes))
-        self._lodgings[adapter.digest] = _Lodging(adapter, run, self._page_store.tree.ticks)
+        self._lodgings[adapter.digest] = _Slot(adapter, run, self._page_store.tree.ticks)
         self.num_bytes += adapter.num_bytes
         self._lora.place(on_host, adapter)
 
-    def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> Placing:
+    def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
         """Evict what must go; nothing goes if that could not be enough."""
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
         idle = [digest for digest in self._lodgings if not self.is_pinned(digest) and digest not in spared]
         pool, idle_frames = self._page_store.device, sum(self._lodgings[digest].run.num_frames for digest in idle)
         victims = self._victims(idle, self.num_frames + frames, self.num_bytes + num_bytes)
         if victims is None:
-            return Placing.SHARE_IN_USE
+            return PlacementResult.SHARE_IN_USE
         if pool.free_pages + pool.idle_pages + idle_frames < frames:
-            return Placing.FRAMES_IN_USE
+            return PlacementResult.FRAMES_IN_USE
         for digest in victims:
             self.evict(digest)
         candidates = _Idle(self, lambda digest: digest not in spared)
         has_room = self._page_store.make_room_for_frames(Tier.DEVICE, frames, candidates)
-        return Placing.DONE if has_room else Placing.FRAMES_IN_USE
+        return PlacementResult.DONE if has_room else PlacementResult.FRAMES_IN_USE
 
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
         """Of the idle ones, those that must go for so much to be within bounds; None if all of them are too few."""
@@ -250,7 +250,7 @@ class DeviceAdapters:
 class _Idle:
     """Idle adapters of some kind, as an Evictable."""
 
-    def __init__(self, adapters: DeviceAdapters, may_go: Callable[[str], bool]) -> None:
+    def __init__(self, adapters: DeviceAdapterPool, may_go: Callable[[str], bool]) -> None:
         self._adapters = adapters
         self._may_go = may_go
 

@@ -22,22 +22,16 @@ BLOCK_BYTES = 4096
 """A header's size is a multiple of this, so that pages start at block borders. The first read of a file has this size.
 """
 
-
 CHECKSUM_BYTES = 16
-
 
 MAX_PAGES = 1024
 """The most pages in one file. It bounds the size of a header."""
 
-
 _MAGIC = b"GRAFTKV\n"
-
 
 _VERSION = 1
 
-
 _FIXED = struct.Struct("<8sIIQ32s32s")
-
 
 _ENTRY_BYTES = KEY_BYTES + CHECKSUM_BYTES
 

@@ -35,12 +35,12 @@ class CacheScopes:
         """Returns the scope of one isolation domain under some adapters; no adapters means the base model."""
         return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
 
-    def of(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
+    def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
         """Returns the scopes of a request's pages. A page that is only partly public stays in the domain's own scope."""
         own = self.scope(request.domain, request.adapters)
-        return self.within(own, request.adapters, request.public_tokens // page_tokens)
+        return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
 
-    def within(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
+    def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
         """Returns scopes in which all domains share the first `public_pages` pages."""
         if not public_pages:
             return PrefixScope(own)

@@ -19,7 +19,6 @@ from graftwork.engine.core.tiers import Tier
 _SHORTEST_S = 1e-9
 """The lower bound of every cost. Without it, a fit to noise could make an operation look free."""
 
-
 _MOST = 8.0
 """One observation counts at most as this many times slower or faster than expected."""
 

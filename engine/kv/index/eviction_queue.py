@@ -25,9 +25,7 @@ from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
 EvictionRank = tuple[int, float, int]
 """Class, value within the class, time of last use. Lower is evicted first."""
 
-
 Ranking = Callable[[Node, Tier], EvictionRank]
-
 
 _Entry = tuple[EvictionRank, int, Node]
 

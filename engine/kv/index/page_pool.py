@@ -4,7 +4,7 @@ Owns the state of every page number. Never touches memory: the code in kv/transf
 
 A page is in one of these states:
 
-    free       nobody holds it
+    free       no holder
     in flight  a copy reads or writes it
     idle       only the prefix tree holds it, so it can be evicted; admission counts it as available
     active     a request or a transfer holds it
@@ -57,7 +57,7 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody holds and no copy uses."""
+        """Pages without a holder that no copy uses."""
         return self._num_free
 
     @property

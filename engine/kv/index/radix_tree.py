@@ -165,7 +165,7 @@ class RadixTree:
 
     @property
     def ticks(self) -> int:
-        """The present value of the counter behind `last_used`."""
+        """The present value of the counter that sets `last_used`."""
         return self._ticks
 
     def remove_copy(self, node: Node, tier: Tier) -> None:

@@ -7,14 +7,14 @@ from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.index.radix_tree import PUBLIC
 from graftwork.engine.kv.transfer.loader import TokenPath
-from graftwork.engine.lora.device_pool import Placing
+from graftwork.engine.lora.device_pool import PlacementResult
 from tests.engine.kv_lab import KvLab, adapter_of
 
 FIVE, OTHER_FIVE = 2, 5
 """Numbers of adapters of five frames; 0, 3 and 6 are of one."""
 
 
-def place(lab: KvLab, *numbers: int) -> Placing:
+def place(lab: KvLab, *numbers: int) -> PlacementResult:
     return lab.adapters.place([adapter_of(number) for number in numbers], spared=())
 
 
@@ -36,7 +36,7 @@ def test_what_was_used_longest_ago_goes_first_page_or_adapter() -> None:
     lab = KvLab(device=14, host=20, reserve_share=0.0)
     old, new = [1, 1, 1, 2, 1, 3], [2, 1, 2, 2, 2, 3]
     talk(lab, "old", old)
-    assert place(lab, FIVE) is Placing.DONE
+    assert place(lab, FIVE) is PlacementResult.DONE
     talk(lab, "new", new)
 
     first = lab.memory.allocate_pages(5, b"bob")
@@ -57,7 +57,7 @@ def test_an_adapter_that_comes_takes_an_old_session_before_a_newer_adapter() -> 
     place(lab, FIVE)
     taken = lab.memory.allocate_pages(5, b"bob")
 
-    assert place(lab, OTHER_FIVE) is Placing.DONE
+    assert place(lab, OTHER_FIVE) is PlacementResult.DONE
 
     assert taken is not None
     assert lab.adapters.digests == ("adapter-2", "adapter-5")
@@ -70,7 +70,7 @@ def test_admission_counts_on_idle_adapters_alone(pinned: bool, wanted: bool, exp
     """Of two adapters of five frames on a device of 14: both if they are idle, the other if one is used or waited for;
     and what is counted on can be had."""
     lab = KvLab(device=14, host=0, reserve_share=0.0)
-    assert place(lab, FIVE, OTHER_FIVE) is Placing.DONE
+    assert place(lab, FIVE, OTHER_FIVE) is PlacementResult.DONE
     if pinned:
         lab.adapters.pin(f"adapter-{FIVE}")
     lab.adapters.wanted = {f"adapter-{FIVE}"} if wanted else ()
@@ -88,10 +88,10 @@ def test_pages_leave_adapters_their_floor_and_adapters_leave_pages_their_context
     """On a device of 20 with a floor of 5, pages can have 15, and one adapter of five stays; with a context of 4 and a
     reserve of 6, adapters can have 10 and not one frame more."""
     lab = KvLab(device=20, host=0, reserve_share=0.3, lora_floor_share=0.25)
-    assert place(lab, FIVE, OTHER_FIVE) is Placing.DONE
+    assert place(lab, FIVE, OTHER_FIVE) is PlacementResult.DONE
     for digest in lab.adapters.digests:
         lab.adapters.pin(digest)
-    assert place(lab, 0) is Placing.SHARE_IN_USE
+    assert place(lab, 0) is PlacementResult.SHARE_IN_USE
     for digest in lab.adapters.digests:
         lab.adapters.unpin(digest)
 
@@ -101,7 +101,7 @@ def test_pages_leave_adapters_their_floor_and_adapters_leave_pages_their_context
     assert lab.adapters.digests == (f"adapter-{OTHER_FIVE}",)
     assert lab.memory.allocate_pages(1, b"bob") is None
     lab.memory.release(taken)
-    assert place(lab, FIVE) is Placing.DONE
+    assert place(lab, FIVE) is PlacementResult.DONE
     lab.check()
 
 
@@ -131,8 +131,8 @@ def test_an_adapter_waits_for_what_runs_rather_than_for_anybodys_reserve() -> No
     waits = place(lab, FIVE)
     lab.memory.release(held)
 
-    assert waits is Placing.FRAMES_IN_USE
-    assert place(lab, FIVE) is Placing.DONE
+    assert waits is PlacementResult.FRAMES_IN_USE
+    assert place(lab, FIVE) is PlacementResult.DONE
     assert on_device(lab, tokens) == 3
 
 
@@ -154,8 +154,8 @@ def test_pages_that_hang_on_public_ones_do_not_keep_an_adapter_out_for_ever() ->
     waits, left = place(lab, FIVE), page_store.used_pages(Tier.DEVICE, b"alice")
     lab.memory.release(running)
 
-    assert (waits, left) == (Placing.FRAMES_IN_USE, 1)
-    assert place(lab, FIVE) is Placing.DONE
+    assert (waits, left) == (PlacementResult.FRAMES_IN_USE, 1)
+    assert place(lab, FIVE) is PlacementResult.DONE
     assert (page_store.used_pages(Tier.DEVICE, b"alice"), page_store.used_pages(Tier.DEVICE, PUBLIC)) == (0, 15)
 
 
