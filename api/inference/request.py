@@ -56,7 +56,6 @@ class InferenceRequest:
                 stop=self.stop,
                 resolved=self.resolved,
                 isolation=isolation,
-                share=isolation.hex(),
                 weight=self.principal.weight,
                 tier=ServiceTier(self.tier),
                 parse_tool_calls=self.answer.calls_tools,

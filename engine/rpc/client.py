@@ -10,7 +10,7 @@ import grpc.aio
 
 from graftwork.engine.core.events import EngineEvent, RequestFinished
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
@@ -28,7 +28,7 @@ _OPTIONS = [
 _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
-_TENDED_WITHIN_S = 3.0
+_SESSION_COMMAND_WITHIN_S = 3.0
 """A turn's end waits for it, and goes without it."""
 
 Inbox = asyncio.Queue[EngineEvent | GraftworkError]
@@ -53,17 +53,17 @@ class GrpcEngineClient:
     async def forget_adapter(self, digest: str) -> None:
         await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
-        await self._ask(self._stub.ForgetDomain, wire.ForgetDomainRequest(isolation=isolation))
+    async def forget_domain(self, domain: IsolationDomain) -> None:
+        await self._ask(self._stub.ForgetDomain, wire.ForgetDomainRequest(isolation=domain))
 
     async def probe_adapter(self, digest: str) -> None:
         reply = await self._ask(self._stub.ProbeAdapter, wire.ProbeAdapterRequest(digest=digest), _PROBED_WITHIN_S)
         if reply.HasField("failed"):
             raise codec.error_from_wire(reply.failed)
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         return codec.memory_from_wire(
-            await self._ask(self._stub.TendSession, codec.tending_to_wire(tending), _TENDED_WITHIN_S)
+            await self._ask(self._stub.TendSession, codec.command_to_wire(command), _SESSION_COMMAND_WITHIN_S)
         )
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
