@@ -78,9 +78,8 @@ class InferenceJob:
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Everything that happens, the answers' events interleaved; leaving early abandons the job."""
         try:
-            async with aclosing(self._channel.items()) as items:
-                async for item in items:
-                    yield item
+            while (item := await self._channel.get()) is not None:
+                yield item
         finally:
             self.abandon()
 
