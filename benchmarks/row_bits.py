@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.packs import WINDOW_RANKS
 from graftwork.engine.lora.resident_adapter import RANK_PAGE
 
@@ -93,7 +93,7 @@ def main() -> int:
     torch.set_num_threads(1)
     is_sound = True
     for dtype in (torch.float32, torch.bfloat16):
-        rules = RowRules.of(dtype)
+        rules = BatchInvariance.of(dtype)
         rows = sorted(set(rows_that_matter(dtype)))
         columns = sorted(set(columns_that_matter(dtype, max(8, rules.min_rows))))
         zeros = sorted(set(zeros_that_matter(dtype, max(8, rules.min_rows))))

@@ -5,6 +5,7 @@ Nothing blocks it but the forward pass itself, and having nothing to do.
 """
 
 import logging
+from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -12,8 +13,8 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
-from graftwork.engine.grammar.manager import GrammarDesk
-from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.grammar.manager import GrammarManager
+from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.layer_gates import LayerGates
 from graftwork.engine.kv.transfer.plan import CopyEngine, LoadReadable, TransferDone
 from graftwork.engine.lora.loader import AdapterLoaded
@@ -31,6 +32,7 @@ from graftwork.engine.messages import (
     SubmitRequest,
     TendSession,
 )
+from graftwork.engine.runner.prefill_meter import PrefillMeter
 from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import GraftworkError, InternalFailure
@@ -53,11 +55,12 @@ class EngineLoop:
         inbox: SimpleQueue[Message],
         scheduler: Scheduler,
         adapters: LoraPool,
-        grammars: GrammarDesk,
-        memory: KvMemory,
+        grammars: GrammarManager,
+        memory: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
+        prefills: PrefillMeter,
     ) -> None:
         self.inbox = inbox
         self._scheduler = scheduler
@@ -67,6 +70,7 @@ class EngineLoop:
         self._copies = copies
         self._gates = gates
         self._runner = runner
+        self._prefills = prefills
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
@@ -95,9 +99,13 @@ class EngineLoop:
         return True
 
     def _carry_out(self, plan: StepPlan) -> list[Output]:
-        self._gates.heed(self._scheduler.landings.read_by(plan))
+        loads = self._scheduler.landings.read_by(plan)
+        self._gates.select(loads)
         try:
-            return self._scheduler.absorb(plan, self._runner.run(plan))
+            self._prefills.step_begins()
+            result = self._runner.run(plan)
+            self._prefills.step_ended(plan, waited=bool(loads))
+            return self._scheduler.absorb(plan, result)
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
             _log.exception("step_failed", extra={"request_ids": [piece.request_id for piece in plan.slices]})
             failure = InternalFailure("The engine failed while it computed this request; the engine's log says why.")
@@ -135,7 +143,7 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(isolation):
-                self._memory.forget_owner(isolation)
+                self._memory.forget_domain(isolation)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
@@ -177,13 +185,15 @@ class EngineLoop:
                 self._sinks.pop(output.request_id, None)
 
     def stats(self) -> EngineStats:
-        """A reading of everything that is counted."""
-        counters, drafts = self._scheduler.counters, self._scheduler.speculator.counts
-        disk = self._memory.disk_counters
-        device, host = self._memory.residency.device, self._memory.residency.host
+        """A reading of all counters and gauges."""
+        scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
+        device, host = self._memory.page_store.device, self._memory.page_store.host
+        pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
-            running_requests=self._scheduler.num_running,
-            waiting_requests=self._scheduler.num_waiting,
+            **asdict(scheduler.counters),
+            running_requests=scheduler.num_running,
+            waiting_requests=scheduler.num_waiting,
+            kv_usage_ratio=device.active_pages / pages if pages else 0.0,
             free_pages=device.free_pages,
             cached_pages=device.idle_pages,
             active_pages=device.active_pages,
@@ -196,20 +206,12 @@ class EngineLoop:
             disk_corrupt_files=disk.corrupt,
             disk_foreign_files=disk.foreign,
             disk_failures=disk.failed,
-            resident_adapters=self._adapters.resident_digests,
             lora_pool_bytes=self._adapters.num_bytes,
-            running_adapters=tuple(sorted(self._scheduler.running_adapters())),
-            waiting_adapters=tuple(sorted(self._scheduler.waiting_adapters())),
-            steps=counters.steps,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            host_tokens=counters.host_tokens,
-            disk_tokens=counters.disk_tokens,
-            preemptions=counters.preemptions,
-            generated_tokens=counters.generated_tokens,
-            drafted_tokens=drafts.drafted,
-            accepted_tokens=drafts.accepted,
-            forced_tokens=drafts.forced,
             adapter_loads=self._adapters.num_loads,
-            max_adapters_in_a_step=counters.max_adapters_in_a_step,
+            forced_drafts=drafts.forced,
+            accepted_drafts=drafts.accepted - drafts.forced,
+            rejected_drafts=drafts.drafted - drafts.accepted,
+            resident_adapters=self._adapters.resident_digests,
+            running_adapters=tuple(sorted(scheduler.running_adapters())),
+            waiting_adapters=tuple(sorted(scheduler.waiting_adapters())),
         )

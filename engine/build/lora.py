@@ -1,16 +1,16 @@
-"""Chooses how an engine applies adapters, once: by its device, its settings, and what works there."""
+"""Chooses the backend that applies adapters, from the device, the settings and what works there."""
 
 import logging
 from importlib.util import find_spec
 
 import torch
 
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.packs import PackCache
+from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.core.batch_invariance import RowRules
 from graftwork.platform.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
         raise InvalidRequest(
             f"lora_kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="lora_kernels"
         )
-    rules = RowRules.of(dtype)
+    rules = BatchInvariance.of(dtype)
     plain = TorchLora(PackCache(_PACK_BYTES, rules.min_columns), rules)
     way = _own_way(device) if wanted == "auto" else wanted
     if way == "torch":
@@ -59,17 +59,17 @@ def _own_way(device: torch.device) -> str:
 
 
 def _native(model: ModelConfig, dtype: torch.dtype, plain: TorchLora) -> LoraBackend:
-    from graftwork.engine.lora.cpu_backend import build_native_lora
+    from graftwork.engine.lora.cpu_backend import build_cpu_lora
 
-    return build_native_lora(model, dtype, plain)
+    return build_cpu_lora(model, dtype, plain)
 
 
 def _triton(
     config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype, plain: TorchLora
 ) -> LoraBackend:
-    from graftwork.engine.lora.triton.backend import build_kernel_lora
+    from graftwork.engine.lora.triton.backend import build_triton_lora
 
-    return build_kernel_lora(model, config.max_lora_rank, dtype, device, plain)
+    return build_triton_lora(model, config.max_lora_rank, dtype, device, plain)
 
 
 def _why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -80,9 +80,9 @@ def _why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"they do not compute in {dtype}"
     if find_spec("numba") is None:
         return "numba is not installed"
-    from graftwork.engine.lora.cpu_selftest import why_native_fails
+    from graftwork.engine.lora.cpu_selftest import why_cpu_kernel_fails
 
-    return why_native_fails(dtype)
+    return why_cpu_kernel_fails(dtype)
 
 
 def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -17,7 +17,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRe
 from graftwork.platform.ids import RequestId
 
 
-class GrammarDesk:
+class GrammarManager:
     """All methods are called by the loop's thread."""
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What happens to a session's KV between its turns.
+"""Decides what happens to a session's KV between its turns.
 
-Owns when a session began to wait for its tools, and so what the latency of each tool has been.
-Never touches a page itself: it says what KvMemory is to hold, fetch or give up.
+Owns the times at which sessions began to wait for tools, and so learns how long each tool takes. Never touches a page
+itself: it tells KvCacheManager what to keep, load or give up.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,54 +10,55 @@ from typing import Protocol
 
 from graftwork.engine.core.requests import SessionUse
 from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.index.radix_tree import Lease, Owner
-from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.index.radix_tree import Domain, Lease
+from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_index import SessionRecord
-from graftwork.engine.kv.transfer.loader import Path
+from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.clock import Clock
 
-_GOING_ON_S = 30.0
-"""The lease of a session that is about to go on: for the rest of its upload, and its time in the queue."""
+_TURN_LEASE_S = 30.0
+"""Seconds of the lease of a session whose turn is about to begin. It covers the rest of the upload and the queue."""
 
 
-class LeaseAdvice(Protocol):
-    """How long tools take, party by party; see engine/kv/tool_latency.py."""
+class LeaseModel(Protocol):
+    """Predicts how long tools take, separately for each domain; see engine/kv/tool_latency.py."""
 
-    def lease_s(self, party: str, tools: Mapping[str, float | None]) -> float:
-        """Seconds to keep device pages while these tools run, given the milliseconds that the client expects."""
+    def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
+        """Returns how many seconds to keep device pages while tools run. `tools` maps names to the milliseconds that
+        the client expects, or None."""
         ...
 
-    def return_probability(self, party: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
-        """That the last of them answers within `within_s` more seconds."""
+    def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
+        """Returns the probability that all tools have answered within the next `within_s` seconds."""
         ...
 
-    def observe(self, party: str, tool: str, seconds: float) -> None:
-        """A session that waited for a tool has gone on."""
+    def observe(self, domain: str, tool: str, seconds: float) -> None:
+        """Learns from a tool that has answered after `seconds`."""
         ...
 
 
-class SessionTender:
-    """Carries out the verbs of SessionVerb."""
+class SessionCache:
+    """Carries out the commands of SessionVerb."""
 
-    def __init__(self, memory: KvMemory, scopes: ScopeMaker, advisor: LeaseAdvice, clock: Clock) -> None:
+    def __init__(self, memory: KvCacheManager, scopes: CacheScopes, tool_latency: LeaseModel, clock: Clock) -> None:
         self._memory = memory
         self._scopes = scopes
-        self._advisor = advisor
+        self._tool_latency = tool_latency
         self._clock = clock
 
-    def goes_on(self, owner: Owner, use: SessionUse) -> None:
-        """A session is about to go on: its tools have answered, and nobody's pages are wanted sooner than its own."""
-        record = self._memory.sessions.find(owner, use.session)
+    def begin_turn(self, domain: Domain, use: SessionUse) -> None:
+        """Leases the pages of a session whose turn is about to begin, and ends its wait for tools."""
+        record = self._memory.sessions.find(domain, use.session)
         if record is not None:
             self._end_wait(record, set(record.tools))
-            tree = self._memory.residency.tree
+            tree = self._memory.page_store.tree
             found = takewhile(lambda node: node is not None, map(tree.find, record.keys))
             nodes = [node for node in found if node is not None]
-            self._memory.lease(record, nodes, Lease(self._clock.monotonic() + _GOING_ON_S, chance=1.0))
+            self._memory.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, chance=1.0))
 
     def tend(self, tending: SessionTending) -> SessionMemory:
-        """Carry out one verb, and say where the session's history is now."""
+        """Carries out one command. Returns where the session's history is afterwards."""
         path = self._path(tending)
         use = SessionUse(tending.session, len(tending.token_ids))
         match tending.verb:
@@ -73,69 +74,69 @@ class SessionTender:
                 pass
         return self._report(path, use)
 
-    def _path(self, tending: SessionTending) -> Path:
+    def _path(self, tending: SessionTending) -> TokenPath:
         own = self._scopes.scope(tending.isolation, tuple(sorted(tending.adapters)))
         public_pages = tending.public_tokens // self._memory.page_tokens
-        return Path(
-            self._scopes.within(own, tuple(sorted(tending.adapters)), public_pages),
+        return TokenPath(
+            self._scopes.with_public_pages(own, tuple(sorted(tending.adapters)), public_pages),
             tending.token_ids,
             tending.isolation,
         )
 
-    def _hold(self, path: Path, use: SessionUse, tending: SessionTending) -> None:
-        record = self._memory.follow(path, use)
-        nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
+    def _hold(self, path: TokenPath, use: SessionUse, tending: SessionTending) -> None:
+        record = self._memory.set_history(path, use)
+        nodes = self._memory.page_store.tree.walk(path.scope, path.token_ids)
         self._end_wait(record, set(record.tools))
         if tending.waits:
-            party, guesses = path.owner.hex(), {wait.tool: wait.expected_ms for wait in tending.waits}
-            seconds = self._advisor.lease_s(party, guesses)
-            chance = self._advisor.return_probability(party, guesses, 0.0, seconds)
+            domain, guesses = path.domain.hex(), {wait.tool: wait.expected_ms for wait in tending.waits}
+            seconds = self._tool_latency.lease_s(domain, guesses)
+            chance = self._tool_latency.return_probability(domain, guesses, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
             self._memory.lease(record, nodes, Lease(self._clock.monotonic() + seconds, chance))
         if nodes:
-            self._memory.residency.reconsider_path(nodes[-1])  # the lease of its turn is over
-        self._memory.cleaner.save(nodes)
-        self._memory.cleaner.keep_on_disk(nodes)
+            self._memory.page_store.requeue_path(nodes[-1])  # the lease of the turn has ended
+        self._memory.offloader.save(nodes)
+        self._memory.offloader.store(nodes)
 
-    def _prefetch(self, path: Path, use: SessionUse, tending: SessionTending) -> None:
-        """Some of a session's tools have answered, or all of them if none is named: its pages come, and stay a while."""
-        record = self._memory.follow(path, use)
+    def _prefetch(self, path: TokenPath, use: SessionUse, tending: SessionTending) -> None:
+        """Loads the session's pages because some of its tools have answered; no named tool means that all have."""
+        record = self._memory.set_history(path, use)
         self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
         nodes = self._memory.prefetch(path)
-        self._memory.cleaner.keep(nodes)
-        self._memory.lease(record, nodes, record.lease or Lease(self._clock.monotonic() + _GOING_ON_S, chance=1.0))
+        self._memory.offloader.keep_on_device(nodes)
+        self._memory.lease(record, nodes, record.lease or Lease(self._clock.monotonic() + _TURN_LEASE_S, chance=1.0))
 
-    def _suspend(self, path: Path, use: SessionUse) -> None:
-        record = self._memory.follow(path, use)
+    def _suspend(self, path: TokenPath, use: SessionUse) -> None:
+        record = self._memory.set_history(path, use)
         if record.lease is not None:
             record.lease.until = min(record.lease.until, self._clock.monotonic())
-            self._memory.residency.reconsider(record.keys)
-        nodes = self._memory.residency.tree.walk(path.scope, path.token_ids)
-        self._memory.cleaner.suspend(nodes)
-        self._memory.cleaner.keep_on_disk(nodes)
+            self._memory.page_store.requeue(record.keys)
+        nodes = self._memory.page_store.tree.walk(path.scope, path.token_ids)
+        self._memory.offloader.suspend(nodes)
+        self._memory.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
-        """Learn from the tools that have answered; with the last of them the lease has served."""
+        """Learns the latency of tools that have answered. The last answer ends the lease."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
             for tool in answered.intersection(record.tools):
-                self._advisor.observe(record.owner.hex(), tool, now - record.waiting_since)
+                self._tool_latency.observe(record.domain.hex(), tool, now - record.waiting_since)
         record.tools = tuple(tool for tool in record.tools if tool not in answered)
         if not record.tools:
             record.waiting_since = None
             if record.lease is not None:
                 record.lease.until = min(record.lease.until, now)
                 record.lease = None
-                self._memory.residency.reconsider(record.keys)
+                self._memory.page_store.requeue(record.keys)
 
-    def _report(self, path: Path, use: SessionUse) -> SessionMemory:
+    def _report(self, path: TokenPath, use: SessionUse) -> SessionMemory:
         match = self._memory.match(path)
-        size, page_bytes = self._memory.page_tokens, self._memory.residency.sizes.page_bytes
-        below = [node for node in match.nodes if node.device is None or node.is_arriving]
+        size, page_bytes = self._memory.page_tokens, self._memory.page_store.sizes.page_bytes
+        below = [node for node in match.nodes if node.device is None or node.is_loading]
         device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
         on_host = sum(node.host is not None for node in match.nodes)
         on_disk = sum(self._memory.is_on_disk(node.key) for node in match.nodes) + len(match.disk_keys)
-        record = self._memory.sessions.find(path.owner, use.session)
+        record = self._memory.sessions.find(path.domain, use.session)
         lease = None if record is None else record.lease
         left = None if lease is None else lease.until - self._clock.monotonic()
         return SessionMemory(

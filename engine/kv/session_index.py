@@ -1,7 +1,7 @@
-"""Which sessions the engine has seen, and which pages their histories run through.
+"""Records which sessions the engine has seen and which pages their histories contain.
 
-Owns the count of sessions by page key: it does not matter on which tier a page is, or whether it is anywhere.
-Never holds a page: a session's claim on memory is a rank, not a hold.
+Owns the number of sessions per page key. It does not depend on the tier of a page, or on whether a copy exists. Never
+holds a page: a session gives its pages a rank, not a hold. Invariant: the records stay within `max_keys`.
 """
 
 from collections import OrderedDict
@@ -10,40 +10,40 @@ from dataclasses import dataclass, field
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import SessionKey
-from graftwork.engine.kv.index.radix_tree import Lease, Owner
+from graftwork.engine.kv.index.radix_tree import Domain, Lease
 
 
 @dataclass(slots=True, eq=False)
 class SessionRecord:
-    """What is remembered of one session."""
+    """What the index knows of one session."""
 
-    owner: Owner
+    domain: Domain
     scope: bytes
-    """Of its last request: another one means another adapter."""
+    """The scope of its last request. Another scope means another adapter."""
     keys: tuple[PageKey, ...] = ()
-    """Of the whole pages of its history, from the root down."""
-    left: dict[PageKey, None] = field(default_factory=dict)
-    """Of pages that it has made, and that are not, or no longer, part of its history; the oldest first."""
+    """The keys of the whole pages of its history, first page first."""
+    abandoned: dict[PageKey, None] = field(default_factory=dict)
+    """The keys of pages that it made and that are not in its history; the oldest first."""
     lease: Lease | None = None
     waiting_since: float | None = None
     tools: tuple[str, ...] = ()
 
     @property
     def weight(self) -> int:
-        """What it counts against the bound of the table."""
-        return 1 + len(self.keys) + len(self.left)
+        """Its cost against `max_keys`."""
+        return 1 + len(self.keys) + len(self.abandoned)
 
 
-_MOST_LEFT_SHARE = 1 / 8
-"""Of the table: what one session may have left behind and still be remembered for."""
+_MAX_ABANDONED_SHARE = 1 / 8
+"""Share of `max_keys` that the abandoned pages of one session may take."""
 
 
 @dataclass(slots=True)
-class SessionTable:
-    """Records by session, least recently used first; bounded by their number and the pages that they name."""
+class SessionIndex:
+    """Session records, least recently used first. Their number and their keys are bounded together by `max_keys`."""
 
     max_keys: int
-    _records: "OrderedDict[tuple[Owner, SessionKey], SessionRecord]" = field(default_factory=OrderedDict)
+    _records: "OrderedDict[tuple[Domain, SessionKey], SessionRecord]" = field(default_factory=OrderedDict)
     _counts: dict[PageKey, int] = field(default_factory=dict)
     _num_keys: int = 0
 
@@ -51,73 +51,77 @@ class SessionTable:
         return len(self._records)
 
     @property
-    def num_reached(self) -> int:
-        """Different pages that histories run through, wherever they are."""
+    def num_history_pages(self) -> int:
+        """Distinct pages in all histories, on any tier or none."""
         return len(self._counts)
 
-    def find(self, owner: Owner, session: SessionKey) -> SessionRecord | None:
-        """The record of a session, if it is remembered; marks it used."""
-        record = self._records.get((owner, session))
+    def find(self, domain: Domain, session: SessionKey) -> SessionRecord | None:
+        """Returns the record of a session and marks it as used; None if it is not known."""
+        record = self._records.get((domain, session))
         if record is not None:
-            self._records.move_to_end((owner, session))
+            self._records.move_to_end((domain, session))
         return record
 
-    def note(self, owner: Owner, session: SessionKey, scope: bytes, keys: Iterable[PageKey]) -> tuple[PageKey, ...]:
-        """A session has made pages that may, or may not, become part of its history.
+    def add_pages(
+        self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
+    ) -> tuple[PageKey, ...]:
+        """Records that a session has made pages. They may become part of its history later.
 
-        Returns the keys that no session reaches any more, because records had to be forgotten.
+        Returns the keys that left all histories because old records were removed.
         """
-        record = self._record(owner, session, scope)
-        self._leave(record, (key for key in keys if key not in self._counts))
-        return self._forget_oldest((owner, session))
+        record = self._record(domain, session, scope)
+        self._abandon(record, (key for key in keys if key not in self._counts))
+        return self._forget_oldest((domain, session))
 
-    def follow(self, owner: Owner, session: SessionKey, scope: bytes, keys: Iterable[PageKey]) -> "Followed":
-        """A session's history now runs through `keys`; what it left and nobody else reaches is superseded."""
-        record = self._record(owner, session, scope)
+    def set_history(
+        self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
+    ) -> "HistoryUpdate":
+        """Makes `keys` the history of a session."""
+        record = self._record(domain, session, scope)
         old, record.keys, record.scope = record.keys, tuple(keys), scope
         self._count(record.keys, 1)
         self._count(old, -1)
         self._num_keys += len(record.keys) - len(old)
         superseded = tuple(key for key in old if key not in self._counts)
-        own = [key for key in record.left if key in self._counts]
+        own = [key for key in record.abandoned if key in self._counts]
         self._num_keys -= len(own)
         for key in own:
-            del record.left[key]
-        self._leave(record, superseded)
-        return Followed(record, superseded + self._forget_oldest((owner, session)))
+            del record.abandoned[key]
+        self._abandon(record, superseded)
+        return HistoryUpdate(record, superseded + self._forget_oldest((domain, session)))
 
-    def remove(self, owner: Owner, session: SessionKey) -> tuple[PageKey, ...]:
-        """Forget a session; returns the keys of its pages that no other session reaches."""
-        record = self._records.pop((owner, session), None)
+    def remove(self, domain: Domain, session: SessionKey) -> tuple[PageKey, ...]:
+        """Removes a session. Returns the keys of its pages that are in no other history."""
+        record = self._records.pop((domain, session), None)
         if record is None:
             return ()
         self._num_keys -= record.weight
         self._count(record.keys, -1)
-        return tuple(key for key in (*record.keys, *record.left) if key not in self._counts)
+        return tuple(key for key in (*record.keys, *record.abandoned) if key not in self._counts)
 
-    def remove_owner(self, owner: Owner) -> None:
-        """Forget every session of a party."""
+    def remove_domain(self, domain: Domain) -> None:
+        """Removes all sessions of a domain."""
         for other, session in list(self._records):
-            if other == owner:
+            if other == domain:
                 self.remove(other, session)
 
-    def _record(self, owner: Owner, session: SessionKey, scope: bytes) -> SessionRecord:
-        record = self.find(owner, session)
+    def _record(self, domain: Domain, session: SessionKey, scope: bytes) -> SessionRecord:
+        record = self.find(domain, session)
         if record is None:
-            record = self._records[owner, session] = SessionRecord(owner, scope)
+            record = self._records[domain, session] = SessionRecord(domain, scope)
             self._num_keys += record.weight
         return record
 
-    def _leave(self, record: SessionRecord, keys: Iterable[PageKey]) -> None:
-        """A session has left pages behind; of too many, the oldest are forgotten."""
-        num_left = len(record.left)
-        record.left.update(dict.fromkeys(keys))
-        while len(record.left) > _MOST_LEFT_SHARE * self.max_keys:
-            del record.left[next(iter(record.left))]
-        self._num_keys += len(record.left) - num_left
+    def _abandon(self, record: SessionRecord, keys: Iterable[PageKey]) -> None:
+        """Adds pages that a session made and does not use. Forgets the oldest if there are too many."""
+        num_abandoned = len(record.abandoned)
+        record.abandoned.update(dict.fromkeys(keys))
+        while len(record.abandoned) > _MAX_ABANDONED_SHARE * self.max_keys:
+            del record.abandoned[next(iter(record.abandoned))]
+        self._num_keys += len(record.abandoned) - num_abandoned
 
-    def reaches(self, key: PageKey) -> bool:
-        """Whether some session's history runs through a page."""
+    def is_in_history(self, key: PageKey) -> bool:
+        """Whether the history of some session contains a page."""
         return key in self._counts
 
     def _count(self, keys: Iterable[PageKey], change: int) -> None:
@@ -128,7 +132,7 @@ class SessionTable:
             else:
                 del self._counts[key]
 
-    def _forget_oldest(self, but: tuple[Owner, SessionKey]) -> tuple[PageKey, ...]:
+    def _forget_oldest(self, but: tuple[Domain, SessionKey]) -> tuple[PageKey, ...]:
         superseded: tuple[PageKey, ...] = ()
         while self._num_keys > self.max_keys and len(self._records) > 1:
             oldest = next(iter(self._records))
@@ -139,7 +143,7 @@ class SessionTable:
         return superseded
 
     def check_integrity(self) -> None:
-        """Recount the sessions of every page."""
+        """Recounts the sessions of every page."""
         counts: dict[PageKey, int] = {}
         for record in self._records.values():
             for key in record.keys:
@@ -149,9 +153,9 @@ class SessionTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """What following a session's history has changed."""
+class HistoryUpdate:
+    """The result of `set_history`."""
 
     record: SessionRecord
     superseded: tuple[PageKey, ...]
-    """Keys that no session reaches any more."""
+    """Keys that are in no history any more."""

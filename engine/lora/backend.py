@@ -53,5 +53,5 @@ class LoraBackend(Protocol):
         ...
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
-        """The resident adapters of a batch, rows of one graft behind one another; `num_rows` are all, padding included."""
+        """The resident adapters of a batch, rows of one mix behind one another; `num_rows` are all, padding included."""
         ...

@@ -12,7 +12,6 @@ Invariant: an entry has addresses only from `place` to `forget`; an entry of nob
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,9 +27,9 @@ from graftwork.engine.lora.cpu_kernel import (
     add_to_rows,
 )
 from graftwork.engine.lora.resident_adapter import RANK_PAGE, GroupDelta, ResidentAdapter
-from graftwork.engine.lora.torch_backend import Lane, LoraBatch, Segment, TorchLora
+from graftwork.engine.lora.torch_backend import LoraBatch, LoraProduct, Segment, TorchLora
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER
+from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, GroupShape
 
 GroupKey = tuple[int, str]
 """(layer, group name), as in ResidentAdapter.deltas."""
@@ -39,14 +38,6 @@ LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
 """The dtypes that the kernel computes in, and what it takes their elements for."""
 
 _FIRST_SLOTS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """Features of a group's input, and of each of its slices."""
-
-    in_features: int
-    widths: tuple[int, ...]
 
 
 class AddressTables:
@@ -145,7 +136,7 @@ def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
     return matrix.data_ptr()
 
 
-class NativeLane:
+class KernelProduct:
     """Rows that decode, two at a time."""
 
     def __init__(self, tables: AddressTables, pairs: Pairs, scratch: Floats) -> None:
@@ -167,7 +158,7 @@ def _matrix(rows: torch.Tensor) -> Matrix:
     return rows.data_ptr(), row_stride, rows.shape[1]
 
 
-class NativeLora:
+class CpuLora:
     """The tables, and torch beside the kernel."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
@@ -185,28 +176,28 @@ class NativeLora:
         self._tables.leave(digest)
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
-        return LoraBatch(segments, self._lanes, self._rest.rules, num_rows)
+        return LoraBatch(segments, self._products, self._rest.rules, num_rows)
 
     def check_integrity(self) -> None:
         self._tables.check_integrity()
 
-    def _lanes(self, segments: Sequence[Segment], num_rows: int) -> list[Lane]:
-        """A LaneMaker."""
+    def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
+        """A ProductPlanner."""
         chunks = [chunk for segment in segments for chunk in segment.of_chunks()]
-        lanes: list[Lane] = [*self._rest.lanes(chunks, num_rows)]
+        products: list[LoraProduct] = [*self._rest.products(chunks, num_rows)]
         decoding = [segment for segment in segments if segment.decoding]
         if decoding:
             self._make_room(decoding)
-            lanes.append(NativeLane(self._tables, self._pairs(decoding), self._scratch))
-        return lanes
+            products.append(KernelProduct(self._tables, self._pairs(decoding), self._scratch))
+        return products
 
     def _pairs(self, segments: Sequence[Segment]) -> Pairs:
-        """Rows of one graft by twos; of an odd number, the last is its own partner."""
+        """Rows of one mix by twos; of an odd number, the last is its own partner."""
         pairs: list[tuple[int, int, int, int]] = []
         slots: list[int] = []
         weights: list[float] = []
         for segment in segments:
-            parts = segment.graft.parts
+            parts = segment.mix.parts
             span = (len(slots), len(slots) + len(parts))
             slots += [self._tables.slot_of(adapter.digest) for adapter, _ in parts]
             weights += [weight for _, weight in parts]
@@ -215,7 +206,7 @@ class NativeLora:
 
     def _make_room(self, segments: Sequence[Segment]) -> None:
         """Scratch memory for as many ranks as a row's adapters have together."""
-        ranks = max(sum(self._tables.ranks_of(adapter.digest) for adapter, _ in one.graft.parts) for one in segments)
+        ranks = max(sum(self._tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
         if ranks > self._scratch.shape[1]:
             self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)
 
@@ -224,15 +215,12 @@ def _by_twos(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     return zip(rows[::2], [*rows[1::2], rows[-1]], strict=False)
 
 
-def build_native_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> NativeLora:
+def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> CpuLora:
     """Empty tables for every fused layer of a model, and for its head."""
     shapes = {
-        (layer, group.name): _shape(model, group.targets) for layer in range(model.num_layers) for group in GROUPS
+        (layer, group.name): GroupShape.of(model, group.targets)
+        for layer in range(model.num_layers)
+        for group in GROUPS
     }
     shapes[HEAD_LAYER, HEAD.name] = GroupShape(model.hidden_size, (model.vocab_size,))
-    return NativeLora(AddressTables(shapes, dtype), rest)
-
-
-def _shape(model: ModelConfig, targets: Sequence[str]) -> GroupShape:
-    shapes = [model.target_shapes[target] for target in targets]
-    return GroupShape(shapes[0][1], tuple(out_features for out_features, _ in shapes))
+    return CpuLora(AddressTables(shapes, dtype), rest)

@@ -7,11 +7,12 @@ also compiled the kernel, or found it in numba's cache, so no request waits for 
 
 import torch
 
-from graftwork.engine.core.batch_invariance import RowRules
-from graftwork.engine.lora.cpu_backend import AddressTables, GroupShape, NativeLora
-from graftwork.engine.lora.packs import Graft, PackCache
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.lora.cpu_backend import AddressTables, CpuLora
+from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta, compacted
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.model.projections import GroupShape
 
 _SEED = 20262
 _KEY = (0, "trial")
@@ -22,7 +23,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 """Of the largest value: one rounding of the output, and something for sums in another order."""
 
 
-def why_native_fails(dtype: torch.dtype) -> str | None:
+def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
     """What is wrong with the kernel on this machine; None if it does what plain torch says, row by row."""
     try:
         return _failure(dtype)
@@ -34,21 +35,21 @@ def why_native_fails(dtype: torch.dtype) -> str | None:
 def _failure(dtype: torch.dtype) -> str | None:
     generator = torch.Generator().manual_seed(_SEED)
     adapters = [_adapter(str(rank), rank, dtype, generator) for rank in (8, 24)]
-    rules = RowRules.of(dtype)
+    rules = BatchInvariance.of(dtype)
     tables = AddressTables({_KEY: GroupShape(_IN_FEATURES, _WIDTHS)}, dtype)
-    lora = NativeLora(tables, TorchLora(PackCache(0, rules.min_columns), rules))
+    lora = CpuLora(tables, TorchLora(PackCache(0, rules.min_columns), rules))
     for adapter in adapters:
         lora.place(adapter, adapter)
-    grafts = [Graft(((adapters[0], 1.0),)), Graft(((adapters[0], 0.5), (adapters[1], -0.25)))]
+    mixes = [AdapterMix(((adapters[0], 1.0),)), AdapterMix(((adapters[0], 0.5), (adapters[1], -0.25)))]
     x = torch.randn(4, _IN_FEATURES, generator=generator).to(dtype)
     y = torch.randn(4, sum(_WIDTHS), generator=generator).to(dtype)
-    for graft in grafts:
-        alone = torch.cat([_applied(lora, graft, y[row : row + 1], x[row : row + 1]) for row in range(4)])
-        error = _error(alone, y.double() + _delta(graft, x.double()))
+    for mix in mixes:
+        alone = torch.cat([_applied(lora, mix, y[row : row + 1], x[row : row + 1]) for row in range(4)])
+        error = _error(alone, y.double() + _delta(mix, x.double()))
         if not error <= _TOLERANCE[dtype]:
             return f"results differ from plain torch by {error:.3g} of the largest"
-        together = _applied(lora, graft, y, x)
-        turned = _applied(lora, graft, y.flip(0), x.flip(0)).flip(0)
+        together = _applied(lora, mix, y, x)
+        turned = _applied(lora, mix, y.flip(0), x.flip(0)).flip(0)
         if not (torch.equal(together, alone) and torch.equal(turned, alone)):
             return "a row's result depends on its neighbour"
     return None
@@ -70,18 +71,18 @@ def _adapter(digest: str, rank: int, dtype: torch.dtype, generator: torch.Genera
     return compacted(digest, {_KEY: delta}, None, None, None)
 
 
-def _applied(lora: NativeLora, graft: Graft, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """y of rows that all use one graft."""
+def _applied(lora: CpuLora, mix: AdapterMix, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """y of rows that all use one mix."""
     rows = tuple(range(len(x)))
     result = y.clone()
-    lora.step([Segment(0, len(x), graft, decoding=rows)], len(x)).add_deltas(result, x, *_KEY)
+    lora.step([Segment(0, len(x), mix, decoding=rows)], len(x)).add_deltas(result, x, *_KEY)
     return result
 
 
-def _delta(graft: Graft, x: torch.Tensor) -> torch.Tensor:
-    """What a graft adds, in fp64.  # [rows, sum of widths]"""
+def _delta(mix: AdapterMix, x: torch.Tensor) -> torch.Tensor:
+    """What a mix adds, in fp64.  # [rows, sum of widths]"""
     total = torch.zeros(len(x), sum(_WIDTHS), dtype=torch.float64)
-    for adapter, weight in graft.parts:
+    for adapter, weight in mix.parts:
         delta = adapter.deltas[_KEY]
         assert delta.scales is not None
         v = x @ delta.A.double().t() * delta.scales.double() * weight

@@ -13,16 +13,16 @@ from enum import Enum, auto
 import torch
 
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.kv.index.eviction_policy import DropClass
-from graftwork.engine.kv.index.eviction_queue import Rank
-from graftwork.engine.kv.index.frame_allocator import FrameRoom, FrameRun
-from graftwork.engine.kv.index.page_store import Residency
-from graftwork.engine.kv.transfer.device_memory import FrameArena
+from graftwork.engine.kv.index.eviction_policy import EvictionClass
+from graftwork.engine.kv.index.eviction_queue import EvictionRank
+from graftwork.engine.kv.index.frame_allocator import FrameAllocator, FrameRun
+from graftwork.engine.kv.index.page_store import PageStore
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 
 
-class Placing(Enum):
+class PlacementResult(Enum):
     """What came of bringing adapters to the device."""
 
     DONE = auto()
@@ -33,7 +33,7 @@ class Placing(Enum):
 
 
 @dataclass(slots=True)
-class _Lodging:
+class _Slot:
     """One adapter's place."""
 
     adapter: ResidentAdapter
@@ -44,20 +44,20 @@ class _Lodging:
     num_pins: int = 0
 
 
-class DeviceAdapters:
-    """Resident adapters by digest, the least recently used first. A Lodger of the device."""
+class DeviceAdapterPool:
+    """Resident adapters by digest, the least recently used first. A FrameUser of the device."""
 
     def __init__(
-        self, arena: FrameArena, residency: Residency, lora: LoraBackend, most_bytes: int | None = None
+        self, device_memory: DeviceMemory, page_store: PageStore, lora: LoraBackend, most_bytes: int | None = None
     ) -> None:
         """`most_bytes` bounds them in addition to what KV is sure of."""
-        self._arena = arena
-        self._residency = residency
+        self._device_memory = device_memory
+        self._page_store = page_store
         self._lora = lora
         self._most_bytes = most_bytes
-        self._lodgings: OrderedDict[str, _Lodging] = OrderedDict()
-        self.room = FrameRoom(residency, arena)
-        self.room.on_runs_moved = self._runs_moved
+        self._lodgings: OrderedDict[str, _Slot] = OrderedDict()
+        self.frame_allocator = FrameAllocator(page_store, device_memory)
+        self.frame_allocator.on_runs_moved = self._runs_moved
         self.num_bytes = 0
         """Of the adapters themselves."""
         self.wanted: Collection[str] = ()
@@ -73,7 +73,7 @@ class DeviceAdapters:
 
     @property
     def num_frames(self) -> int:
-        return self._residency.device.lent_pages
+        return self._page_store.device.lent_pages
 
     def find(self, digest: str) -> ResidentAdapter | None:
         lodging = self._lodgings.get(digest)
@@ -96,7 +96,7 @@ class DeviceAdapters:
             self._touch(digest)
 
     def _touch(self, digest: str) -> None:
-        self._lodgings[digest].last_used = self._residency.tree.ticks
+        self._lodgings[digest].last_used = self._page_store.tree.ticks
         self._lodgings.move_to_end(digest)
 
     # ---- coming and going -------------------------------------------------------------------------------------
@@ -109,28 +109,28 @@ class DeviceAdapters:
                 f"need {num_bytes} bytes on the device at once; lora_pool_bytes leaves them {self._most_bytes}. "
                 f"Start the engine with lora_pool_bytes of at least {num_bytes}."
             )
-        sizes, frames = self._residency.sizes, self.frames_for(adapters)
-        if frames > sizes.most_lora_pages:
-            each = self._arena.frame_bytes
+        sizes, frames = self._page_store.sizes, self.frames_for(adapters)
+        if frames > sizes.max_lora_pages:
+            each = self._device_memory.frame_bytes
             return (
-                f"need {frames * each} bytes on the device at once; beside KV there are {sizes.most_lora_pages * each}. "
+                f"need {frames * each} bytes on the device at once; beside KV there are {sizes.max_lora_pages * each}. "
                 f"Start the engine with device_bytes of at least {sizes.device_pages_for(frames) * each}."
             )
         return None
 
-    def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> Placing:
+    def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
         """Bring adapters here, all or none; idle ones that are not spared make room, and so does idle KV."""
         room = self._make_room(on_host, spared)
-        if room is not Placing.DONE:
+        if room is not PlacementResult.DONE:
             return room
         for number, adapter in enumerate(on_host):
-            run = self.room.take(self._frames_of(adapter))
+            run = self.frame_allocator.allocate(self._frames_of(adapter))
             if run is None:
                 for placed in on_host[:number]:
                     self.evict(placed.digest)
-                return Placing.FRAMES_IN_USE
+                return PlacementResult.FRAMES_IN_USE
             self._settle(adapter, run)
-        return Placing.DONE
+        return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
         """Give an adapter's frames back."""
@@ -138,36 +138,36 @@ class DeviceAdapters:
         assert not lodging.num_pins, f"{digest} is in use"
         self.num_bytes -= lodging.adapter.num_bytes
         self._lora.forget(digest)
-        self.room.give_back(lodging.run)
+        self.frame_allocator.free(lodging.run)
 
     def _settle(self, on_host: ResidentAdapter, run: FrameRun) -> None:
-        adapter = on_host.moved_to(self._arena.block(run.first, on_host.num_bytes))
-        self._lodgings[adapter.digest] = _Lodging(adapter, run, self._residency.tree.ticks)
+        adapter = on_host.moved_to(self._device_memory.block(run.first, on_host.num_bytes))
+        self._lodgings[adapter.digest] = _Slot(adapter, run, self._page_store.tree.ticks)
         self.num_bytes += adapter.num_bytes
         self._lora.place(on_host, adapter)
 
-    def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> Placing:
+    def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
         """Evict what must go; nothing goes if that could not be enough."""
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
         idle = [digest for digest in self._lodgings if not self.is_pinned(digest) and digest not in spared]
-        pool, idle_frames = self._residency.device, sum(self._lodgings[digest].run.num_frames for digest in idle)
+        pool, idle_frames = self._page_store.device, sum(self._lodgings[digest].run.num_frames for digest in idle)
         victims = self._victims(idle, self.num_frames + frames, self.num_bytes + num_bytes)
         if victims is None:
-            return Placing.SHARE_IN_USE
+            return PlacementResult.SHARE_IN_USE
         if pool.free_pages + pool.idle_pages + idle_frames < frames:
-            return Placing.FRAMES_IN_USE
+            return PlacementResult.FRAMES_IN_USE
         for digest in victims:
             self.evict(digest)
-        givers = _Idle(self, lambda digest: digest not in spared)
-        has_room = self._residency.make_room_for_lodger(Tier.DEVICE, frames, givers)
-        return Placing.DONE if has_room else Placing.FRAMES_IN_USE
+        candidates = _Idle(self, lambda digest: digest not in spared)
+        has_room = self._page_store.make_room_for_frames(Tier.DEVICE, frames, candidates)
+        return PlacementResult.DONE if has_room else PlacementResult.FRAMES_IN_USE
 
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
         """Of the idle ones, those that must go for so much to be within bounds; None if all of them are too few."""
         victims: list[str] = []
         for digest in (*idle, None):
             is_within = self._most_bytes is None or num_bytes <= self._most_bytes
-            if is_within and num_frames <= self._residency.sizes.most_lora_pages:
+            if is_within and num_frames <= self._page_store.sizes.max_lora_pages:
                 return victims
             if digest is not None:
                 victims.append(digest)
@@ -191,7 +191,7 @@ class DeviceAdapters:
         return sum(map(self._frames_of, adapters))
 
     def _frames_of(self, adapter: ResidentAdapter) -> int:
-        return max(self._arena.frames_for(adapter.num_bytes), 1)
+        return max(self._device_memory.frames_for(adapter.num_bytes), 1)
 
     def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
         """Adapters have been slid elsewhere: forget every view of where they were, and view them anew."""
@@ -200,28 +200,30 @@ class DeviceAdapters:
             self._lora.forget(lodging.adapter.digest)
         for lodging in moved:
             lodging.run = moves[lodging.run]
-            lodging.adapter = lodging.adapter.over(self._arena.block(lodging.run.first, lodging.adapter.num_bytes))
+            lodging.adapter = lodging.adapter.over(
+                self._device_memory.block(lodging.run.first, lodging.adapter.num_bytes)
+            )
             readable = lodging.adapter.moved_to(torch.empty_like(lodging.adapter.block, device="cpu"))
             self._lora.place(readable, lodging.adapter)
 
     # ---- giving way to pages ----------------------------------------------------------------------------------
 
-    def rank(self) -> Rank | None:
-        return self._idle_for_pages().rank()
+    def next_rank(self) -> EvictionRank | None:
+        return self._idle_for_pages().next_rank()
 
-    def give(self) -> None:
-        self._idle_for_pages().give()
+    def evict_next(self) -> None:
+        self._idle_for_pages().evict_next()
 
     @property
-    def spare_pages(self) -> int:
+    def evictable_pages(self) -> int:
         left = self.num_frames
         for digest, lodging in self._lodgings.items():
-            if self._is_unwanted(digest) and left - lodging.run.num_frames >= self._residency.sizes.lora_floor_pages:
+            if self._is_unwanted(digest) and left - lodging.run.num_frames >= self._page_store.sizes.lora_floor_pages:
                 left -= lodging.run.num_frames
         return self.num_frames - left
 
     def _idle_for_pages(self) -> "_Idle":
-        most = self.num_frames - self._residency.sizes.lora_floor_pages
+        most = self.num_frames - self._page_store.sizes.lora_floor_pages
         return _Idle(self, lambda digest: self._is_unwanted(digest) and self._lodgings[digest].run.num_frames <= most)
 
     def _is_unwanted(self, digest: str) -> bool:
@@ -237,26 +239,26 @@ class DeviceAdapters:
 
     def check_integrity(self) -> None:
         """Recount bytes and frames; every adapter views its own run."""
-        self.room.check_integrity()
+        self.frame_allocator.check_integrity()
         assert self.num_bytes == sum(lodging.adapter.num_bytes for lodging in self._lodgings.values())
         assert self.num_frames == sum(lodging.run.num_frames for lodging in self._lodgings.values())
-        assert self.num_frames <= self._residency.sizes.most_lora_pages
+        assert self.num_frames <= self._page_store.sizes.max_lora_pages
         for lodging in self._lodgings.values():
-            assert lodging.adapter.block.data_ptr() == self._arena.block(lodging.run.first, 1).data_ptr()
+            assert lodging.adapter.block.data_ptr() == self._device_memory.block(lodging.run.first, 1).data_ptr()
 
 
 class _Idle:
-    """Idle adapters of some kind, as a Giver."""
+    """Idle adapters of some kind, as an Evictable."""
 
-    def __init__(self, adapters: DeviceAdapters, may_go: Callable[[str], bool]) -> None:
+    def __init__(self, adapters: DeviceAdapterPool, may_go: Callable[[str], bool]) -> None:
         self._adapters = adapters
         self._may_go = may_go
 
-    def rank(self) -> Rank | None:
+    def next_rank(self) -> EvictionRank | None:
         digest = self._adapters.first_idle(self._may_go)
-        return None if digest is None else (DropClass.LAPSED, 0.0, self._adapters.last_used(digest))
+        return None if digest is None else (EvictionClass.LAPSED, 0.0, self._adapters.last_used(digest))
 
-    def give(self) -> None:
+    def evict_next(self) -> None:
         digest = self._adapters.first_idle(self._may_go)
         assert digest is not None, "an adapter was promised that nobody has"
         self._adapters.evict(digest)

@@ -1,6 +1,6 @@
 """Several adapters side by side in one stack of matrices, so that many short segments cost a few multiplications.
 
-The rows of a lane are cut into blocks, and every block brings the adapters that its rows use:
+The rows of a product are cut into blocks, and every block brings the adapters that its rows use:
 
     block 0    rows of a, a, b, …    @    [A of a | A of b | 0]    →    v, what is foreign to a row set to 0    @    B's
     block 1    rows of b, c, c, …    @    [A of b | A of c | A of d]
@@ -24,7 +24,7 @@ WINDOW_RANKS = 192
 
 
 @dataclass(frozen=True, slots=True)
-class Graft:
+class AdapterMix:
     """What one row of a batch adds to the base: one adapter, or a few by weight."""
 
     parts: tuple[tuple[ResidentAdapter, float], ...]
@@ -45,13 +45,13 @@ class Graft:
 
     @property
     def single(self) -> ResidentAdapter | None:
-        """The adapter that the graft is, if it is no mixture."""
+        """The adapter that the mix is, if it is no mixture."""
         (adapter, weight), *others = self.parts
         return adapter if weight == 1.0 and not others else None
 
 
-Block = Sequence[Graft]
-"""The grafts that the rows of one block use."""
+Block = Sequence[AdapterMix]
+"""The mixes that the rows of one block use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class PackedGroup:
     A_transposed: torch.Tensor  # [blocks, in_features, ranks]
     scales: torch.Tensor | None  # [blocks, 1, ranks] fp32, weights of mixtures included; None where all are 1
     parts: tuple[PackedPart, ...]
-    owners: torch.Tensor  # [blocks, 1, ranks] int64: each rank's graft by its place in the block; -1 is padding
+    owners: torch.Tensor  # [blocks, 1, ranks] int64: each rank's mix by its place in the block; -1 is padding
     memory: torch.Tensor  # [num_bytes / 4] fp32: A and all B behind one another
 
     @property
@@ -115,7 +115,7 @@ class Pack:
         self.num_bytes = 0
 
     def group(self, layer: int, name: str) -> PackedGroup | None:
-        """None where no graft of the pack has anything to add."""
+        """None where no mix of the pack has anything to add."""
         key = layer, name
         if key not in self._groups:
             packed = self._packed(key)
@@ -139,15 +139,15 @@ class Pack:
 
 
 def _pieces(block: Block, key: tuple[int, str]) -> Iterator[_Piece]:
-    for place, graft in enumerate(block):
-        for adapter, weight in graft.parts:
+    for place, mix in enumerate(block):
+        for adapter, weight in mix.parts:
             delta = adapter.deltas.get(key)
             if delta is not None:
                 yield from (_Piece(place, delta, part, weight) for part in delta.slices)
 
 
 def _windows(pieces: list[_Piece]) -> list[Window]:
-    """Cut where a window is full, never inside a graft: its sum stays in one product."""
+    """Cut where a window is full, never inside a mix: its sum stays in one product."""
     windows: list[Window] = []
     filled = 0
     by_place: dict[int, Window] = {}
@@ -250,7 +250,7 @@ class PackCache:
         return sum(pack.num_bytes for pack in self._packs.values())
 
     def get(self, blocks: Sequence[Block]) -> Pack:
-        key = tuple(tuple(graft.key for graft in block) for block in blocks)
+        key = tuple(tuple(mix.key for mix in block) for block in blocks)
         pack = self._packs.pop(key, None) or Pack(blocks, self._min_columns)
         self._packs[key] = pack
         while self.num_bytes > self._budget_bytes and len(self._packs) > 1:
@@ -259,8 +259,6 @@ class PackCache:
 
     def forget(self, digest: str) -> None:
         """Drop every pack that holds an adapter: it has left the device, and its bytes with it."""
-        held = [
-            key for key in self._packs if any(digest == name for block in key for graft in block for name, _ in graft)
-        ]
+        held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]

@@ -6,7 +6,7 @@ to the loop as events; a load that fails is the failure of the requests that wai
 
 Room on the device goes to whoever has waited longest for it; what one request needs is placed at once, or two that
 each hold a part of what they need would wait for each other. Idle adapters and idle KV make way, in one order (see
-DeviceAdapters). Where all is in use, a flood of requests could keep a cold adapter out for ever. So after `patience_s`
+DeviceAdapterPool). Where all is in use, a flood of requests could keep a cold adapter out for ever. So after `patience_s`
 the adapter that was pinned longest ago is drained, which means that it takes no new requests until those that run have
 ended, if it is adapters that are in the way; and if it is KV, nobody is let in at the cost of the frames that are
 waited for.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.lora.device_pool import DeviceAdapters, Placing
+from graftwork.engine.lora.device_pool import DeviceAdapterPool, PlacementResult
 from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.platform.clock import Clock
@@ -48,7 +48,7 @@ class LoraPoolLimits:
 class LoraPool:
     """Adapters by digest. All methods are called by the loop's thread."""
 
-    def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapters, clock: Clock) -> None:
+    def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapterPool, clock: Clock) -> None:
         self._loader = loader
         self._limits = limits
         self._device = device
@@ -215,7 +215,7 @@ class LoraPool:
             out_of_patience = now - since >= self._limits.patience_s
             away = [self._host[digest] for digest in group if digest not in self._device]
             placing = self._device.place(away, set(group) if out_of_patience else self._device.wanted)
-            if placing is not Placing.DONE:
+            if placing is not PlacementResult.DONE:
                 if out_of_patience:
                     self._hold_up(placing, away, set(group))
                 return
@@ -223,10 +223,10 @@ class LoraPool:
             for adapter in away:
                 self._host.move_to_end(adapter.digest)
 
-    def _hold_up(self, placing: Placing, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
+    def _hold_up(self, placing: PlacementResult, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
         """Keep new requests from using what a group has waited for too long."""
         self._draining -= spared
-        if placing is Placing.SHARE_IN_USE:
+        if placing is PlacementResult.SHARE_IN_USE:
             self._draining |= self._device.to_drain(away, self._draining, spared)
         else:
             self._device.claimed_pages = self._device.frames_for(away)

@@ -1,6 +1,6 @@
 """How LoRA deltas are applied to a mixed batch.
 
-The rows of a batch stand ordered by graft (an adapter, or a mixture of a few), so that each graft's rows are one run
+The rows of a batch stand ordered by mix (an adapter, or a mixture of a few), so that each mix's rows are one run
 [start, end): a segment. Segments are made once a step and serve all layers. Rows of the bare base belong to no segment.
 
 Long segments are multiplied one by one, straight from the adapter; short ones a pack at a time (see lora_packs). The
@@ -18,19 +18,19 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from graftwork.engine.core.batch_invariance import RowRules
-from graftwork.engine.lora.packs import Graft, Pack, PackCache
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows [start, end) of the batch, and rows [sampled_start, sampled_end) of the sampled ones, use one graft."""
+    """Rows [start, end) of the batch, and rows [sampled_start, sampled_end) of the sampled ones, use one mix."""
 
     start: int
     end: int
-    graft: Graft
+    mix: AdapterMix
     sampled_start: int = 0
     sampled_end: int = 0
     decoding: tuple[int, ...] = ()
@@ -41,14 +41,14 @@ class Segment:
         return self.end - self.start
 
     def of_sampled(self) -> "Segment":
-        """The same graft's part of the rows that the head sees, where none is part of a chunk."""
+        """The same mix's part of the rows that the head sees, where none is part of a chunk."""
         rows = range(self.sampled_start, self.sampled_end)
-        return Segment(rows.start, rows.stop, self.graft, decoding=tuple(rows))
+        return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
         """The runs of rows between those that decode."""
         bounds = (self.start - 1, *self.decoding, self.end)
-        return [Segment(row + 1, end, self.graft) for row, end in pairwise(bounds) if row + 1 < end]
+        return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 
 
 LONG_SEGMENT_ROWS = 16
@@ -59,20 +59,20 @@ BLOCK_ROWS = 8
 """Rows of a pack's block: fewer waste less on strangers' ranks, more fill the multiplication."""
 
 
-class Lane(Protocol):
+class LoraProduct(Protocol):
     """Rows that are multiplied together."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Add the deltas of one group to the lane's rows of y, in place."""
+        """Add the deltas of one group to the product's rows of y, in place."""
         ...
 
 
-LaneMaker = Callable[[Sequence[Segment], int], Sequence[Lane]]
-"""Cuts segments of a batch of so many rows into lanes, once a step."""
+ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
+"""Cuts segments of a batch of so many rows into products, once a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class LongLane:
+class SegmentProduct:
     """One long segment of a single adapter, straight from its matrices."""
 
     start: int
@@ -92,7 +92,7 @@ class LongLane:
             out.narrow(1, part.out_start, part.out_end - part.out_start).addmm_(own_v, part.B)
 
 
-class BlockLane:
+class PackedProduct:
     """Short segments, a pack over blocks of `block_rows` rows; the rows between them see zeros."""
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
@@ -131,32 +131,32 @@ class BlockLane:
         return self._foreign[layout]
 
 
-class TorchLanes:
+class TorchProducts:
     """Long segments one by one, straight from the adapter; the short ones between them together, from packs."""
 
-    def __init__(self, packs: PackCache, rules: RowRules) -> None:
+    def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
         self._rules = rules
 
-    def __call__(self, segments: Sequence[Segment], num_rows: int) -> list[Lane]:
-        """A LaneMaker. `num_rows` are all rows of the batch, those of the base and the padding included."""
-        return list(self._lanes(segments, num_rows))
+    def __call__(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
+        """A ProductPlanner. `num_rows` are all rows of the batch, those of the base and the padding included."""
+        return list(self._products(segments, num_rows))
 
-    def _lanes(self, segments: Sequence[Segment], num_rows: int) -> Iterator[Lane]:
+    def _products(self, segments: Sequence[Segment], num_rows: int) -> Iterator[LoraProduct]:
         for is_long, run in groupby(segments, self._is_long):
             if is_long:
-                yield from (LongLane(one.start, one.num_rows, _only_adapter(one)) for one in run)
+                yield from (SegmentProduct(one.start, one.num_rows, _only_adapter(one)) for one in run)
             else:
-                yield from (self._block_lane(near, num_rows) for near in _without_gaps(list(run)))
+                yield from (self._packed_product(near, num_rows) for near in _without_gaps(list(run)))
 
     def _is_long(self, segment: Segment) -> bool:
-        adapter = segment.graft.single
+        adapter = segment.mix.single
         if adapter is None or segment.num_rows < max(LONG_SEGMENT_ROWS, self._rules.min_rows):
             return False
         widths = [delta.num_ranks for delta in adapter.deltas.values()]
         return all(width == 0 or width >= self._rules.min_columns for width in widths)
 
-    def _block_lane(self, run: list[Segment], num_rows: int) -> BlockLane:
+    def _packed_product(self, run: list[Segment], num_rows: int) -> PackedProduct:
         block_rows = min(BLOCK_ROWS, num_rows)
         num_blocks = -(-(run[-1].end - run[0].start) // block_rows)
         start = min(run[0].start, num_rows - num_blocks * block_rows)
@@ -165,20 +165,22 @@ class TorchLanes:
             [one for one in run if one.start < first + block_rows and one.end > first]
             for first in range(start, start + num_blocks * block_rows, block_rows)
         ]
-        pack = self._packs.get([[segment.graft for segment in block] for block in blocks])
-        return BlockLane(start, block_rows, blocks, pack)
+        pack = self._packs.get([[segment.mix for segment in block] for block in blocks])
+        return PackedProduct(start, block_rows, blocks, pack)
 
 
 class LoraBatch:
     """A step's segments, shared by all layers."""
 
-    def __init__(self, segments: Sequence[Segment], make_lanes: LaneMaker, rules: RowRules, num_rows: int) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int
+    ) -> None:
         """`num_rows` are all rows of the batch, those of the base and the padding included (see `padded_rows`)."""
         self.segments = tuple(segments)
         self._rules = rules
         self._make_lanes = make_lanes
-        self._with_columns = [segment for segment in self.segments if not segment.graft.is_low_rank]
-        self._lanes = make_lanes(self.segments, num_rows)
+        self._with_columns = [segment for segment in self.segments if not segment.mix.is_low_rank]
+        self._products = make_lanes(self.segments, num_rows)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Turn the base's output of one group into each row's own, in place.
@@ -186,13 +188,13 @@ class LoraBatch:
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
         self._change_columns(y, layer, group)
-        for lane in self._lanes:
-            lane.add_to(y, x, layer, group)
+        for product in self._products:
+            product.add_to(y, x, layer, group)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Turn the base's embeddings into each row's own, in place. hidden: [num_rows, hidden]."""
         for segment in self.segments:
-            adapter = segment.graft.single
+            adapter = segment.mix.single
             if adapter is None:
                 continue  # a mixture has no such part
             rows = slice(segment.start, segment.end)
@@ -207,10 +209,10 @@ class LoraBatch:
 
         x: [num_sampled, hidden], logits: [num_sampled, vocab]; both may have more rows than are sampled.
         """
-        touched = [segment.of_sampled() for segment in self.segments if _has_head(segment.graft)]
+        touched = [segment.of_sampled() for segment in self.segments if _has_head(segment.mix)]
         touched = [segment for segment in touched if segment.num_rows]
         for segment in touched:
-            adapter = segment.graft.single
+            adapter = segment.mix.single
             if adapter is not None and adapter.saved_head is not None:
                 rows = slice(segment.start, segment.end)
                 logits[rows] = self._product(x[rows], adapter.saved_head.t())
@@ -222,7 +224,7 @@ class LoraBatch:
         """DoRA's renormalisation of the base's outputs, and biases."""
         for segment in self._with_columns:
             rows = y[segment.start : segment.end]
-            for adapter, _ in segment.graft.parts:
+            for adapter, _ in segment.mix.parts:
                 delta = adapter.deltas.get((layer, group))
                 if delta is None:
                     continue
@@ -250,7 +252,7 @@ def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:
 
 
 def _only_adapter(segment: Segment) -> ResidentAdapter:
-    adapter = segment.graft.single
+    adapter = segment.mix.single
     assert adapter is not None
     return adapter
 
@@ -261,19 +263,17 @@ def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
 
 
-def _has_head(graft: Graft) -> bool:
-    return any(
-        adapter.saved_head is not None or (HEAD_LAYER, HEAD.name) in adapter.deltas for adapter, _ in graft.parts
-    )
+def _has_head(mix: AdapterMix) -> bool:
+    return any(adapter.saved_head is not None or (HEAD_LAYER, HEAD.name) in adapter.deltas for adapter, _ in mix.parts)
 
 
 class TorchLora:
     """Plain torch, on any device: long segments straight from the adapter, short ones from packs."""
 
-    def __init__(self, packs: PackCache, rules: RowRules) -> None:
+    def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
         self.rules = rules
-        self.lanes = TorchLanes(packs, rules)
+        self.products = TorchProducts(packs, rules)
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
         """Packs are made when a batch first needs them."""
@@ -282,4 +282,4 @@ class TorchLora:
         self._packs.forget(digest)
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
-        return LoraBatch(segments, self.lanes, self.rules, num_rows)
+        return LoraBatch(segments, self.products, self.rules, num_rows)

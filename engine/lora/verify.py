@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import torch
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.fuse import BaseModules
-from graftwork.engine.lora.packs import Graft, PackCache
+from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchLanes
+from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchProducts
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup
 from graftwork.platform.errors import ValidationFailed
@@ -26,9 +26,9 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
     """Raises ValidationFailed naming the group where the engine would not do what the matrices say."""
     generator = torch.Generator().manual_seed(_SEED)
-    segment = Segment(1, _NUM_ROWS, Graft(((adapter, 1.0),)))
-    rules = RowRules.of(dtype)
-    batch = LoraBatch([segment], TorchLanes(PackCache(0, rules.min_columns), rules), rules, _NUM_ROWS)
+    segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
+    rules = BatchInvariance.of(dtype)
+    batch = LoraBatch([segment], TorchProducts(PackCache(0, rules.min_columns), rules), rules, _NUM_ROWS)
     for layer, group in _groups_of(weights):
         modules = [base.module(layer, target) for target in group.targets]
         x = torch.randn(_NUM_ROWS, modules[0][0].shape[1], generator=generator).to(dtype)

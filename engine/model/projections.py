@@ -1,6 +1,9 @@
 """The projections of a decoder layer that share an input, and so one matrix product."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from graftwork.engine.model.config import ModelConfig
 
 HEAD_LAYER = -1
 """The `layer` of the output head, whose group is the same for all."""
@@ -23,3 +26,18 @@ GROUPS = (
 
 
 HEAD = ProjectionGroup("head", ("lm_head",))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """The sizes of one group of projections."""
+
+    in_features: int
+    widths: tuple[int, ...]
+    """Output features of each projection, in the group's order."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, targets: Sequence[str]) -> "GroupShape":
+        """The shape of these projections in a model."""
+        shapes = [model.target_shapes[target] for target in targets]
+        return cls(shapes[0][1], tuple(out_features for out_features, _ in shapes))

@@ -1,9 +1,15 @@
-"""Between the dataclasses of engine/core/requests.py and the messages of engine.proto.
+"""Converts between the dataclasses of engine/core and the messages of engine.proto.
 
-WARNING: every field of engine.proto is named here, once for each direction; change the three together.
+Owns the mapping alone; checks no value. Sampling fields and engine figures are carried as their dataclasses define
+them, so that a new one changes nothing here.
+WARNING: the other messages have the fields of their dataclass; change both together.
 """
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, fields, replace
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from graftwork.engine.core.events import (
     CacheReport,
@@ -32,13 +38,16 @@ from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.metrics import HasFields
+
+T = TypeVar("T", bound=HasFields)
 
 
 def request_to_wire(request: EngineRequest) -> wire.Submit:
     return wire.Submit(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
-        sampling=_sampling_to_wire(request.sampling),
+        sampling_json=to_json(request.sampling),
         isolation=request.isolation,
         adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in request.adapters],
         tier=request.tier,
@@ -60,14 +69,14 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
     return EngineRequest(
         request_id=RequestId(submit.request_id),
         prompt_token_ids=tuple(submit.prompt_token_ids),
-        sampling=_sampling_from_wire(submit.sampling),
+        sampling=from_json(SamplingParams, json.loads(submit.sampling_json)),
         isolation=IsolationDomain(submit.isolation),
         adapters=tuple(AdapterUse(use.digest, use.weight) for use in submit.adapters),
         tier=ServiceTier(submit.tier),
         share=submit.share,
         weight=submit.weight,
-        session=_session_from_wire(submit.session) if submit.HasField("session") else None,
-        kv_limits=_limits_from_wire(submit.kv_limits),
+        session=_read(SessionUse, submit.session) if submit.HasField("session") else None,
+        kv_limits=_read(KvLimits, submit.kv_limits),
         public_tokens=submit.public_tokens,
         grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
         prediction_token_ids=tuple(submit.prediction_token_ids),
@@ -76,43 +85,6 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
 
 def _grammar_from_wire(grammar: wire.Grammar) -> GrammarSource:
     return GrammarSource(GrammarKind(grammar.kind), grammar.text, grammar.strict)
-
-
-def _session_from_wire(use: wire.SessionUse) -> SessionUse:
-    return SessionUse(SessionKey(use.session), use.history_tokens)
-
-
-def _limits_from_wire(limits: wire.KvLimits) -> KvLimits:
-    return KvLimits(
-        device_bytes=limits.device_bytes if limits.HasField("device_bytes") else None,
-        host_bytes=limits.host_bytes if limits.HasField("host_bytes") else None,
-    )
-
-
-def _sampling_to_wire(sampling: SamplingParams) -> wire.Sampling:
-    fields = asdict(sampling)
-    biases = [wire.TokenBias(token_id=token_id, bias=bias) for token_id, bias in fields.pop("logit_bias")]
-    return wire.Sampling(**fields, logit_bias=biases)
-
-
-def _sampling_from_wire(sampling: wire.Sampling) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        min_tokens=sampling.min_tokens,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        choice=sampling.choice,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=tuple((one.token_id, one.bias) for one in sampling.logit_bias),
-        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-    )
 
 
 def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -> wire.RequestOutput:
@@ -167,25 +139,14 @@ def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
 
 
 def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
-    return CacheReport(
-        device_tokens=admitted.device_tokens,
-        host_tokens=admitted.host_tokens,
-        disk_tokens=admitted.disk_tokens,
-        recomputed_tokens=admitted.recomputed_tokens,
-        miss_reason=MissReason(admitted.miss_reason) if admitted.HasField("miss_reason") else None,
-    )
+    cache = _read(CacheReport, admitted)
+    return cache if cache.miss_reason is None else replace(cache, miss_reason=MissReason(cache.miss_reason))
 
 
 def _finished_from_wire(finished: wire.Finished) -> RequestFinished:
-    drafts = finished.drafts
-    report = DraftReport(
-        drafted_tokens=drafts.drafted_tokens,
-        accepted_tokens=drafts.accepted_tokens,
-        forced_tokens=drafts.forced_tokens,
-        accepted_prediction_tokens=drafts.accepted_prediction_tokens,
-        rejected_prediction_tokens=drafts.rejected_prediction_tokens,
+    return RequestFinished(
+        FinishReason(finished.reason), finished.completion_tokens, _read(DraftReport, finished.drafts)
     )
-    return RequestFinished(FinishReason(finished.reason), finished.completion_tokens, report)
 
 
 def error_to_wire(error: GraftworkError) -> wire.Failed:
@@ -237,42 +198,14 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
 
 
 def stats_to_wire(stats: EngineStats) -> wire.Stats:
-    return wire.Stats(**asdict(stats))
+    return wire.Stats(fields_json=to_json(stats))
 
 
 def stats_from_wire(message: wire.Stats) -> EngineStats:
-    return EngineStats(
-        running_requests=message.running_requests,
-        waiting_requests=message.waiting_requests,
-        free_pages=message.free_pages,
-        cached_pages=message.cached_pages,
-        active_pages=message.active_pages,
-        resident_adapters=tuple(message.resident_adapters),
-        lora_pool_bytes=message.lora_pool_bytes,
-        running_adapters=tuple(message.running_adapters),
-        waiting_adapters=tuple(message.waiting_adapters),
-        steps=message.steps,
-        prompt_tokens=message.prompt_tokens,
-        cached_tokens=message.cached_tokens,
-        generated_tokens=message.generated_tokens,
-        drafted_tokens=message.drafted_tokens,
-        accepted_tokens=message.accepted_tokens,
-        forced_tokens=message.forced_tokens,
-        adapter_loads=message.adapter_loads,
-        max_adapters_in_a_step=message.max_adapters_in_a_step,
-        in_flight_pages=message.in_flight_pages,
-        host_free_pages=message.host_free_pages,
-        host_cached_pages=message.host_cached_pages,
-        host_in_flight_pages=message.host_in_flight_pages,
-        disk_pages=message.disk_pages,
-        disk_bytes=message.disk_bytes,
-        disk_corrupt_files=message.disk_corrupt_files,
-        disk_foreign_files=message.disk_foreign_files,
-        disk_failures=message.disk_failures,
-        host_tokens=message.host_tokens,
-        disk_tokens=message.disk_tokens,
-        preemptions=message.preemptions,
-    )
+    """Figures that this version does not know are left out."""
+    known = {field.name for field in fields(EngineStats)}
+    found = json.loads(message.fields_json)
+    return from_json(EngineStats, {name: value for name, value in found.items() if name in known})
 
 
 def tending_to_wire(tending: SessionTending) -> wire.Tending:
@@ -295,9 +228,7 @@ def tending_from_wire(message: wire.Tending) -> SessionTending:
         adapters=tuple(AdapterUse(use.digest, use.weight) for use in message.adapters),
         token_ids=tuple(message.token_ids),
         public_tokens=message.public_tokens,
-        waits=tuple(
-            ToolWait(wait.tool, wait.expected_ms if wait.HasField("expected_ms") else None) for wait in message.waits
-        ),
+        waits=tuple(_read(ToolWait, wait) for wait in message.waits),
     )
 
 
@@ -306,13 +237,38 @@ def memory_to_wire(memory: SessionMemory) -> wire.SessionMemory:
 
 
 def memory_from_wire(message: wire.SessionMemory) -> SessionMemory:
-    return SessionMemory(
-        device_tokens=message.device_tokens,
-        host_tokens=message.host_tokens,
-        disk_tokens=message.disk_tokens,
-        missing_tokens=message.missing_tokens,
-        device_bytes=message.device_bytes,
-        host_bytes=message.host_bytes,
-        disk_bytes=message.disk_bytes,
-        lease_s=message.lease_s if message.HasField("lease_s") else None,
-    )
+    return _read(SessionMemory, message)
+
+
+# ---- any dataclass --------------------------------------------------------------------------------------------
+
+
+def to_json(value: HasFields) -> str:
+    """The fields of a flat dataclass as a JSON object."""
+    return json.dumps({field.name: getattr(value, field.name) for field in fields(value)})
+
+
+def from_json(kind: type[T], found: dict[str, Any]) -> T:
+    """The dataclass with these fields; lists become tuples. Raises ValueError for a field that it does not have."""
+    kinds = {field.name: field.type for field in fields(kind)}
+    unknown = found.keys() - kinds.keys()
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no field {min(unknown)!r}")
+    return kind(**{name: float(value) if kinds[name] is float else _frozen(value) for name, value in found.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _read(kind: type[T], message: Message) -> T:
+    """The dataclass with the fields that a message has by the same names; an optional one that is absent is None."""
+    found = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            value = None
+        elif field.is_repeated:
+            value = tuple(value)
+        found[field.name] = value
+    return kind(**found)

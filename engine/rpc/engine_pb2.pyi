@@ -15,10 +15,10 @@ class GatewayMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "isolation", "adapters", "tier", "share", "weight", "session", "kv_limits", "public_tokens", "grammar", "prediction_token_ids")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_json", "isolation", "adapters", "tier", "share", "weight", "session", "kv_limits", "public_tokens", "grammar", "prediction_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_JSON_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
@@ -31,7 +31,7 @@ class Submit(_message.Message):
     PREDICTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    sampling: Sampling
+    sampling_json: str
     isolation: bytes
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterUse]
     tier: str
@@ -42,7 +42,7 @@ class Submit(_message.Message):
     public_tokens: int
     grammar: Grammar
     prediction_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., share: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_json: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., share: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text", "strict")
@@ -77,48 +77,6 @@ class AdapterUse(_message.Message):
     digest: str
     weight: float
     def __init__(self, digest: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
-
-class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "choice")
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    min_tokens: int
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    ignore_eos: bool
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: _containers.RepeatedCompositeFieldContainer[TokenBias]
-    logprobs: int
-    choice: int
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., logprobs: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
-
-class TokenBias(_message.Message):
-    __slots__ = ("token_id", "bias")
-    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    BIAS_FIELD_NUMBER: _ClassVar[int]
-    token_id: int
-    bias: float
-    def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request_id",)
@@ -263,68 +221,10 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "free_pages", "cached_pages", "active_pages", "resident_adapters", "lora_pool_bytes", "running_adapters", "waiting_adapters", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "max_adapters_in_a_step", "in_flight_pages", "host_free_pages", "host_cached_pages", "host_in_flight_pages", "disk_pages", "disk_bytes", "host_tokens", "disk_tokens", "preemptions", "disk_corrupt_files", "disk_foreign_files", "disk_failures", "drafted_tokens", "accepted_tokens", "forced_tokens")
-    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
-    CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
-    ACTIVE_PAGES_FIELD_NUMBER: _ClassVar[int]
-    RESIDENT_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    LORA_POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_LOADS_FIELD_NUMBER: _ClassVar[int]
-    MAX_ADAPTERS_IN_A_STEP_FIELD_NUMBER: _ClassVar[int]
-    IN_FLIGHT_PAGES_FIELD_NUMBER: _ClassVar[int]
-    HOST_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
-    HOST_CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
-    HOST_IN_FLIGHT_PAGES_FIELD_NUMBER: _ClassVar[int]
-    DISK_PAGES_FIELD_NUMBER: _ClassVar[int]
-    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    DISK_CORRUPT_FILES_FIELD_NUMBER: _ClassVar[int]
-    DISK_FOREIGN_FILES_FIELD_NUMBER: _ClassVar[int]
-    DISK_FAILURES_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    running_requests: int
-    waiting_requests: int
-    free_pages: int
-    cached_pages: int
-    active_pages: int
-    resident_adapters: _containers.RepeatedScalarFieldContainer[str]
-    lora_pool_bytes: int
-    running_adapters: _containers.RepeatedScalarFieldContainer[str]
-    waiting_adapters: _containers.RepeatedScalarFieldContainer[str]
-    steps: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    adapter_loads: int
-    max_adapters_in_a_step: int
-    in_flight_pages: int
-    host_free_pages: int
-    host_cached_pages: int
-    host_in_flight_pages: int
-    disk_pages: int
-    disk_bytes: int
-    host_tokens: int
-    disk_tokens: int
-    preemptions: int
-    disk_corrupt_files: int
-    disk_foreign_files: int
-    disk_failures: int
-    drafted_tokens: int
-    accepted_tokens: int
-    forced_tokens: int
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., active_pages: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., lora_pool_bytes: _Optional[int] = ..., running_adapters: _Optional[_Iterable[str]] = ..., waiting_adapters: _Optional[_Iterable[str]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., max_adapters_in_a_step: _Optional[int] = ..., in_flight_pages: _Optional[int] = ..., host_free_pages: _Optional[int] = ..., host_cached_pages: _Optional[int] = ..., host_in_flight_pages: _Optional[int] = ..., disk_pages: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., disk_corrupt_files: _Optional[int] = ..., disk_foreign_files: _Optional[int] = ..., disk_failures: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., forced_tokens: _Optional[int] = ...) -> None: ...
+    __slots__ = ("fields_json",)
+    FIELDS_JSON_FIELD_NUMBER: _ClassVar[int]
+    fields_json: str
+    def __init__(self, fields_json: _Optional[str] = ...) -> None: ...
 
 class ForgetAdapterRequest(_message.Message):
     __slots__ = ("digest",)

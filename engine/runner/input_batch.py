@@ -4,7 +4,7 @@ Rows are ordered by adapter, so that each adapter's rows are one run, its chunks
 kinds of rows: those that decode, each a query of its own, which are computed together over a padded page table, and
 those of a chunk.
 
-A row's bits must not depend on its neighbours. Where the arithmetic needs it (see RowRules), a small batch is padded
+A row's bits must not depend on its neighbours. Where the arithmetic needs it (see BatchInvariance), a small batch is padded
 with rows of nobody, and rows decode together only with those whose page tables are padded to the same length,
 which follows from a row's own position alone.
 
@@ -19,7 +19,7 @@ from itertools import groupby
 
 import torch
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import SequenceSlice, StepPlan
@@ -128,7 +128,7 @@ class _Query:
 class BatchBuilder:
     """Turns plans into tensors on one device."""
 
-    def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: RowRules) -> None:
+    def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
         """`null_page` is a page of zeros that pads page tables; the page behind it takes what nobody reads."""
         self._page_tokens = page_tokens
         self._null_page = null_page

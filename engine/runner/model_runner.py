@@ -8,7 +8,7 @@ from graftwork.engine.core.events import TokenLogprobs
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.packs import Graft
+from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.pool import LoraPool
 from graftwork.engine.lora.torch_backend import Segment
 from graftwork.engine.runner.attention import PagedAttention
@@ -58,8 +58,8 @@ class ModelRunner:
         return self._decoder.logits(batch, self._attention, lora)
 
     def _segment(self, run: AdapterRun) -> Segment:
-        graft = Graft(tuple((self._pool.get(use.digest), use.weight) for use in run.adapters))
-        return Segment(run.start_row, run.end_row, graft, run.first_sample, run.last_sample, run.decoding)
+        mix = AdapterMix(tuple((self._pool.get(use.digest), use.weight) for use in run.adapters))
+        return Segment(run.start_row, run.end_row, mix, run.first_sample, run.last_sample, run.decoding)
 
 
 def _by_request(

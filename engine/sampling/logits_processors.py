@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.core.token_counts import CountedTokens
+from graftwork.engine.core.token_counts import TokenCounts
 
 _NEVER = float("-inf")
 
@@ -37,7 +37,7 @@ def _add_bias(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> Non
 
 def _penalise(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
     """Repetition first (Keskar et al. 2019), then presence and frequency as OpenAI defines them."""
-    seen = CountedTokens()
+    seen = TokenCounts()
     sizes = [spec.history.copy_to(seen, spec.draft_token_ids) for _, spec in placed if spec.history is not None]
     if not seen:
         return

@@ -1,4 +1,4 @@
-"""What the scheduler says: to each request, and of itself."""
+"""What the scheduler tells the client of a request."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from graftwork.platform.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one request is to be told: an event, or the error that ended it."""
+    """One event of a request, or the error that ended it."""
 
     request_id: RequestId
     event: EngineEvent | GraftworkError
@@ -17,18 +17,3 @@ class Output:
     @property
     def is_last(self) -> bool:
         return isinstance(self.event, RequestFinished | GraftworkError)
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    host_tokens: int = 0
-    """Of the cached ones, those that were loaded from the host."""
-    disk_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    max_adapters_in_a_step: int = 0

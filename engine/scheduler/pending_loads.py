@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graftwork.engine.core.step import StepPlan
-from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.scheduler.request_state import Sequence
 from graftwork.platform.ids import RequestId
@@ -23,7 +23,7 @@ class Landing:
 class Landings:
     """Changes what sequences wait for, and nothing else of them but the pages that could not be read."""
 
-    def __init__(self, memory: KvMemory, running: Mapping[RequestId, Sequence], page_tokens: int) -> None:
+    def __init__(self, memory: KvCacheManager, running: Mapping[RequestId, Sequence], page_tokens: int) -> None:
         self._memory = memory
         self._running = running
         self._page_tokens = page_tokens
@@ -42,7 +42,7 @@ class Landings:
 
     def landed(self, done: TransferDone) -> Landing:
         """A transfer has ended: who waited for it goes on, without the pages that could not be read."""
-        failed_from = self._memory.absorb(done)
+        failed_from = self._memory.finish_transfer(done)
         landing = Landing()
         for sequence in self._running.values():
             if done.plan in sequence.reading:

@@ -7,7 +7,7 @@ is itself; while copies are under way it waits for what they free instead, and i
 from collections.abc import Callable, Iterable, Mapping
 
 from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.kv.manager import KvMemory
+from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.request_state import Sequence
 from graftwork.platform.ids import RequestId
 
@@ -17,7 +17,7 @@ class Growth:
 
     def __init__(
         self,
-        memory: KvMemory,
+        memory: KvCacheManager,
         running: Mapping[RequestId, Sequence],
         page_tokens: int,
         preempt: Callable[[Sequence], None],
@@ -40,15 +40,15 @@ class Growth:
         missing = pages_for(sequence.num_computed + num_tokens, self._page_tokens) - len(sequence.pages)
         if missing <= 0:
             return True
-        pages = self._memory.take(missing, sequence.owner)
-        while pages is None and not self._memory.residency.device.in_flight_pages:
+        pages = self._memory.allocate_pages(missing, sequence.domain)
+        while pages is None and not self._memory.page_store.device.in_flight_pages:
             victim = self.worst(planned)
             if victim is None:
                 break
             self._preempt(victim)
             if victim is sequence:
                 return False
-            pages = self._memory.take(missing, sequence.owner)
+            pages = self._memory.allocate_pages(missing, sequence.domain)
         if pages is None:
             self.starved.add(sequence.request_id)
             return False
@@ -62,7 +62,7 @@ class Growth:
         missing = pages_for(known + len(drafted), self._page_tokens) - len(sequence.pages)
         if not drafted or missing <= 0:
             return drafted
-        pages = self._memory.take(missing, sequence.owner)
+        pages = self._memory.allocate_pages(missing, sequence.domain)
         if pages is None:
             return drafted[: len(sequence.pages) * self._page_tokens - known]
         sequence.pages += pages

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from graftwork.engine.core.events import CacheReport, FinishReason, MissReason
-from graftwork.engine.core.prefix_keys import SequenceScope
+from graftwork.engine.core.prefix_keys import PrefixScope
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.core.token_counts import TokenHistory
-from graftwork.engine.kv.index.radix_tree import Owner
-from graftwork.engine.kv.transfer.loader import Path, Residence
+from graftwork.engine.kv.index.radix_tree import Domain
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferPlan
 from graftwork.engine.speculative.sequence_drafts import SequenceDrafts
 from graftwork.platform.ids import RequestId
@@ -27,7 +27,7 @@ class Sequence:
     """Owned by the Scheduler; nobody else changes it."""
 
     request: EngineRequest
-    scope: SequenceScope
+    scope: PrefixScope
     seed: int
     arrived_at: float
     stop_token_ids: frozenset[int]
@@ -71,18 +71,18 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def owner(self) -> Owner:
+    def domain(self) -> Domain:
         """Whom its pages are charged to."""
         return self.request.isolation
 
-    def path(self, num_tokens: int) -> Path:
+    def path(self, num_tokens: int) -> TokenPath:
         """Its first tokens, and where their pages may be shared."""
-        return Path(self.scope, self.token_ids[:num_tokens], self.owner)
+        return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
 
-    def settle(self, residence: Residence, page_tokens: int, miss_reason: MissReason | None) -> None:
+    def settle(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
         """Move in: from now on it holds these pages."""
-        self.pages, self.tiers = list(residence.pages), residence.tiers
-        self.arrivals = set(residence.arrivals)
+        self.pages, self.tiers = list(allocation.pages), allocation.tiers
+        self.arrivals = set(allocation.loads)
         self.num_computed = len(self.tiers) * page_tokens
         self.miss_reason = miss_reason
 
@@ -126,7 +126,7 @@ class Sequence:
     def counted_history(self) -> TokenHistory | None:
         """The history with every token that is known by now."""
         if self.history is not None:
-            self.history.extend(self.token_ids[self.num_prompt + self.history.num_made :])
+            self.history.extend(self.token_ids[self.num_prompt + self.history.num_generated_tokens :])
         return self.history
 
     def finish_reason(self) -> FinishReason | None:

@@ -15,14 +15,15 @@ from random import Random
 from graftwork.engine.core.events import FinishReason, PromptAdmitted, RequestFinished, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.stats import EngineCounters
 from graftwork.engine.core.step import SequenceSlice, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.manager import KvMemory
-from graftwork.engine.kv.session_cache import SessionTender
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.scheduler.fair_share import FairShare
-from graftwork.engine.scheduler.outputs import Output, SchedulerCounters
+from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.pending_loads import Landings
 from graftwork.engine.scheduler.preemption import Growth
 from graftwork.engine.scheduler.request_state import Sequence
@@ -47,10 +48,10 @@ class Scheduler:
     def __init__(
         self,
         limits: SchedulerLimits,
-        memory: KvMemory,
-        tender: SessionTender,
+        memory: KvCacheManager,
+        tender: SessionCache,
         adapters: AdapterResidency,
-        scopes: ScopeMaker,
+        scopes: CacheScopes,
         *,
         clock: Clock,
         seeds: Random,
@@ -72,7 +73,7 @@ class Scheduler:
         self.landings = Landings(memory, self._running, limits.page_tokens)
         self._pace = Pace(clock)
         self.speculator = speculator or no_drafts(clock)
-        self.counters = SchedulerCounters()
+        self.counters = EngineCounters()
 
     @property
     def num_running(self) -> int:
@@ -103,7 +104,7 @@ class Scheduler:
             )
         sequence = self._intake.sequence(request)
         if request.session is not None:
-            self._tender.goes_on(request.isolation, request.session)
+            self._tender.begin_turn(request.isolation, request.session)
         self._memory.set_limits(request.isolation, request.kv_limits)
         self._by_id[request.request_id] = sequence
         self._waiting.enqueue(sequence)
@@ -173,17 +174,17 @@ class Scheduler:
             return False
         session = sequence.request.session
         reason = self._memory.miss_reason(path, match, session)
-        residence = self._memory.settle(path, match, len(sequence.token_ids), session)
-        if residence is None:
+        allocation = self._memory.allocate_path(path, match, len(sequence.token_ids), session)
+        if allocation is None:
             return False
-        sequence.settle(residence, self._limits.page_tokens, reason)
+        sequence.settle(allocation, self._limits.page_tokens, reason)
         return True
 
     def _make_way(self, sequence: Sequence) -> bool:
         """Offload somebody of a lower class for a request that finds no place; False if there is nobody, or room is
         being made already."""
         victim = self._growth.worst()
-        if victim is None or self._memory.residency.device.in_flight_pages:
+        if victim is None or self._memory.page_store.device.in_flight_pages:
             return False
         if victim.rank <= self._waiting.rank(sequence):
             return False
@@ -239,7 +240,7 @@ class Scheduler:
 
         Drafts take what is left of the budget, so that nobody's prompt waits for another's guesses.
         """
-        self._memory.tick()
+        self._memory.start_background_copies()
         turns = self._turns()
         making = [sequence for sequence, num_tokens in turns if num_tokens == sequence.num_behind]
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in turns)
@@ -327,17 +328,17 @@ class Scheduler:
     def _enter(self, sequence: Sequence) -> None:
         """Let others find what is computed of a sequence, which goes on with the pages that all share."""
         path = sequence.path(sequence.num_computed)
-        nodes = self._memory.enter(path, sequence.pages, sequence.request.session)
-        sequence.pages = self._memory.share(nodes, sequence.pages)
+        nodes = self._memory.insert(path, sequence.pages, sequence.request.session)
+        sequence.pages = self._memory.deduplicate(nodes, sequence.pages)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> Output:
         self._enter(sequence)
         if sequence.request.session is not None:
-            self._memory.follow(sequence.path(sequence.num_computed), sequence.request.session)
+            self._memory.set_history(sequence.path(sequence.num_computed), sequence.request.session)
         report = self.speculator.ended(sequence)
         del self._by_id[sequence.request_id]
         self._release(sequence)
-        self._memory.enforce_limits(sequence.owner)
+        self._memory.enforce_limits(sequence.domain)
         self._pace.finished_one()
         return Output(sequence.request_id, RequestFinished(reason, sequence.num_generated, report))
 
@@ -358,7 +359,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Every page is held by the tree, by the sequences that list it, and by nobody else."""
         self._memory.check_integrity()
-        device, tree = self._memory.residency.device, self._memory.residency.tree
+        device, tree = self._memory.page_store.device, self._memory.page_store.tree
         held = sum(len(sequence.pages) for sequence in self._running.values())
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"

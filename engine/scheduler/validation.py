@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
+from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.scheduler.request_state import Sequence, history_for
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
@@ -32,7 +32,7 @@ class SchedulerLimits:
 class Intake:
     """Checks requests and makes sequences of them."""
 
-    def __init__(self, limits: SchedulerLimits, scopes: ScopeMaker, clock: Clock, seeds: Random) -> None:
+    def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
         self._limits = limits
         self._scopes = scopes
         self._clock = clock
@@ -49,10 +49,9 @@ class Intake:
                 "answer included. Shorten the prompt.",
                 param="prompt",
             )
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
         _check_mixture(request)
         check_vocabulary(request, limits.vocab_size)
+        request.sampling.check()
 
     def sequence(self, request: EngineRequest) -> Sequence:
         """A sequence that has not begun."""
@@ -61,7 +60,7 @@ class Intake:
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
         return Sequence(
             request=request,
-            scope=self._scopes.of(request, self._limits.page_tokens),
+            scope=self._scopes.for_request(request, self._limits.page_tokens),
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             arrived_at=self._clock.monotonic(),
             stop_token_ids=eos | frozenset(sampling.stop_token_ids),

@@ -160,9 +160,9 @@ class Harness:
 
     def poison_unused_pages(self) -> None:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
-        standing = self.loop._memory.residency.device.standing()
-        unused = np.flatnonzero(~standing.is_fixed & ~standing.is_held)
-        self.loop._runner._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
+        occupancy = self.loop._memory.page_store.device.occupancy()
+        unused = np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held)
+        self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 
     def _sink(self, outputs: list[Output]) -> None:
         for output in outputs:

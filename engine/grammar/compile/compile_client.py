@@ -27,7 +27,7 @@ _START_S = 60.0
 _POLL_S = 0.5
 
 
-class NurseryClient:
+class CompileClient:
     """Owns one process, the thread that reads from it and the one that writes to it."""
 
     def __init__(

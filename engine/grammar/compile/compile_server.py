@@ -49,7 +49,7 @@ class _Child:
     """It was given too little of a processor to come to an end, or to its limit."""
 
 
-class Nursery:
+class CompileServer:
     """Owns the children."""
 
     def __init__(self, vocabulary: Vocabulary, answers: int) -> None:
@@ -178,7 +178,7 @@ def main(arguments: list[str]) -> int:
     vocabulary = read_vocabulary(Path(folder), int(size), tuple(int(part) for part in eos.split(",")))
     if vocabulary is None:
         raise GraftworkError(f"{folder} has no tokenizer.json.")
-    Nursery(vocabulary, answers).serve()
+    CompileServer(vocabulary, answers).serve()
     return 0
 
 

@@ -1,7 +1,7 @@
 """Compiled grammars by what they were compiled from: bounded, single-flight, and paid for by who asks.
 
 GrammarCompiler alone says whether a grammar is ready. The work is done in the nursery; its ends come back to the loop
-as messages. Refusals are kept as well as grammars, so that a hostile one costs its party one compile and no more.
+as messages. Refusals are kept as well as grammars, so that a hostile one costs its domain one compile and no more.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 
 from graftwork.engine.core.requests import GrammarSource
-from graftwork.engine.grammar.compile.compile_client import NurseryClient
+from graftwork.engine.grammar.compile.compile_client import CompileClient
 from graftwork.engine.grammar.compile.compile_jobs import BUSY, CompileAnswer, CompileJob
-from graftwork.engine.grammar.compile.tenant_budget import PartyBudget
+from graftwork.engine.grammar.compile.tenant_budget import CompileBudget
 from graftwork.engine.grammar.matching.backends import Backends
 from graftwork.engine.grammar.matching.drafts import Speller
 from graftwork.engine.grammar.matching.matcher import CompiledPair
@@ -46,7 +46,7 @@ class GrammarCompiled:
 class _Job:
     key: GrammarKey
     source: GrammarSource
-    party: str
+    domain: str
 
 
 class GrammarCompiler:
@@ -65,9 +65,9 @@ class GrammarCompiler:
         self._limits = limits
         self._deliver = deliver
         self._backends = Backends(vocabulary)
-        self._nursery = NurseryClient(folder, vocabulary, limits.niceness, self._answered)
+        self._nursery = CompileClient(folder, vocabulary, limits.niceness, self._answered)
         self._loading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-load")
-        self._budget = PartyBudget(limits.party_seconds_per_minute, clock)
+        self._budget = CompileBudget(limits.domain_seconds_per_minute, clock)
         self._ready: OrderedDict[GrammarKey, CompiledPair | GraftworkError] = OrderedDict()
         self._queued: OrderedDict[GrammarKey, _Job] = OrderedDict()
         self._running: dict[GrammarKey, _Job] = {}
@@ -92,24 +92,24 @@ class GrammarCompiler:
                 self.num_bytes -= _weight(self._ready.pop(key))
         self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, _PASSING)]
 
-    def want(self, key: GrammarKey, source: GrammarSource, party: str) -> GraftworkError | None:
-        """Have a grammar compiled, unless it is or is being; returns why the party must wait, where it must."""
+    def want(self, key: GrammarKey, source: GrammarSource, domain: str) -> GraftworkError | None:
+        """Have a grammar compiled, unless it is or is being; returns why the domain must wait, where it must."""
         if key in self._ready or key in self._queued or key in self._running:
             return None
-        retry_after_s = self._budget.seconds_until_credit(party)
+        retry_after_s = self._budget.seconds_until_credit(domain)
         if retry_after_s > 0:
             return CapacityContended(
                 "Your grammars have used up the time for compiling. Reuse grammars, or simplify them.",
                 code="grammar_budget_spent",
                 retry_after_s=retry_after_s,
             )
-        if sum(job.party == party for job in self._queued.values()) >= self._limits.party_queue:
+        if sum(job.domain == domain for job in self._queued.values()) >= self._limits.domain_queue:
             return CapacityContended(
-                f"{self._limits.party_queue} of your grammars wait to be compiled. Try again later.",
+                f"{self._limits.domain_queue} of your grammars wait to be compiled. Try again later.",
                 code="grammar_queue_full",
                 retry_after_s=self._limits.seconds,
             )
-        self._queued[key] = _Job(key, source, party)
+        self._queued[key] = _Job(key, source, domain)
         self._start_next()
         return None
 
@@ -133,10 +133,10 @@ class GrammarCompiler:
     # ---- compiling --------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """One grammar of a party at a time, so that a flood of one party's holds up no other's."""
+        """One grammar of a domain at a time, so that a flood of one domain's holds up no other's."""
         while self._nursery.has_room:
-            busy = {job.party for job in self._running.values()}
-            job = next((job for job in self._queued.values() if job.party not in busy), None)
+            busy = {job.domain for job in self._running.values()}
+            job = next((job for job in self._queued.values() if job.domain not in busy), None)
             if job is None:
                 return
             del self._queued[job.key]
@@ -181,7 +181,7 @@ class GrammarCompiler:
     def absorb(self, compiled: GrammarCompiled) -> None:
         """Take the end of a compile in, and start the next."""
         job = self._running.pop(compiled.key)
-        self._budget.charge(job.party, compiled.seconds)
+        self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1
         self._keep(compiled.key, compiled.outcome)
         self._start_next()

@@ -1,4 +1,4 @@
-"""Seconds of compiling that each party may use: credit that is spent at once and comes back over a minute."""
+"""Seconds of compiling that each domain may use: credit that is spent at once and comes back over a minute."""
 
 from collections import OrderedDict
 
@@ -7,8 +7,8 @@ from graftwork.platform.clock import Clock
 _MAX_PARTIES = 4096
 
 
-class PartyBudget:
-    """Credit by party; who has never compiled, or long ago, has all of it and takes no memory."""
+class CompileBudget:
+    """Credit by domain; who has never compiled, or long ago, has all of it and takes no memory."""
 
     def __init__(self, seconds_per_minute: float, clock: Clock) -> None:
         self._whole = seconds_per_minute
@@ -16,17 +16,17 @@ class PartyBudget:
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """(seconds spent, when that was so)"""
 
-    def charge(self, party: str, seconds: float) -> None:
+    def charge(self, domain: str, seconds: float) -> None:
         """A compile has ended; it may spend more than there was, and is waited off then."""
-        self._spent[party] = (self._debt(party) + seconds, self._clock.monotonic())
-        self._spent.move_to_end(party)
+        self._spent[domain] = (self._debt(domain) + seconds, self._clock.monotonic())
+        self._spent.move_to_end(domain)
         while len(self._spent) > _MAX_PARTIES:
             self._spent.popitem(last=False)
 
-    def seconds_until_credit(self, party: str) -> float:
+    def seconds_until_credit(self, domain: str) -> float:
         """0 where it may compile now."""
-        return max(0.0, (self._debt(party) - self._whole) * 60 / self._whole)
+        return max(0.0, (self._debt(domain) - self._whole) * 60 / self._whole)
 
-    def _debt(self, party: str) -> float:
-        spent, since = self._spent.get(party, (0.0, 0.0))
+    def _debt(self, domain: str) -> float:
+        spent, since = self._spent.get(domain, (0.0, 0.0))
         return max(0.0, spent - (self._clock.monotonic() - since) * self._whole / 60)

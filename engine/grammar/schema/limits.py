@@ -37,7 +37,7 @@ class LintLimits:
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What one compile, one party and the cache may cost."""
+    """What one compile, one domain and the cache may cost."""
 
     seconds: float = 4.0
     """Of processor time, after which the compiling process is killed."""
@@ -50,9 +50,9 @@ class CompileLimits:
     cache_bytes: int = 64 * 2**20
     cache_entries: int = 512
     """Refusals included: a hostile grammar is refused again without being compiled again."""
-    party_seconds_per_minute: float = 15.0
-    """Of compiling, for one party; over it its next grammars are a 429 until the minute has passed."""
-    party_queue: int = 32
-    """Grammars of one party that may wait to be compiled."""
+    domain_seconds_per_minute: float = 15.0
+    """Of compiling, for one domain; over it its next grammars are a 429 until the minute has passed."""
+    domain_queue: int = 32
+    """Grammars of one domain that may wait to be compiled."""
     fill_seconds: float = 0.25
     """Of processor time. One mask that takes longer ends its request: it would hold up everybody's step."""

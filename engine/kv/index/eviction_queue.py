@@ -1,157 +1,164 @@
-"""Which idle page of a tier is given up next, and at whose cost.
+"""Finds the idle page of a tier that is evicted next.
 
-Each party is sure of a share of every tier: `reserve_share` of it, parted equally among those who are there. Room is
-made from whoever holds more than that, and from the party that asks; nobody else's pages are touched. An adapter that
-asks is nobody's party, and what it may have at most leaves all reserves whole (see KvSizes).
-Among the pages that may go, the lowest rank goes first (see Retention); only the last pages of a path can.
+Owns the order of the idle pages of one tier, and counts the pages of each domain.
 
-To find it, the parties stand in a queue by bounds that are raised only when they are met: what a page costs does not
-grow with the number of parties.
+Each domain has a reserve: an equal part of `reserve_share` of the tier. A page is taken from a domain that holds more
+than its reserve, or from the domain that asks. An adapter that needs frames belongs to no domain; KvSizes limits
+adapters so that all reserves fit. Among the pages that may go, the lowest rank is evicted first (see EvictionPolicy),
+and only pages without a child on the tier.
 
-Invariant: what another party keeps is never below its reserve because of this one.
+Domains are kept in a heap by a lower bound of their lowest rank, and a bound is raised only when it is read. So the
+cost of an eviction does not grow with the number of domains.
+
+Invariant: no domain falls below its reserve because of another one.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Protocol
 
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.page_pool import PagePool
-from graftwork.engine.kv.index.radix_tree import PUBLIC, Node, Owner
+from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
 
-Rank = tuple[int, float, int]
-"""Class, value within it, and when it was last used."""
+EvictionRank = tuple[int, float, int]
+"""Class, value within the class, time of last use. Lower is evicted first."""
 
+Ranking = Callable[[Node, Tier], EvictionRank]
 
-Ranking = Callable[[Node, Tier], Rank]
-
-
-_Entry = tuple[Rank, int, Node]
+_Entry = tuple[EvictionRank, int, Node]
 
 
-class DropOrder:
-    """The pages of one tier that could go, by party and rank. Entries may be stale: they are checked when taken."""
+class EvictionQueue:
+    """The evictable pages of one tier, by domain and rank. An entry may be stale and is checked when it is read."""
 
     def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
-        """`reserved_pages` of the tier are parted equally among the parties that have pages there."""
+        """`reserved_pages` of the tier are divided equally among the domains that have pages there."""
         self.tier = tier
         self._pool = pool
         self._ranking = ranking
         self._reserved_pages = reserved_pages
-        self._used: dict[Owner, int] = {}
-        self._heaps: dict[Owner, list[_Entry]] = {}
-        self._queue: list[tuple[Rank, int, Owner]] = []
-        """Parties above their reserve, each by a rank that none of its pages is below; entries may be stale."""
-        self._bounds: dict[Owner, Rank] = {}
-        """The rank by which each of them is found in the queue."""
-        self._sheltered: set[Owner] = set()
-        """Parties that were found at or below their reserve, and left out since."""
+        self._used: dict[Domain, int] = {}
+        self._heaps: dict[Domain, list[_Entry]] = {}
+        self._queue: list[tuple[EvictionRank, int, Domain]] = []
+        """Domains above their reserve, each with a lower bound of its lowest rank. Entries may be stale."""
+        self._bounds: dict[Domain, EvictionRank] = {}
+        """The bound of each domain's valid entry in `_queue`."""
+        self._protected: set[Domain] = set()
+        """Domains that were found at or below their reserve and are not in `_queue`."""
         self._numbers = count()
 
-    def used_pages(self, owner: Owner) -> int:
-        """Pages of this party that the tree holds on this tier."""
-        return self._used.get(owner, 0)
+    def used_pages(self, domain: Domain) -> int:
+        """Returns how many of the tier's pages the tree holds for a domain."""
+        return self._used.get(domain, 0)
 
     def reserve_pages(self) -> int:
-        """Pages that each party which is here keeps for sure."""
+        """Returns how many pages each present domain cannot lose to others."""
         return self._reserved_pages // max(len(self._used), 1)
 
-    def sheltered_pages(self) -> int:
-        """Pages that may have to stay whoever else needs room: up to its reserve of each party, and all that is public,
-        since others' pages may hang on it."""
+    def protected_pages(self) -> int:
+        """Returns how many pages may be impossible to evict for others.
+
+        These are each domain's pages up to its reserve, and all public pages, because other pages may depend on them.
+        """
         reserve = self.reserve_pages()
-        return sum(used if owner == PUBLIC else min(used, reserve) for owner, used in self._used.items())
+        return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())
 
     def count_copy(self, node: Node, change: int) -> None:
-        """The tree has gained or lost a copy on this tier."""
-        owner, is_new = node.owner, node.owner not in self._used
-        used = self._used.get(owner, 0) + change
+        """Records that the tree has gained (+1) or lost (-1) a copy on this tier."""
+        domain, is_new = node.domain, node.domain not in self._used
+        used = self._used.get(domain, 0) + change
         if used:
-            self._used[owner] = used
-            self._reconsider_shelter(self._sheltered if is_new else [owner])  # one party more, and reserves are smaller
+            self._used[domain] = used
+            # A new domain makes every reserve smaller.
+            self._recheck_protected(self._protected if is_new else [domain])
         else:
-            del self._used[owner]
-            self._heaps.pop(owner, None)
-            self._bounds.pop(owner, None)
-            self._sheltered.discard(owner)
+            del self._used[domain]
+            self._heaps.pop(domain, None)
+            self._bounds.pop(domain, None)
+            self._protected.discard(domain)
 
-    def offer(self, node: Node) -> None:
-        """Consider a page whose state has changed: it became idle, the last of its path, or less worth keeping."""
-        if self._may_go(node):
-            heap = self._heaps.setdefault(node.owner, [])
+    def add(self, node: Node) -> None:
+        """Queues a page if it is evictable. Call it when a page became idle, became a leaf, or lost rank."""
+        if self._is_evictable(node):
+            heap = self._heaps.setdefault(node.domain, [])
             heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
-            if len(heap) > 64 + 4 * self.used_pages(node.owner):
-                self._rebuild(node.owner)
-            self._queue_up(node.owner)
+            if len(heap) > 64 + 4 * self.used_pages(node.domain):
+                self._rebuild(node.domain)
+            self._enqueue(node.domain)
 
-    # ---- who gives --------------------------------------------------------------------------------------------
+    # ---- victims ----------------------------------------------------------------------------------------------
 
-    def giver_for(self, owner: Owner | None) -> Owner | None:
-        """The party whose page goes first to make room for `owner`, or for an adapter; None if there is none to give."""
+    def victim_domain(self, domain: Domain | None) -> Domain | None:
+        """Returns the domain that loses a page so that `domain` gets one; None if no page may go.
+
+        None as `domain` stands for an adapter.
+        """
         first = self._first_above_reserve()
-        own = None if owner is None else self._top(owner)
+        own = None if domain is None else self._lowest_entry(domain)
         if own is None or (first is not None and self._heaps[first][0][:2] < own[:2]):
             return first
-        return owner
+        return domain
 
-    def giver_of_all(self) -> Owner | None:
-        """The same, with no regard for reserves. Looks at every party."""
-        tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._top(one)) is not None]
+    def victim_domain_ignoring_reserves(self) -> Domain | None:
+        """Returns the domain with the lowest-ranked page of all; None if no page is idle. O(number of domains)."""
+        tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
         return min(tops)[2] if tops else None
 
-    def rank_of(self, giver: Owner) -> Rank:
-        """Of the page that goes first of a party that has one to give."""
-        return self._heaps[giver][0][0]
+    def lowest_rank(self, domain: Domain) -> EvictionRank:
+        """Returns the rank of a domain's first page. Call it only after `victim_domain` has named the domain."""
+        return self._heaps[domain][0][0]
 
-    def pop(self, giver: Owner) -> Node:
-        """That page; it must be dropped, or offered again."""
-        return heapq.heappop(self._heaps[giver])[2]
+    def pop(self, domain: Domain) -> Node:
+        """Removes and returns that page. The caller must evict it or add it again."""
+        return heapq.heappop(self._heaps[domain])[2]
 
-    def next_of(self, owner: Owner) -> Node | None:
-        """The page that goes when a party must give up one of its own."""
-        return None if self._top(owner) is None else self.pop(owner)
+    def pop_or_none(self, domain: Domain) -> Node | None:
+        """Removes and returns the first page of a domain; None if it has no evictable page."""
+        return None if self._lowest_entry(domain) is None else self.pop(domain)
 
-    def _first_above_reserve(self) -> Owner | None:
+    def _first_above_reserve(self) -> Domain | None:
         reserve = self.reserve_pages()
         while self._queue:
-            bound, _, owner = self._queue[0]
-            if self._bounds.get(owner) != bound:
-                heapq.heappop(self._queue)  # it was offered something lower since
+            bound, _, domain = self._queue[0]
+            if self._bounds.get(domain) != bound:
+                heapq.heappop(self._queue)  # a lower bound was entered later
                 continue
-            top = self._top(owner) if self.used_pages(owner) > reserve else None
+            top = self._lowest_entry(domain) if self.used_pages(domain) > reserve else None
             if top is not None and top[0] == bound:
-                return owner
+                return domain
             heapq.heappop(self._queue)
-            del self._bounds[owner]
+            del self._bounds[domain]
             if top is not None:
-                self._queue_up(owner)
-            elif self.used_pages(owner) <= reserve:
-                self._sheltered.add(owner)
+                self._enqueue(domain)
+            elif self.used_pages(domain) <= reserve:
+                self._protected.add(domain)
         return None
 
-    def _queue_up(self, owner: Owner) -> None:
-        """See that the queue knows of a party no later than by its first entry."""
-        heap = self._heaps.get(owner)
-        if not heap or owner in self._sheltered:
+    def _enqueue(self, domain: Domain) -> None:
+        """Puts a domain into `_queue`, or lowers its bound, to match its first entry."""
+        heap = self._heaps.get(domain)
+        if not heap or domain in self._protected:
             return
         rank = heap[0][0]
-        if owner not in self._bounds or rank < self._bounds[owner]:
-            self._bounds[owner] = rank
-            heapq.heappush(self._queue, (rank, next(self._numbers), owner))
+        if domain not in self._bounds or rank < self._bounds[domain]:
+            self._bounds[domain] = rank
+            heapq.heappush(self._queue, (rank, next(self._numbers), domain))
 
-    def _reconsider_shelter(self, owners: Iterable[Owner]) -> None:
+    def _recheck_protected(self, domains: Iterable[Domain]) -> None:
         reserve = self.reserve_pages()
-        for owner in [one for one in owners if one in self._sheltered and self.used_pages(one) > reserve]:
-            self._sheltered.remove(owner)
-            self._queue_up(owner)
+        for domain in [one for one in domains if one in self._protected and self.used_pages(one) > reserve]:
+            self._protected.remove(domain)
+            self._enqueue(domain)
 
-    def _top(self, owner: Owner) -> _Entry | None:
-        """The first entry of a heap that is true now, left in place."""
-        heap = self._heaps.get(owner, [])
+    def _lowest_entry(self, domain: Domain) -> _Entry | None:
+        """Returns the first valid entry of a domain's heap and leaves it there. Removes or updates stale entries before
+        it."""
+        heap = self._heaps.get(domain, [])
         while heap:
             rank, _, node = heap[0]
-            if not self._may_go(node):
+            if not self._is_evictable(node):
                 heapq.heappop(heap)
             elif (now := self._ranking(node, self.tier)) > rank:
                 heapq.heapreplace(heap, (now, next(self._numbers), node))
@@ -159,76 +166,100 @@ class DropOrder:
                 return heap[0]
         return None
 
-    def _may_go(self, node: Node) -> bool:
+    def _is_evictable(self, node: Node) -> bool:
         page = node.page(self.tier)
-        return node.in_tree and page is not None and node.is_edge_of(self.tier) and self._pool.is_idle(page)
+        return node.in_tree and page is not None and node.is_leaf_on(self.tier) and self._pool.is_idle(page)
 
-    def _rebuild(self, owner: Owner) -> None:
-        nodes = dict.fromkeys(node for _, _, node in self._heaps[owner] if self._may_go(node))
-        self._heaps[owner] = [(self._ranking(node, self.tier), next(self._numbers), node) for node in nodes]
-        heapq.heapify(self._heaps[owner])
+    def _rebuild(self, domain: Domain) -> None:
+        nodes = dict.fromkeys(node for _, _, node in self._heaps[domain] if self._is_evictable(node))
+        self._heaps[domain] = [(self._ranking(node, self.tier), next(self._numbers), node) for node in nodes]
+        heapq.heapify(self._heaps[domain])
 
     def check_integrity(self, nodes: list[Node]) -> None:
-        """Every page that may go can be found, given all nodes that have a copy here."""
-        used: dict[Owner, int] = {}
+        """Checks counts and that every evictable page can be found. `nodes` are all that have a copy on the tier."""
+        used: dict[Domain, int] = {}
         for node in nodes:
-            used[node.owner] = used.get(node.owner, 0) + 1
-            if self._may_go(node):
-                assert any(entry[2] is node for entry in self._heaps.get(node.owner, [])), "a page cannot be dropped"
-        assert used == self._used, "pages of parties were counted wrongly"
-        queued = {(bound, owner) for bound, _, owner in self._queue}
-        for owner in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
-            top = self._top(owner)
+            used[node.domain] = used.get(node.domain, 0) + 1
+            if self._is_evictable(node):
+                assert any(entry[2] is node for entry in self._heaps.get(node.domain, [])), (
+                    "an evictable page is not queued"
+                )
+        assert used == self._used, "pages of domains were counted wrongly"
+        queued = {(bound, domain) for bound, _, domain in self._queue}
+        for domain in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
+            top = self._lowest_entry(domain)
             if top is not None:
-                bound = self._bounds.get(owner)
-                assert bound is not None, "a party above its reserve cannot be found"
-                assert bound <= top[0], "a party is found too late"
-                assert (bound, owner) in queued, "a party is not in the queue"
+                bound = self._bounds.get(domain)
+                assert bound is not None, "a domain above its reserve cannot be found"
+                assert bound <= top[0], "a domain is found too late"
+                assert (bound, domain) in queued, "a domain is not in the queue"
 
 
-class Giver(Protocol):
-    """Holds something that it could do without."""
+class LeaseExpiryQueue:
+    """Remembers when each lease ends, so that the rank of its pages is lowered then.
 
-    def rank(self) -> Rank | None:
-        """Of what it would give next; None if it has nothing to give."""
+    A path is remembered by its last node. Leases that have ended stay here until `pop_expired` returns them.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, int, Node]] = []
+        self._numbers = count()
+
+    def add(self, until: float, last: Node) -> None:
+        """Enters a lease on a path. It ends at `until`, in seconds; `last` is the path's last node."""
+        heapq.heappush(self._ends, (until, next(self._numbers), last))
+
+    def pop_expired(self, now: float) -> Iterator[Node]:
+        """Yields the last node of each path whose lease has ended by `now`, and forgets it."""
+        while self._ends and self._ends[0][0] <= now:
+            yield heapq.heappop(self._ends)[2]
+
+
+class Evictable(Protocol):
+    """Something that holds memory which it can give up in parts."""
+
+    def next_rank(self) -> EvictionRank | None:
+        """Returns the rank of what it would evict next; None if it cannot evict anything."""
         ...
 
-    def give(self) -> None:
-        """Give up what `rank` has just spoken of."""
+    def evict_next(self) -> None:
+        """Evicts what the last `next_rank` described."""
         ...
 
 
-class Lodger(Giver, Protocol):
-    """Lives in the frames of a tier beside its pages, and gives way like them."""
+class FrameUser(Evictable, Protocol):
+    """Uses frames of a tier beside the pages, and evicts in the same order as they do."""
 
     @property
-    def spare_pages(self) -> int:
-        """Pages that would be free once it had given all it can."""
+    def evictable_pages(self) -> int:
+        """Pages that would become free if it evicted all that it can."""
         ...
 
     @property
     def claimed_pages(self) -> int:
-        """Pages that it has waited for so long that nobody new is let in at their cost."""
+        """Pages that it has waited for so long that no new request may take them."""
         ...
 
 
-class NoLodger:
-    """A tier of pages alone."""
+class NoFrameUser:
+    """The frame user of a tier that holds pages only."""
 
-    spare_pages = 0
+    evictable_pages = 0
     claimed_pages = 0
 
-    def rank(self) -> Rank | None:
+    def next_rank(self) -> EvictionRank | None:
         return None
 
-    def give(self) -> None:
-        """There is nothing to give."""
+    def evict_next(self) -> None:
+        """Has nothing to evict."""
 
 
-def give_way(givers: Sequence[Giver]) -> bool:
-    """The lowest of what all of them would give goes, the first named at a tie; False if nobody has anything."""
-    ranked = [(rank, place) for place, giver in enumerate(givers) if (rank := giver.rank()) is not None]
+def evict_one(candidates: Sequence[Evictable]) -> bool:
+    """Evicts the lowest-ranked of all candidates, the first one at a tie. Returns False if none can evict anything."""
+    ranked = [
+        (rank, place) for place, candidate in enumerate(candidates) if (rank := candidate.next_rank()) is not None
+    ]
     if not ranked:
         return False
-    givers[min(ranked)[1]].give()
+    candidates[min(ranked)[1]].evict_next()
     return True

@@ -1,16 +1,16 @@
-"""When leases end, and which path is worth less from then on.
+"""Holds the pages of the device and the host: allocation, eviction and the prefix tree.
 
-A drop order notices by itself when a page has become worth more, not when it has become worth less: it must be told.
-A path is remembered by its last node, since at most one of its pages, the deepest on a tier, can be the next to go.
-Invariant: what is remembered are the leases that have not ended; whoever asks for room asks here first.
+Owns both page pools, the tree, the eviction queues and the limits of each domain. Never copies a page: what must be
+saved before it is evicted is the offloader's job.
+
+Invariant: an eviction queue notices when a page's rank rises, but must be told when it falls. Every change that lowers
+a rank therefore ends in `requeue`, and expired leases are requeued before room is made.
 """
 
-import heapq
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Protocol
 
 from graftwork.engine.core.events import MissReason
@@ -18,14 +18,23 @@ from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.disk.counters import DiskCounters
-from graftwork.engine.kv.index.eviction_queue import DropOrder, Giver, Lodger, NoLodger, Rank, Ranking, give_way
+from graftwork.engine.kv.index.eviction_queue import (
+    Evictable,
+    EvictionQueue,
+    EvictionRank,
+    FrameUser,
+    LeaseExpiryQueue,
+    NoFrameUser,
+    Ranking,
+    evict_one,
+)
 from graftwork.engine.kv.index.page_pool import PagePool
-from graftwork.engine.kv.index.radix_tree import Lease, Node, Owner, PrefixTree
+from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node, RadixTree
 from graftwork.platform.clock import Clock
 
 
 class DiskPages(Protocol):
-    """What the loop must know of the disk tier."""
+    """What the engine's loop needs to know of the pages on disk. No method waits for the disk."""
 
     @property
     def num_pages(self) -> int: ...
@@ -37,20 +46,20 @@ class DiskPages(Protocol):
     def counters(self) -> DiskCounters: ...
 
     def holds(self, key: PageKey) -> bool:
-        """Whether a page is there, as far as can be known without reading it."""
+        """Whether the page is on disk, as far as is known without reading it."""
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Answer a page no more, at once; a sweep removes what lies there."""
+        """Stops answering for a page at once. A later sweep removes its bytes."""
         ...
 
-    def forget_owner(self, owner: bytes) -> int:
-        """The same for all pages of a party, by its name in files; returns how many there were."""
+    def forget_domain(self, domain: bytes) -> int:
+        """Stops answering for all pages of a domain, given its digest. Returns how many there were."""
         ...
 
 
 class NoDisk:
-    """A disk tier of no bytes."""
+    """A disk of zero bytes."""
 
     num_pages = 0
     bytes_used = 0
@@ -60,42 +69,22 @@ class NoDisk:
         return False
 
     def forget(self, key: PageKey) -> None:
-        """There is nothing to forget."""
+        """Has nothing to forget."""
 
-    def forget_owner(self, owner: bytes) -> int:
+    def forget_domain(self, domain: bytes) -> int:
         return 0
 
 
-class LeaseEnds:
-    """Paths by the end of their leases."""
-
-    def __init__(self) -> None:
-        self._ends: list[tuple[float, int, Node]] = []
-        self._numbers = count()
-
-    def add(self, until: float, last: Node) -> None:
-        """The pages down to `last` have a lease until then."""
-        heapq.heappush(self._ends, (until, next(self._numbers), last))
-
-    def take_ended(self, now: float) -> Iterator[Node]:
-        """The last nodes of paths whose leases have ended by `now`, each once."""
-        while self._ends and self._ends[0][0] <= now:
-            yield heapq.heappop(self._ends)[2]
-
-
-_MOST_REMEMBERED_LOSSES = 1 << 16
-
-
-_DEVICES = range(1 << 40)
-"""Sizes of devices, in pages."""
+_DEVICE_SIZES = range(1 << 40)
+"""Possible sizes of a device, in pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """What there is of each tier in memory, and what is whose.
+    """The sizes of the tiers in memory, and which part is guaranteed to whom.
 
-    On the device pages share their frames with adapters: `context_pages` and the reserve are KV's for sure, the floor
-    is the adapters', and the rest goes to whoever needs it.
+    Pages and adapters share the frames of the device. KV is sure of `context_pages` and of the reserve, adapters are
+    sure of the floor. Whoever needs the rest takes it.
     """
 
     page_tokens: int
@@ -104,11 +93,11 @@ class KvSizes:
     """Frames of the device."""
     host_pages: int
     context_pages: int
-    """Pages of one whole context."""
+    """Pages of one context of full length."""
     reserve_share: float = 0.5
-    """Of each tier: parted among the parties present, whom others cannot push below it."""
+    """Share of each tier, in [0, 1]. It is divided equally among the present domains; others cannot evict it."""
     lora_floor_share: float = 0.0
-    """Of the device: what KV cannot push adapters below."""
+    """Share of the device, in [0, 1], that KV leaves to adapters."""
 
     @property
     def lora_floor_pages(self) -> int:
@@ -116,225 +105,241 @@ class KvSizes:
 
     @property
     def device_reserve_pages(self) -> int:
-        """Pages of the device that are parted among the parties present."""
+        """Pages of the device that are divided among the present domains."""
         most = self.device_pages - self.context_pages - self.lora_floor_pages
         return max(min(int(self.reserve_share * self.device_pages), most), 0)
 
     @property
-    def most_lora_pages(self) -> int:
-        """What adapters may take of the device: never the last context, never a reserve, and never less than the floor."""
+    def max_lora_pages(self) -> int:
+        """The most that adapters may use. It leaves KV one context and all reserves, and is never below the floor."""
         return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
 
     def device_pages_for(self, lora_pages: int) -> int:
-        """The smallest device on which adapters may have so many pages."""
-        return bisect_left(_DEVICES, lora_pages, key=lambda pages: replace(self, device_pages=pages).most_lora_pages)
+        """Returns the size of the smallest device on which adapters may use `lora_pages`."""
+        return bisect_left(
+            _DEVICE_SIZES, lora_pages, key=lambda pages: replace(self, device_pages=pages).max_lora_pages
+        )
 
 
-class Residency:
-    """The device's and the host's pages."""
+_MAX_REMEMBERED_REASONS = 1 << 16
+
+
+class PageStore:
+    """The pages of the device and the host."""
 
     def __init__(self, sizes: KvSizes, ranking: Ranking, disk: DiskPages, clock: Clock) -> None:
         self.sizes = sizes
         self.disk = disk
         self.device = PagePool(sizes.device_pages)
         self.host = PagePool(sizes.host_pages)
-        self.tree = PrefixTree(self.device, self.host, sizes.page_tokens)
+        self.tree = RadixTree(self.device, self.host, sizes.page_tokens)
         self.tree.on_copy_changed = self._copy_changed
-        self._orders = {
-            Tier.DEVICE: DropOrder(Tier.DEVICE, self.device, ranking, sizes.device_reserve_pages),
-            Tier.HOST: DropOrder(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
+        self._queues = {
+            Tier.DEVICE: EvictionQueue(Tier.DEVICE, self.device, ranking, sizes.device_reserve_pages),
+            Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
-        self.lodgers: dict[Tier, Lodger] = {Tier.DEVICE: NoLodger(), Tier.HOST: NoLodger()}
-        """Who else lives in the frames of a tier."""
+        self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
+        """What else uses the frames of each tier."""
         self._clock = clock
-        self._lease_ends = LeaseEnds()
-        self._limits: dict[Owner, KvLimits] = {}
-        self._losses: OrderedDict[PageKey, MissReason] = OrderedDict()
+        self._lease_expiries = LeaseExpiryQueue()
+        self._limits: dict[Domain, KvLimits] = {}
+        self._eviction_reasons: OrderedDict[PageKey, MissReason] = OrderedDict()
 
     def pool(self, tier: Tier) -> PagePool:
-        """The pool of the device or the host."""
+        """Returns the pool of the device or the host."""
         return self.device if tier is Tier.DEVICE else self.host
 
-    def used_pages(self, tier: Tier, owner: Owner) -> int:
-        """Pages of a party that the tree holds on a tier."""
-        return self._orders[tier].used_pages(owner)
+    def used_pages(self, tier: Tier, domain: Domain) -> int:
+        """Returns how many of the tier's pages the tree holds for a domain."""
+        return self._queues[tier].used_pages(domain)
 
     def reserve_pages(self, tier: Tier) -> int:
-        """Pages that each party present keeps for sure."""
-        return self._orders[tier].reserve_pages()
+        """Returns how many pages of the tier each present domain cannot lose to others."""
+        return self._queues[tier].reserve_pages()
 
     # ---- room -------------------------------------------------------------------------------------------------
 
-    def make_room(self, tier: Tier, num_pages: int, owner: Owner) -> int:
-        """Drop what ranks lowest until `num_pages` are free, or nothing more may go; returns how many of them are."""
-        order = self._orders[tier]
-        pages = _Pages(self, tier, lambda: order.giver_for(owner))
-        return self._give_way(tier, num_pages, [pages, self.lodgers[tier]])
+    def make_room(self, tier: Tier, num_pages: int, domain: Domain) -> int:
+        """Evicts the lowest-ranked pages until `num_pages` are free or none may go.
 
-    def make_room_for_lodger(self, tier: Tier, num_pages: int, lodger: Giver) -> bool:
-        """The same for whoever lives beside the pages, of which `lodger` gives up what it must; whether there is room.
-
-        Parties that hold more than their reserve give. Where nothing is in use and that is still too little, it is
-        because reserved pages hang on public ones: then those go too, as KvSizes leaves enough for pages in any case.
+        Returns how many of the `num_pages` are free.
         """
-        order, pool = self._orders[tier], self.pool(tier)
-        self._give_way(tier, num_pages, [_Pages(self, tier, lambda: order.giver_for(None)), lodger])
+        queue = self._queues[tier]
+        pages = _IdlePages(self, tier, lambda: queue.victim_domain(domain))
+        return self._make_room(tier, num_pages, [pages, self.frame_users[tier]])
+
+    def make_room_for_frames(self, tier: Tier, num_pages: int, frame_user: Evictable) -> bool:
+        """Evicts pages and parts of `frame_user` until `num_pages` are free. Returns whether they are.
+
+        Takes pages from domains above their reserve first. If that is too little although nothing is in use, reserved
+        pages follow public ones in the tree, and then any idle page may go: KvSizes leaves enough for KV in every case.
+        """
+        queue, pool = self._queues[tier], self.pool(tier)
+        self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
         if not pool.active_pages:
-            self._give_way(tier, num_pages, [_Pages(self, tier, order.giver_of_all), lodger])
+            self._make_room(
+                tier, num_pages, [_IdlePages(self, tier, queue.victim_domain_ignoring_reserves), frame_user]
+            )
         return pool.free_pages >= num_pages
 
-    def _give_way(self, tier: Tier, num_pages: int, givers: Sequence[Giver]) -> int:
-        for last in self._lease_ends.take_ended(self._clock.monotonic()):
-            self.reconsider_path(last)
+    def _make_room(self, tier: Tier, num_pages: int, candidates: Sequence[Evictable]) -> int:
+        for last in self._lease_expiries.pop_expired(self._clock.monotonic()):
+            self.requeue_path(last)
         pool = self.pool(tier)
-        while pool.free_pages < num_pages and give_way(givers):
+        while pool.free_pages < num_pages and evict_one(candidates):
             continue
         return min(pool.free_pages, num_pages)
 
-    def lowest_rank(self, tier: Tier, party: Owner) -> Rank:
-        """Of the pages that a party could give."""
-        return self._orders[tier].rank_of(party)
+    def lowest_rank(self, tier: Tier, domain: Domain) -> EvictionRank:
+        """Returns the rank of a domain's first evictable page."""
+        return self._queues[tier].lowest_rank(domain)
 
-    def drop_lowest(self, tier: Tier, party: Owner) -> None:
-        """Give up the page of that rank."""
-        self.drop(self._orders[tier].pop(party), tier, MissReason.EVICTED_PRESSURE)
+    def evict_lowest(self, tier: Tier, domain: Domain) -> None:
+        """Evicts that page."""
+        self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
 
-    def could_have(self, tier: Tier, num_pages: int) -> bool:
-        """Whether that many pages are free, idle or the lodger's to spare: a first look, which reserves may still
-        disappoint. What the lodger claims is left to it, beside all that it could not be given."""
-        pool, lodger = self.pool(tier), self.lodgers[tier]
-        claimed = lodger.claimed_pages and lodger.claimed_pages + self._orders[tier].sheltered_pages()
+    def could_allocate(self, tier: Tier, num_pages: int) -> bool:
+        """Whether `num_pages` are free, idle or evictable from the frame user. Reserves may still prevent the
+        allocation.
+
+        Leaves the frame user what it claims, in addition to the pages that it could never get.
+        """
+        pool, frame_user = self.pool(tier), self.frame_users[tier]
+        claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
         missing = num_pages + claimed - pool.free_pages - pool.idle_pages
-        return missing <= 0 or missing <= lodger.spare_pages
+        return missing <= 0 or missing <= frame_user.evictable_pages
 
-    def drop(self, node: Node, tier: Tier, reason: MissReason) -> None:
-        """Give up one idle page at the end of its path on a tier."""
+    def evict(self, node: Node, tier: Tier, reason: MissReason) -> None:
+        """Evicts one idle page that is a leaf on the tier. Remembers the reason if no other copy exists."""
         other = node.host if tier is Tier.DEVICE else node.device
         if other is None and not self.disk.holds(node.key):
-            self._remember_loss(node, reason)
-        self.tree.drop_copy(node, tier)
+            self._remember_reason(node, reason)
+        self.tree.remove_copy(node, tier)
 
     def forget(self, keys: Iterable[PageKey]) -> None:
-        """Give up pages on every tier, and all that stands below them; those that are nobody's session's stay."""
+        """Removes pages and all pages after them from every tier. Keeps pages that outlive sessions."""
         for key in keys:
             node = self.tree.find(key)
             if node is None:
                 self.disk.forget(key)
-            elif not node.is_loose:
-                for gone in self.tree.cut(node):
+            elif not node.outlives_sessions:
+                for gone in self.tree.remove_subtree(node):
                     self.disk.forget(gone.key)
 
-    def set_limits(self, owner: Owner, limits: KvLimits) -> None:
-        """What a party may keep from now on."""
+    def set_limits(self, domain: Domain, limits: KvLimits) -> None:
+        """Sets how many bytes a domain may keep on each tier."""
         if limits == NO_KV_LIMITS:
-            self._limits.pop(owner, None)
+            self._limits.pop(domain, None)
         else:
-            self._limits[owner] = limits
+            self._limits[domain] = limits
 
-    def excess_pages(self, tier: Tier, owner: Owner) -> int:
-        """Pages of a party above its limit on a tier."""
-        limits = self._limits.get(owner, NO_KV_LIMITS)
-        most_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
-        if most_bytes is None:
+    def excess_pages(self, tier: Tier, domain: Domain) -> int:
+        """Returns how many pages of the tier a domain has above its limit."""
+        limits = self._limits.get(domain, NO_KV_LIMITS)
+        max_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
+        if max_bytes is None:
             return 0
-        return max(self.used_pages(tier, owner) - most_bytes // self.sizes.page_bytes, 0)
+        return max(self.used_pages(tier, domain) - max_bytes // self.sizes.page_bytes, 0)
 
-    def enforce_limit(self, tier: Tier, owner: Owner) -> None:
-        """Drop a party's own idle pages until it is within its limit, or has no idle ones."""
-        while self.excess_pages(tier, owner) and (node := self._orders[tier].next_of(owner)) is not None:
-            self.drop(node, tier, MissReason.EVICTED_QUOTA)
+    def enforce_limit(self, tier: Tier, domain: Domain) -> None:
+        """Evicts a domain's own idle pages until it is within its limit or has none left."""
+        while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
+            self.evict(node, tier, MissReason.EVICTED_QUOTA)
 
     # ---- changes that make pages idle -------------------------------------------------------------------------
 
     def release(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """A holder lets go; what the tree holds of the pages stays cached."""
-        self._offer_pages(tier, self.pool(tier).release(pages))
+        """Removes one holder from each page. The tree keeps its pages cached."""
+        self._queue_pages(tier, self.pool(tier).release(pages))
 
-    def land(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """A copy has ended on some pages."""
-        self._offer_pages(tier, self.pool(tier).land(pages))
+    def end_copy(self, tier: Tier, pages: Iterable[PageId]) -> None:
+        """Ends one copy of each page."""
+        self._queue_pages(tier, self.pool(tier).end_copy(pages))
 
-    def reconsider(self, keys: Iterable[PageKey]) -> None:
-        """Pages are worth less than before: sessions have left them, or a lease is over."""
+    def requeue(self, keys: Iterable[PageKey]) -> None:
+        """Queues pages again because their rank has fallen: a session left them, or a lease ended."""
         for key in keys:
             node = self.tree.find(key)
             if node is not None:
-                self._offer(node)
+                self._requeue_node(node)
 
-    def reconsider_path(self, last: Node) -> None:
-        """The pages of a path, down to its last node, are worth less than before."""
-        for tier, order in self._orders.items():
+    def requeue_path(self, last: Node) -> None:
+        """Queues a path again because its pages' rank has fallen. `last` is its last node.
+
+        Only the deepest page of the path on each tier can be evicted next, so only that one is queued.
+        """
+        for tier, queue in self._queues.items():
             node: Node | None = last
             while node is not None and node.page(tier) is None:
                 node = node.parent
             if node is not None:
-                order.offer(node)
+                queue.add(node)
 
     def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
-        """Raise the rank of a path's pages; those that several sessions reach keep the lease that lasts longest."""
+        """Leases the pages of a path. A page with several leases keeps the one that ends last."""
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease
         if nodes:
-            self._lease_ends.add(lease.until, nodes[-1])
+            self._lease_expiries.add(lease.until, nodes[-1])
 
     # ---- what was lost ----------------------------------------------------------------------------------------
 
-    def loss_of(self, key: PageKey) -> MissReason | None:
-        """Why a page is nowhere; None if it has never been here, as far as is remembered."""
-        return self._losses.get(key)
+    def eviction_reason(self, key: PageKey) -> MissReason | None:
+        """Returns why a page was evicted from its last tier; None if that is not remembered."""
+        return self._eviction_reasons.get(key)
 
-    def _remember_loss(self, node: Node, reason: MissReason) -> None:
+    def _remember_reason(self, node: Node, reason: MissReason) -> None:
         had_lease = node.lease is not None and node.lease.until <= self._clock.monotonic()
         by_lease = had_lease and reason is MissReason.EVICTED_PRESSURE
-        self._losses[node.key] = MissReason.LEASE_EXPIRED if by_lease else reason
-        while len(self._losses) > _MOST_REMEMBERED_LOSSES:
-            self._losses.popitem(last=False)
+        self._eviction_reasons[node.key] = MissReason.LEASE_EXPIRED if by_lease else reason
+        while len(self._eviction_reasons) > _MAX_REMEMBERED_REASONS:
+            self._eviction_reasons.popitem(last=False)
 
     # ---- bookkeeping ------------------------------------------------------------------------------------------
 
-    def _offer_pages(self, tier: Tier, pages: Iterable[PageId]) -> None:
+    def _queue_pages(self, tier: Tier, pages: Iterable[PageId]) -> None:
         for page in pages:
             node = self.tree.node_of(tier, page)
             if node is not None:
-                self._orders[tier].offer(node)
+                self._queues[tier].add(node)
 
-    def _offer(self, node: Node) -> None:
-        for order in self._orders.values():
-            order.offer(node)
+    def _requeue_node(self, node: Node) -> None:
+        for queue in self._queues.values():
+            queue.add(node)
 
     def _copy_changed(self, node: Node, tier: Tier, change: int) -> None:
-        order = self._orders[tier]
-        order.count_copy(node, change)
+        queue = self._queues[tier]
+        queue.count_copy(node, change)
         if change > 0:
-            self._losses.pop(node.key, None)
+            self._eviction_reasons.pop(node.key, None)
         elif node.parent is not None:
-            order.offer(node.parent)
-        self._offer(node)  # the copy on the other tier may be worth more, or less, than it was
+            queue.add(node.parent)
+        self._requeue_node(node)  # the rank of the copy on the other tier has changed
 
     def check_integrity(self) -> None:
-        """Recount the pools, the tree and the orders."""
+        """Recounts the pools, the tree and the queues."""
         self.device.check_integrity()
         self.host.check_integrity()
         self.tree.check_integrity()
-        for tier, order in self._orders.items():
-            order.check_integrity(self.tree.nodes_on(tier))
+        for tier, queue in self._queues.items():
+            queue.check_integrity(self.tree.nodes_on(tier))
 
 
-class _Pages:
-    """The idle pages of some parties, as a Giver."""
+class _IdlePages:
+    """The idle pages of some domains, as an Evictable."""
 
-    def __init__(self, residency: Residency, tier: Tier, find_giver: Callable[[], Owner | None]) -> None:
-        """`find_giver` is asked each time: who is above its reserve changes with what goes."""
-        self._residency = residency
+    def __init__(self, page_store: PageStore, tier: Tier, find_victim: Callable[[], Domain | None]) -> None:
+        """`find_victim` is called for each page, because evictions change which domains are above their reserve."""
+        self._page_store = page_store
         self._tier = tier
-        self._find_giver = find_giver
-        self._party: Owner | None = None
+        self._find_victim = find_victim
+        self._domain: Domain | None = None
 
-    def rank(self) -> Rank | None:
-        self._party = self._find_giver()
-        return None if self._party is None else self._residency.lowest_rank(self._tier, self._party)
+    def next_rank(self) -> EvictionRank | None:
+        self._domain = self._find_victim()
+        return None if self._domain is None else self._page_store.lowest_rank(self._tier, self._domain)
 
-    def give(self) -> None:
-        assert self._party is not None, "nothing was promised"
-        self._residency.drop_lowest(self._tier, self._party)
+    def evict_next(self) -> None:
+        assert self._domain is not None, "nothing was promised"
+        self._page_store.evict_lowest(self._tier, self._domain)

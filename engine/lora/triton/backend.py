@@ -17,21 +17,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from graftwork.engine.lora.packs import Graft
+from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, pages_of_ranks
 from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchLora
-from graftwork.engine.lora.triton.fused_lora import FusedLora, GroupShape, LayerKey
-from graftwork.engine.lora.triton.slice_table import SliceDelta, SlotPairs
+from graftwork.engine.lora.triton.fused_lora import FusedLora, LayerKey
+from graftwork.engine.lora.triton.slice_table import SliceTerms, SlotPairs
 from graftwork.engine.lora.triton.tiles import RowOwner
 from graftwork.engine.lora.weights import LoraPair
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import GROUPS
+from graftwork.engine.model.projections import GROUPS, GroupShape
 
 NUM_SLOTS = 1024
 """Adapters that the tables have room for; a slot of a model with 32 layers takes 10 KB."""
 
 
-class KernelLora:
+class TritonLora:
     """Which resident adapter is in which slot of the kernels' tables."""
 
     def __init__(self, fused: FusedLora, groups: Mapping[LayerKey, GroupShape], max_rank: int, rest: TorchLora) -> None:
@@ -58,17 +58,17 @@ class KernelLora:
         if slot is not None:
             self._fused.release(slot)
 
-    def step(self, segments: Sequence[Segment], num_rows: int) -> "KernelStep":
+    def step(self, segments: Sequence[Segment], num_rows: int) -> "TritonStep":
         owners: list[RowOwner | None] = [None] * num_rows
         slotless: list[Segment] = []
         for segment in segments:
-            owner = self._owner(segment.graft)
+            owner = self._owner(segment.mix)
             owners[segment.start : segment.end] = [owner] * segment.num_rows
             if owner is None:
                 slotless.append(segment)
         self._fused.begin_step(owners)
-        at_vocabulary = [segment for segment in segments if segment.graft.changes_vocabulary]
-        return KernelStep(
+        at_vocabulary = [segment for segment in segments if segment.mix.changes_vocabulary]
+        return TritonStep(
             self._fused,
             slotless=self._rest.step(slotless, num_rows) if slotless else None,
             at_vocabulary=self._rest.step(at_vocabulary, num_rows) if at_vocabulary else None,
@@ -79,13 +79,13 @@ class KernelLora:
         assert len(taken) == len(self._slots)
         assert taken == set(range(self._fused.num_slots)) - set(self._fused.free_slots)
 
-    def _owner(self, graft: Graft) -> RowOwner | None:
-        """The slots of a graft's adapters; None if one of them has none."""
-        if any(adapter.digest not in self._slots for adapter, _ in graft.parts):
+    def _owner(self, mix: AdapterMix) -> RowOwner | None:
+        """The slots of a mix's adapters; None if one of them has none."""
+        if any(adapter.digest not in self._slots for adapter, _ in mix.parts):
             return None
-        if graft.single is not None:
-            return self._slots[graft.single.digest]
-        return tuple((self._slots[adapter.digest], weight) for adapter, weight in graft.parts)
+        if mix.single is not None:
+            return self._slots[mix.single.digest]
+        return tuple((self._slots[adapter.digest], weight) for adapter, weight in mix.parts)
 
     def _highest_rank(self, adapter: ResidentAdapter) -> int:
         """Of the groups that the kernels apply."""
@@ -93,10 +93,10 @@ class KernelLora:
         return max((part.rank_end - part.rank_start for part in parts), default=0)
 
     def _slices(self, key: LayerKey, on_host: GroupDelta, on_device: GroupDelta) -> SlotPairs:
-        return list(_slices(self._groups[key].slice_widths, on_host, on_device))
+        return list(_slices(self._groups[key].widths, on_host, on_device))
 
 
-class KernelStep:
+class TritonStep:
     """One step: the kernels for every layer, and torch beside them where it is needed."""
 
     def __init__(self, fused: FusedLora, slotless: LoraBatch | None, at_vocabulary: LoraBatch | None) -> None:
@@ -118,7 +118,7 @@ class KernelStep:
             self._at_vocabulary.change_logits(logits, x)
 
 
-def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -> Iterator[SliceDelta]:
+def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -> Iterator[SliceTerms]:
     """A group's change by slice, as the kernels are told it: addresses on the device, scales from the host."""
     parts = {part.out_start: part for part in on_device.slices}
     out_start = 0
@@ -128,7 +128,7 @@ def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -
         if (part := parts.get(out_start)) is not None:
             scale = 1.0 if on_host.scales is None else on_host.scales[part.rank_start].item()
             pair = LoraPair(on_device.A[part.rank_start : part.rank_end], part.B.t(), scale)
-        yield SliceDelta(
+        yield SliceTerms(
             pair,
             None if on_device.column_scale is None else on_device.column_scale[columns],
             None if on_device.column_shift is None else on_device.column_shift[columns],
@@ -136,17 +136,14 @@ def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -
         out_start += width
 
 
-def build_kernel_lora(
+def build_triton_lora(
     model: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device, rest: TorchLora
-) -> KernelLora:
+) -> TritonLora:
     """Empty slots for every fused layer of a model."""
     groups = {
-        (layer, group.name): _shape(model, group.targets) for layer in range(model.num_layers) for group in GROUPS
+        (layer, group.name): GroupShape.of(model, group.targets)
+        for layer in range(model.num_layers)
+        for group in GROUPS
     }
     max_rank = pages_of_ranks(max_rank)
-    return KernelLora(FusedLora(groups, NUM_SLOTS, max_rank, dtype, device), groups, max_rank, rest)
-
-
-def _shape(model: ModelConfig, targets: Sequence[str]) -> GroupShape:
-    shapes = [model.target_shapes[target] for target in targets]
-    return GroupShape(in_features=shapes[0][1], slice_widths=tuple(out_features for out_features, _ in shapes))
+    return TritonLora(FusedLora(groups, NUM_SLOTS, max_rank, dtype, device), groups, max_rank, rest)

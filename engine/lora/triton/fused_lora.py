@@ -20,17 +20,10 @@ from graftwork.engine.lora.triton.launch import apply_lora
 from graftwork.engine.lora.triton.launch_plan import ROW_WISE, LaunchBounds, StepShape, tile_rows_for
 from graftwork.engine.lora.triton.slice_table import SliceTable, SlotPairs, SlotRow, num_words, table_over
 from graftwork.engine.lora.triton.tiles import LoraSegments, RowOwner, SegmentCapacity, build_segments, parts_of
+from graftwork.engine.model.projections import GroupShape
 
 LayerKey = tuple[int, str]
 """Layer index and the name of a group of projections that are computed as one."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """One fused layer."""
-
-    in_features: int
-    slice_widths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +72,13 @@ class FusedLora:
         self._max_rank = max_rank
         self._batch_invariant = batch_invariant
         self._device = torch.device(device)
-        total_words = sum(num_words(len(shape.slice_widths)) for shape in groups.values())
+        total_words = sum(num_words(len(shape.widths)) for shape in groups.values())
         self._words = torch.zeros(num_slots, total_words, dtype=torch.int64, device=self._device)
         self._tables: dict[LayerKey, SliceTable] = {}
         first_word = 0
         for key, shape in groups.items():
-            words = self._words[:, first_word : first_word + num_words(len(shape.slice_widths))]
-            self._tables[key] = table_over(words, shape.slice_widths, shape.in_features, max_rank, dtype)
+            words = self._words[:, first_word : first_word + num_words(len(shape.widths))]
+            self._tables[key] = table_over(words, shape.widths, shape.in_features, max_rank, dtype)
             first_word += words.shape[1]
         self._residents: list[_Resident | None] = [None] * num_slots
         self._nobody = self._resident({})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from graftwork.engine.lora.triton.slice_table import SliceDelta
+from graftwork.engine.lora.triton.slice_table import SliceTerms
 from graftwork.engine.lora.weights import LoraPair
 
 
@@ -38,9 +38,9 @@ def random_slots(
 
 def with_random_columns(
     pairs: Sequence[LoraPair | None], slice_widths: Sequence[int], generator: torch.Generator
-) -> list[SliceDelta]:
+) -> list[SliceTerms]:
     """The same adapter with columns scaled near 1 and shifted near 0, as DoRA and biases do."""
     return [
-        SliceDelta(pair, 1 + 0.1 * torch.randn(width, generator=generator), torch.randn(width, generator=generator))
+        SliceTerms(pair, 1 + 0.1 * torch.randn(width, generator=generator), torch.randn(width, generator=generator))
         for pair, width in zip(pairs, slice_widths, strict=True)
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from graftwork.engine.lora.triton.slice_table import SlotPairs, slice_delta
+from graftwork.engine.lora.triton.slice_table import SlotPairs, slice_terms
 from graftwork.engine.lora.triton.tiles import LoraSegments, Parts
 
 
@@ -23,7 +23,7 @@ def lora_delta(
         for slot, weight in parts:
             first_column = 0
             for entry, width in zip(slots[slot], slice_widths, strict=True):
-                pair = slice_delta(entry).pair
+                pair = slice_terms(entry).pair
                 if pair is not None:
                     v = x[rows].float() @ pair.A.to(x.device).float().t()  # [length, rank]
                     part = pair.scale * weight * (v @ pair.B.to(x.device).float().t())  # [length, width]
@@ -50,7 +50,7 @@ def add_lora(
         first_column = 0
         for entry, width in zip(slots[parts[0][0]], slice_widths, strict=True):
             columns = slice(first_column, first_column + width)
-            change = slice_delta(entry)
+            change = slice_terms(entry)
             if change.column_scale is not None:
                 base[:, columns] *= change.column_scale.to(y.device).float()
             if change.column_shift is not None:

@@ -18,7 +18,7 @@ from graftwork.engine.lora.weights import LoraPair
 
 
 @dataclass(frozen=True, slots=True)
-class SliceDelta:
+class SliceTerms:
     """What one adapter does to one slice: y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T, in fp32.
 
     For DoRA, column_scale is magnitude / norm(W + scale * B @ A) by output, B is already multiplied by it, and
@@ -31,7 +31,7 @@ class SliceDelta:
     column_shift: torch.Tensor | None = None  # [width]; None is 0
 
 
-SlotPairs = Sequence[LoraPair | SliceDelta | None]
+SlotPairs = Sequence[LoraPair | SliceTerms | None]
 """What one adapter does to a fused layer, by slice; a pair alone has no columns, None leaves the slice as it is."""
 
 _ALIGNED_ELEMENTS = 16
@@ -39,12 +39,12 @@ _ALIGNED_BYTES = 16
 _NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
 
 
-def slice_delta(entry: LoraPair | SliceDelta | None) -> SliceDelta:
+def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
     """An entry of SlotPairs in its general form.
 
     Raises ValueError for a pair with a magnitude or bias of its own: those depend on the base's weights.
     """
-    delta = entry if isinstance(entry, SliceDelta) else SliceDelta(entry)
+    delta = entry if isinstance(entry, SliceTerms) else SliceTerms(entry)
     if delta.pair is not None and (delta.pair.magnitude is not None or delta.pair.bias is not None):
         raise ValueError("a pair with magnitude or bias cannot be served as it is: resolve it into columns first")
     return delta
@@ -123,7 +123,7 @@ class SliceTable:
         """What a slot with this adapter would hold. Raises ValueError if a shape or rank does not fit the table."""
         if len(pairs) != self.num_slices:
             raise ValueError(f"{len(pairs)} pairs were given for a layer of {self.num_slices} slices")
-        entries = [self._entry(index, slice_delta(pair)) for index, pair in enumerate(pairs)]
+        entries = [self._entry(index, slice_terms(pair)) for index, pair in enumerate(pairs)]
         return SlotRow(
             words=_words(entries),
             weights=tuple(tensor for entry in entries for tensor in entry.tensors),
@@ -135,7 +135,7 @@ class SliceTable:
         """Note that `row` has been written to a slot's words."""
         self.rows[slot] = row
 
-    def _entry(self, index: int, delta: SliceDelta) -> "_Entry":
+    def _entry(self, index: int, delta: SliceTerms) -> "_Entry":
         """Tensors as the kernels read them (copies only if need be), rank and scale."""
         width = self.slice_widths[index]
         for column in (delta.column_scale, delta.column_shift):
@@ -257,7 +257,7 @@ def build_table(
     device: torch.device | str,
 ) -> SliceTable:
     """A table of these adapters, by slot."""
-    deltas = [slice_delta(entry) for pairs in slots for entry in pairs]
+    deltas = [slice_terms(entry) for pairs in slots for entry in pairs]
     max_rank = max((delta.pair.rank for delta in deltas if delta.pair is not None), default=1)
     table = empty_table(len(slots), slice_widths, in_features, max_rank, dtype, device)
     for slot, pairs in enumerate(slots):

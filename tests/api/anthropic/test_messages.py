@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from graftwork.api.anthropic.answer import anthropic_events
+from graftwork.api.anthropic.answer import write_anthropic_events
 from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import ConversationMessage, MessagesRequest
 from graftwork.api.anthropic.translate import chat_body
 from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.response_head import AnswerHead
+from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from tests.api.fakes import FakeEngine
 from tests.api.harness import Gateway, TestTenant, session_frames
@@ -297,20 +298,24 @@ async def test_metering_is_that_of_every_answer(tenant: TestTenant) -> None:
     assert row["completion_tokens"] == usage["output_tokens"]
 
 
-async def test_ping() -> None:
+async def test_ping(sqlite_database: Database) -> None:
     """While nothing happens a stream is kept alive by pings; then it goes on where it was."""
     engine, tasks = FakeEngine(holds_after=2), ServerTasks()
-    job = a_job(engine)
+    job = a_job(engine, sqlite_database)
     job.start(tasks)
     head = AnswerHead("msg_1", 0, "tiny", "fp_1", "default")
 
-    frames = []
-    async for frame in anthropic_events(head, job, ping_after_s=0.001):
+    frames: list[bytes] = []
+
+    async def write(frame: bytes) -> None:
         frames.append(frame)
         if frame.startswith(b"event: ping\n"):
             engine.release.set()
+
+    await write_anthropic_events(head, job, write, ping_after_s=0.001)
     await tasks.close()
 
     assert frames[0].startswith(b"event: message_start\n")
     assert b'event: ping\ndata: {"type":"ping"}\n\n' in frames
-    assert frames[-1] == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    told = [frame for frame in frames if not frame.startswith(b"event: ping\n")]
+    assert told[-1] == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from graftwork.engine.lora import cpu_backend as native_lora
-from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.build.lora import build_lora
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora import cpu_backend as native_lora
 from graftwork.engine.lora.backend import LoraBackend
+from graftwork.engine.lora.cpu_backend import CpuLora
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import read_model_config
-from graftwork.engine.lora.cpu_backend import NativeLora
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.conftest import Lab
 
@@ -26,7 +26,7 @@ def build(lab: Lab, kernels: str, dtype: torch.dtype = torch.float32, device: st
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cpu_is_served_by_its_own_kernel(lab: Lab, kernels: str, dtype: torch.dtype) -> None:
     """Unless torch is asked for; Triton is not even looked for."""
-    assert isinstance(build(lab, kernels, dtype), NativeLora)
+    assert isinstance(build(lab, kernels, dtype), CpuLora)
     assert isinstance(build(lab, "torch", dtype), TorchLora)
 
 

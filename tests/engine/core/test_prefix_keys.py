@@ -5,15 +5,15 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.core.prefix_keys import PageKey, first_key, next_key
+from graftwork.engine.core.prefix_keys import PageKey, child_key, root_key
 
 pages = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=3), max_size=4)
 
 
 def key_of(scope: bytes, contents: list[list[int]]) -> PageKey:
-    key = first_key(scope)
+    key = root_key(scope)
     for tokens in contents:
-        key = next_key(key, tokens)
+        key = child_key(key, tokens)
     return key
 
 
@@ -29,8 +29,8 @@ def test_equal_keys_mean_equal_scope_and_pages(
 
 def test_the_form_is_fixed() -> None:
     """Keys name files that outlive the process: tag, parent and little-endian tokens, each behind its length."""
-    parent = first_key(b"scope")
+    parent = root_key(b"scope")
     tokens = (7).to_bytes(4, "little") + (2**32 - 1).to_bytes(4, "little")
     framed = b"".join(len(part).to_bytes(8, "big") + part for part in (b"graftwork/page-key/1", parent, tokens))
 
-    assert next_key(parent, [7, 2**32 - 1]) == hashlib.sha256(framed).digest()
+    assert child_key(parent, [7, 2**32 - 1]) == hashlib.sha256(framed).digest()

@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora import cpu_backend as native_lora
 from graftwork.engine.lora import cpu_kernel as native_rows
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.cpu_backend import LIKE, AddressTables, GroupShape, NativeLora
-from graftwork.engine.lora.cpu_selftest import why_native_fails
+from graftwork.engine.lora.cpu_backend import LIKE, AddressTables, CpuLora
+from graftwork.engine.lora.cpu_selftest import why_cpu_kernel_fails
 from graftwork.engine.lora.fuse import build_resident
-from graftwork.engine.lora.packs import Graft, PackCache
+from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.triton.kernel_lab import weights
 from tests.engine.lora.triton.test_backend import Shapes
 
@@ -31,7 +32,7 @@ SHAPES = {
 
 
 def torch_lora(dtype: torch.dtype = torch.float32) -> TorchLora:
-    rules = RowRules.of(dtype)
+    rules = BatchInvariance.of(dtype)
     return TorchLora(PackCache(1 << 20, rules.min_columns), rules)
 
 
@@ -39,13 +40,13 @@ def resident(digest: str, rank: int, seed: int = 1, dtype: torch.dtype = torch.f
     return build_resident(weights(digest, rank, seed, scale=1.3), Shapes(), dtype)
 
 
-def native(dtype: torch.dtype) -> NativeLora:
+def native(dtype: torch.dtype) -> CpuLora:
     """Over the fused layers of the tests' random models."""
-    return NativeLora(AddressTables(SHAPES, dtype), torch_lora(dtype))
+    return CpuLora(AddressTables(SHAPES, dtype), torch_lora(dtype))
 
 
 @pytest.fixture
-def lora() -> Iterator[NativeLora]:
+def lora() -> Iterator[CpuLora]:
     """Its tables are whole when the test ends."""
     made = native(torch.float32)
     yield made
@@ -57,12 +58,12 @@ def place(lora: LoraBackend, adapter: ResidentAdapter) -> ResidentAdapter:
     return adapter
 
 
-def only(adapter: ResidentAdapter, weight: float = 1.0) -> Graft:
-    return Graft(((adapter, weight),))
+def only(adapter: ResidentAdapter, weight: float = 1.0) -> AdapterMix:
+    return AdapterMix(((adapter, weight),))
 
 
-def decoding(start: int, end: int, graft: Graft) -> Segment:
-    return Segment(start, end, graft, decoding=tuple(range(start, end)))
+def decoding(start: int, end: int, mix: AdapterMix) -> Segment:
+    return Segment(start, end, mix, decoding=tuple(range(start, end)))
 
 
 def added(
@@ -91,8 +92,8 @@ def test_rows_that_decode_are_torchs_within_rounding(dtype: torch.dtype) -> None
     adapters = [resident(f"{rank}", rank, rank, dtype) for rank in (1, 8, 20, 128)]
     for adapter in adapters:
         place(lora, adapter)
-    grafts = [*map(only, adapters), Graft(((adapters[1], 0.5), (adapters[2], -2.0), (adapters[3], 0.1)))]
-    segments = [decoding(3 * number + 1, 3 * number + 3, graft) for number, graft in enumerate(grafts)]
+    mixes = [*map(only, adapters), AdapterMix(((adapters[1], 0.5), (adapters[2], -2.0), (adapters[3], 0.1)))]
+    segments = [decoding(3 * number + 1, 3 * number + 3, mix) for number, mix in enumerate(mixes)]
 
     actual = added(lora, segments, 16, dtype)
 
@@ -121,14 +122,14 @@ def test_the_way_of_a_row_is_its_own(dtype: torch.dtype) -> None:
         result = added(lora, segments, -(-start // 8) * 8, dtype)
 
         for segment in segments:
-            adapter = segment.graft.parts[0][0]
+            adapter = segment.mix.parts[0][0]
             for row in range(segment.start, segment.end):
                 way = ways.setdefault((adapter.digest, row in segment.decoding), result[row])
                 assert torch.equal(result[row], way)
     assert len(ways) == 4
 
 
-def test_a_chunk_has_torchs_bits(lora: NativeLora) -> None:
+def test_a_chunk_has_torchs_bits(lora: CpuLora) -> None:
     """Short and long ones, a decoding row between them: each as if torch did all."""
     a, b = place(lora, resident("a", 8)), place(lora, resident("b", 16, seed=2))
     native = [Segment(0, 5, only(a), decoding=(2,)), Segment(5, 30, only(b)), Segment(30, 40, only(a), decoding=(30,))]
@@ -140,7 +141,7 @@ def test_a_chunk_has_torchs_bits(lora: NativeLora) -> None:
     assert torch.equal(actual[chunks], expected[chunks])
 
 
-def test_a_forgotten_adapter_leaves_no_address(lora: NativeLora) -> None:
+def test_a_forgotten_adapter_leaves_no_address(lora: CpuLora) -> None:
     """Neither in any table nor in what a step adds; and its block is freed although it was used in the last step."""
     adapter, stays = place(lora, resident("a", 8)), place(lora, resident("stays", 8, seed=2))
     step = [decoding(0, 2, only(adapter)), decoding(2, 3, only(stays))]
@@ -158,7 +159,7 @@ def test_a_forgotten_adapter_leaves_no_address(lora: NativeLora) -> None:
         lora._tables.slot_of("a")
 
 
-def test_an_adapter_that_has_moved_is_read_where_it_lies_now(lora: NativeLora) -> None:
+def test_an_adapter_that_has_moved_is_read_where_it_lies_now(lora: CpuLora) -> None:
     """Forgotten and placed again with views of another block; where it lay, all bits are set, which are NaN."""
     adapter = place(lora, resident("a", 8))
     before = added(lora, [decoding(0, 3, only(adapter))], 8)
@@ -176,7 +177,7 @@ def test_an_adapter_that_has_moved_is_read_where_it_lies_now(lora: NativeLora) -
     assert torch.equal(added(lora, [decoding(0, 3, only(moved))], 8), before)
 
 
-def test_entries_are_used_again_and_grow_with_their_number(lora: NativeLora) -> None:
+def test_entries_are_used_again_and_grow_with_their_number(lora: CpuLora) -> None:
     """Forty at once, then two hundred one after another: every one is applied, and the tables stay as large as forty need."""
     many = [place(lora, resident(f"stays-{number}", 8, number)) for number in range(40)]
     alone = added(lora, [decoding(0, 1, only(many[0]))], 8)
@@ -191,13 +192,13 @@ def test_entries_are_used_again_and_grow_with_their_number(lora: NativeLora) -> 
     assert torch.equal(added(lora, [decoding(0, 1, only(many[0]))], 8), alone)
 
 
-def test_a_mixture_may_have_more_ranks_than_any_layer_is_wide(lora: NativeLora) -> None:
+def test_a_mixture_may_have_more_ranks_than_any_layer_is_wide(lora: CpuLora) -> None:
     """Four of rank 128: three slices of each stand side by side in the scratch memory."""
     parts = tuple((place(lora, resident(name, 128, seed)), 0.3) for seed, name in enumerate("abcd"))
 
-    actual = added(lora, [decoding(0, 3, Graft(parts))], 8)
+    actual = added(lora, [decoding(0, 3, AdapterMix(parts))], 8)
 
-    expected = added(torch_lora(), [decoding(0, 3, Graft(parts))], 8)
+    expected = added(torch_lora(), [decoding(0, 3, AdapterMix(parts))], 8)
     assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
@@ -207,14 +208,14 @@ def test_a_mixture_may_have_more_ranks_than_any_layer_is_wide(lora: NativeLora) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_kernel_that_computes_passes_its_trial(dtype: torch.dtype) -> None:
     """On this machine, in both dtypes."""
-    assert why_native_fails(dtype) is None
+    assert why_cpu_kernel_fails(dtype) is None
 
 
 def test_a_kernel_that_computes_something_else_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that adds nothing: the trial says by how much."""
     monkeypatch.setattr(native_lora, "add_to_rows", lambda *arguments: None)
 
-    assert "differ from plain torch" in str(why_native_fails(torch.float32))
+    assert "differ from plain torch" in str(why_cpu_kernel_fails(torch.float32))
 
 
 def test_a_kernel_that_mixes_the_rows_of_a_pair_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +231,7 @@ def test_a_kernel_that_mixes_the_rows_of_a_pair_fails_it(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(native_lora, "add_to_rows", second_once_more)
 
-    assert "neighbour" in str(why_native_fails(torch.float32))
+    assert "neighbour" in str(why_cpu_kernel_fails(torch.float32))
 
 
 def test_a_kernel_that_does_not_build_fails_it_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,4 +242,4 @@ def test_a_kernel_that_does_not_build_fails_it_with_the_reason(monkeypatch: pyte
 
     monkeypatch.setattr(native_lora, "add_to_rows", broken)
 
-    assert why_native_fails(torch.float32) == "RuntimeError: no such processor"
+    assert why_cpu_kernel_fails(torch.float32) == "RuntimeError: no such processor"

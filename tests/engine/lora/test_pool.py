@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.engine.core.batch_invariance import RowRules
-from graftwork.engine.kv.index.page_store import KvSizes, NoDisk, Residency
-from graftwork.engine.kv.transfer.device_memory import FrameArena
-from graftwork.engine.lora.device_pool import DeviceAdapters
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.kv.index.page_store import KvSizes, NoDisk, PageStore
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader
 from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
@@ -66,9 +66,9 @@ class Bench:
         self.inbox: SimpleQueue[AdapterLoaded] = SimpleQueue()
         self.loader = AdapterLoader(self.source, TinyBase(), torch.float32, self.inbox.put)
         sizes = KvSizes(1, UNIT, units, host_pages=0, context_pages=0, reserve_share=0.0)
-        residency = Residency(sizes, lambda node, tier: (0, 0.0, node.last_used), NoDisk(), self.clock)
-        arena = FrameArena(units, UNIT, torch.device("cpu"))
-        device = DeviceAdapters(arena, residency, TorchLora(PackCache(0, 1), RowRules(1, 1)))
+        page_store = PageStore(sizes, lambda node, tier: (0, 0.0, node.last_used), NoDisk(), self.clock)
+        device_memory = DeviceMemory(units, UNIT, torch.device("cpu"))
+        device = DeviceAdapterPool(device_memory, page_store, TorchLora(PackCache(0, 1), BatchInvariance(1, 1)))
         self.pool = LoraPool(self.loader, LoraPoolLimits(host_units * UNIT, PATIENCE_S), device, self.clock)
 
     def want(self, *digests: str) -> list[GraftworkError]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from graftwork.engine.core.events import TokenLogprobs, TokensGenerated
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.rpc import codec
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -56,6 +57,32 @@ def test_no_sampling_field_is_left_behind(field: str) -> None:
     arrived = codec.request_from_wire(codec.request_to_wire(request(sampling))).sampling
 
     assert getattr(arrived, field) == changed.get(field, 7)
+
+
+def test_a_sampling_field_of_another_version_is_refused() -> None:
+    """The engine does not answer without it: it could change the answer."""
+    submit = codec.request_to_wire(request(SamplingParams(max_tokens=1)))
+    submit.sampling_json = '{"max_tokens": 1, "typical_p": 0.9}'
+
+    with pytest.raises(ValueError, match="typical_p"):
+        codec.request_from_wire(submit)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(EngineStats)])
+def test_no_figure_is_left_behind(field: str) -> None:
+    """Any figure changed alone changes what arrives."""
+    changed: Any = ("sha256:a",) if field.endswith("adapters") else 7
+    sent = EngineStats(**{field: changed})
+
+    assert codec.stats_from_wire(codec.stats_to_wire(sent)) == sent != EngineStats()
+
+
+def test_a_figure_of_another_version_is_ignored() -> None:
+    """The gateway shows the figures that it knows."""
+    message = codec.stats_to_wire(EngineStats(steps=3))
+    message.fields_json = message.fields_json.replace('"steps"', '"unknown": 1, "steps"')
+
+    assert codec.stats_from_wire(message) == EngineStats(steps=3)
 
 
 @given(

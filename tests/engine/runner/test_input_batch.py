@@ -2,7 +2,7 @@
 
 import torch
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import SequenceSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
@@ -10,7 +10,7 @@ from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, padded
 from graftwork.platform.ids import RequestId
 
 NULL_PAGE = 99
-FREE = RowRules(1, 1)
+FREE = BatchInvariance(1, 1)
 
 
 def uses(adapter: str | None) -> tuple[AdapterUse, ...]:
@@ -22,7 +22,7 @@ def piece(name: str, start: int, count: int, pages: list[int], adapter: str | No
     return SequenceSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), ())
 
 
-def builder(rules: RowRules = FREE) -> BatchBuilder:
+def builder(rules: BatchInvariance = FREE) -> BatchBuilder:
     return BatchBuilder(page_tokens=4, null_page=NULL_PAGE, device=torch.device("cpu"), rules=rules)
 
 
@@ -73,7 +73,7 @@ def test_where_bits_depend_on_lengths_a_sequence_decodes_with_its_like_alone() -
     lengths = {"a": 20, "b": 24, "c": 7}
     plan = StepPlan(tuple(piece(name, size - 1, 1, list(range(-(-size // 4)))) for name, size in lengths.items()))
 
-    batch = builder(RowRules(4, 16)).build(plan)
+    batch = builder(BatchInvariance(4, 16)).build(plan)
 
     assert sorted((len(decode), len(decode.pages) // len(decode)) for decode in batch.decodes) == [(1, 2), (2, 6)]
     assert all(size <= padded_pages(size) <= max(1.5 * size, size) for size in range(1, 5000))
@@ -81,7 +81,7 @@ def test_where_bits_depend_on_lengths_a_sequence_decodes_with_its_like_alone() -
 
 def test_a_small_batch_is_padded_with_rows_of_nobody() -> None:
     """Two rows become four; the others write behind the null page and are not sampled."""
-    batch = builder(RowRules(4, 16)).build(StepPlan((piece("a", 0, 2, [1]),)))
+    batch = builder(BatchInvariance(4, 16)).build(StepPlan((piece("a", 0, 2, [1]),)))
 
     assert len(batch.token_ids) == len(batch.positions) == 4
     assert batch.row_pages.tolist() == [1, 1, NULL_PAGE + 1, NULL_PAGE + 1]

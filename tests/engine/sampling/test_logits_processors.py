@@ -10,7 +10,7 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.core.token_counts import CountedTokens, TokenHistory
+from graftwork.engine.core.token_counts import TokenCounts, TokenHistory
 from graftwork.engine.sampling.logits_processors import edit_logits
 
 VOCABULARY = 40
@@ -123,7 +123,7 @@ def test_a_bias_is_penalised_and_a_ban_stands() -> None:
 def test_history_counts_as_a_counter_does(prompt: list[int], steps: list[tuple[list[int], list[int]]]) -> None:
     """However a sequence grows, and whatever was drafted in between, the arrays hold its distinct tokens and counts."""
     history, made = TokenHistory(prompt), list[int]()
-    target = CountedTokens()
+    target = TokenCounts()
 
     for new, drafts in steps:
         history.extend(new)
@@ -135,4 +135,4 @@ def test_history_counts_as_a_counter_does(prompt: list[int], steps: list[tuple[l
 
         found = dict(zip(target.token_ids[before:], target.counts[before:], strict=True))
         assert (len(found), found) == (added, dict(expected))
-    assert history.num_made == len(made)
+    assert history.num_generated_tokens == len(made)

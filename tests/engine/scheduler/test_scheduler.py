@@ -11,9 +11,9 @@ from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTie
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.core.token_counts import CountedTokens
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.session_cache import SessionTender
+from graftwork.engine.core.token_counts import TokenCounts
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferKind
 from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
@@ -27,7 +27,7 @@ from graftwork.platform.errors import (
     NotFound,
 )
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.kv_lab import FixedAdvice, KvLab
+from tests.engine.kv_lab import FixedLeases, KvLab
 
 PAGE = 4
 CONTEXT = 40
@@ -65,11 +65,11 @@ class Stage:
     ) -> None:
         self.lab = KvLab(device=pages, host=host, page_tokens=PAGE, context=CONTEXT // PAGE)
         self.clock = self.lab.clock
-        self.pool = self.lab.memory.residency.device
+        self.pool = self.lab.memory.page_store.device
         self.shelf = Shelf()
         limits = SchedulerLimits(PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
-        scopes = ScopeMaker("sha256:model", "float32")
-        tender = SessionTender(self.lab.memory, scopes, FixedAdvice(), self.clock)
+        scopes = CacheScopes("sha256:model", "float32")
+        tender = SessionCache(self.lab.memory, scopes, FixedLeases(), self.clock)
         self.scheduler = Scheduler(
             limits, self.lab.memory, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
         )
@@ -457,8 +457,8 @@ def test_two_that_computed_one_prefix_at_once_go_on_with_one_copy_of_it() -> Non
 
     assert held == 2 + 1 + 1
     assert "long" not in stage.finished()
-    residency = stage.lab.memory.residency
-    assert residency.make_room(Tier.DEVICE, stage.pool.free_pages + idle, b"tenant") == stage.pool.free_pages
+    page_store = stage.lab.memory.page_store
+    assert page_store.make_room(Tier.DEVICE, stage.pool.free_pages + idle, b"tenant") == stage.pool.free_pages
     assert stage.pool.idle_pages == 0
     stage.scheduler.check_integrity()
 
@@ -478,7 +478,7 @@ def test_penalised_rows_carry_their_history() -> None:
     seen = {}
     for piece in plan.slices:
         (spec,) = piece.samples
-        counted = CountedTokens()
+        counted = TokenCounts()
         if spec.history is not None:
             spec.history.copy_to(counted)
         seen[piece.request_id] = dict(zip(counted.token_ids, counted.counts, strict=True))

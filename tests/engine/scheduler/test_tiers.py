@@ -4,24 +4,24 @@ from collections import Counter
 from random import Random
 
 from graftwork.engine.core.events import PromptAdmitted, RequestFinished, TokensGenerated
-from graftwork.engine.core.prefix_keys import PageKey, SequenceScope, page_key
+from graftwork.engine.core.prefix_keys import PageKey, PrefixScope, page_key
 from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
 from graftwork.engine.core.step import SequenceSlice, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.session_cache import SessionTender
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferKind
 from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab
+from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab
 from tests.engine.scheduler.test_scheduler import Shelf
 
 PAGE, CONTEXT = 2, 16
-MAKER = ScopeMaker("sha256:model", "float32")
+SCOPES = CacheScopes("sha256:model", "float32")
 OWNERS = (b"x", b"y")
 TIERS = (ServiceTier.DEFAULT, ServiceTier.DEFAULT, ServiceTier.FLEX, ServiceTier.PRIORITY)
 Tokens = tuple[int, ...]
@@ -45,10 +45,10 @@ class World:
             context=CONTEXT // PAGE,
             disk=FakeDisk(max_pages=disk_pages),
         )
-        self.tender = SessionTender(self.lab.memory, MAKER, FixedAdvice(), self.lab.clock)
+        self.tender = SessionCache(self.lab.memory, SCOPES, FixedLeases(), self.lab.clock)
         limits = SchedulerLimits(PAGE, 7, 5, 100, CONTEXT, 100, frozenset({1}))
         self.scheduler = Scheduler(
-            limits, self.lab.memory, self.tender, Shelf(), MAKER, clock=self.lab.clock, seeds=Random(0)
+            limits, self.lab.memory, self.tender, Shelf(), SCOPES, clock=self.lab.clock, seeds=Random(0)
         )
         self.requests: dict[RequestId, EngineRequest] = {}
         self.known: dict[RequestId, Tokens] = {}
@@ -125,7 +125,7 @@ class World:
     def compute(self, piece: SequenceSlice) -> int:
         """The forward pass: all KV before the slice is there, and what it writes is nobody else's."""
         request, known = self.requests[piece.request_id], self.known[piece.request_id]
-        pool, on_device = self.lab.memory.residency.device, self.lab.copies.tags[Tier.DEVICE]
+        pool, on_device = self.lab.memory.page_store.device, self.lab.copies.tags[Tier.DEVICE]
         end = piece.start + len(piece.token_ids)
         assert piece.token_ids == known[piece.start : end]
         tags = self.tags(request, known[:end])
@@ -146,7 +146,7 @@ class World:
 
     def tags(self, request: EngineRequest, tokens: Tokens) -> list[PageKey]:
         """The keys of the whole pages of some tokens."""
-        scope, keys = SequenceScope(MAKER.scope(request.isolation, ())), list[PageKey]()
+        scope, keys = PrefixScope(SCOPES.scope(request.isolation, ())), list[PageKey]()
         for index in range(len(tokens) // PAGE):
             page = tokens[index * PAGE : (index + 1) * PAGE]
             keys.append(page_key(scope, index, keys[-1] if keys else None, page))
@@ -186,7 +186,7 @@ class World:
         assert self.finished | self.cancelled == self.requests.keys(), "nobody gets anywhere"
         while self.lab.copies.under_way:
             self.land()
-        pool = self.lab.memory.residency.device
+        pool = self.lab.memory.page_store.device
         assert pool.free_pages + pool.idle_pages == pool.num_pages
         self.scheduler.check_integrity()
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from graftwork.engine.core.prefix_keys import CacheScope
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
+from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.speculative.answer_cache import AnswerCache
 from graftwork.engine.speculative.suffix_index import BYTES_PER_TOKEN
 from graftwork.platform.ids import IsolationDomain
 
 ANSWER = [10, 11, 12, 13, 14, 15]
-SCOPES = ScopeMaker("sha256:model", "float32")
+SCOPES = CacheScopes("sha256:model", "float32")
 
 
 def scope(domain: str, *digests: str) -> CacheScope:

@@ -9,14 +9,14 @@ from graftwork.engine.core.events import RequestFinished, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import StepPlan, StepResult
-from graftwork.engine.kv.index.cache_scope import ScopeMaker
-from graftwork.engine.kv.session_cache import SessionTender
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, matching
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.kv_lab import FixedAdvice, KvLab
+from tests.engine.kv_lab import FixedLeases, KvLab
 from tests.engine.scheduler.test_scheduler import CONTEXT, EOS, PAGE, Shelf
 
 
@@ -44,13 +44,13 @@ class Stage:
         self.lab = KvLab(device=pages, host=pages, page_tokens=PAGE, context=CONTEXT // PAGE)
         clock = self.lab.clock
         limits = SchedulerLimits(PAGE, budget, 4, 100, CONTEXT, 100, frozenset({EOS}))
-        self.pool = self.lab.memory.residency.device
-        scopes = ScopeMaker("sha256:model", "float32")
+        self.pool = self.lab.memory.page_store.device
+        scopes = CacheScopes("sha256:model", "float32")
         self.speculator = Speculator(DraftLimits(7, 1 << 16), clock)
         self.scheduler = Scheduler(
             limits,
             self.lab.memory,
-            SessionTender(self.lab.memory, scopes, FixedAdvice(), clock),
+            SessionCache(self.lab.memory, scopes, FixedLeases(), clock),
             Shelf(),
             scopes,
             clock=clock,

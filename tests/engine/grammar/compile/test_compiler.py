@@ -14,13 +14,13 @@ import pytest
 
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler
-from graftwork.engine.grammar.compile.tenant_budget import PartyBudget
+from graftwork.engine.grammar.compile.tenant_budget import CompileBudget
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import CapacityContended, GraftworkError, InternalFailure, InvalidRequest
 
-MODEL = Path(__file__).parents[3] / "demo" / "model"
+MODEL = Path(__file__).parents[4] / "demo" / "model"
 WITHIN_S = 60
 LIMITS = CompileLimits(seconds=1.0, wall_seconds=40.0, niceness=0)  # what is asserted must not wait for idle cores
 EXPLODING = "\n".join([*(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(2000)), 'r2000 ::= "b"', "root ::= r0"])
@@ -256,7 +256,7 @@ def test_the_cache_is_bounded() -> None:
 def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
     """The wait that it is told is exactly how long it takes until it may compile again."""
     clock = ManualClock()
-    budget = PartyBudget(15, clock)
+    budget = CompileBudget(15, clock)
 
     budget.charge("spender", 20)
     wait_s = budget.seconds_until_credit("spender")
@@ -283,7 +283,7 @@ def test_strict_or_not_are_two_grammars(workshop: Workshop) -> None:
 
 def test_a_compile_is_charged_to_the_party_that_asked() -> None:
     """With hardly any time a minute, its second grammar must wait; another party's first does not."""
-    workshop = Workshop(replace(LIMITS, party_seconds_per_minute=1e-9))
+    workshop = Workshop(replace(LIMITS, domain_seconds_per_minute=1e-9))
     try:
         workshop.outcome(number(6), "spender")
         again, others = workshop.ask(number(7), "spender"), workshop.ask(number(7), "other")
@@ -296,7 +296,7 @@ def test_a_compile_is_charged_to_the_party_that_asked() -> None:
 
 def test_a_party_may_queue_only_so_many() -> None:
     """One is compiled, as many as the limit wait, and the next is refused; another party's is not."""
-    workshop = Workshop(replace(LIMITS, party_queue=2))
+    workshop = Workshop(replace(LIMITS, domain_queue=2))
     try:
         told = [workshop.ask(number(limit), "flooder") for limit in range(4)]
         others = workshop.ask(number(4), "other")

@@ -12,7 +12,7 @@ from graftwork.engine.grammar.matching.backends import Backends
 from graftwork.engine.grammar.matching.vocabulary import Vocabulary, read_vocabulary
 from graftwork.engine.grammar.schema.lint import lint
 
-MODEL = Path(__file__).parents[3] / "demo" / "model"
+MODEL = Path(__file__).parents[4] / "demo" / "model"
 OPEN = {"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]}
 CLOSED = OPEN | {"additionalProperties": False}
 TAG = {

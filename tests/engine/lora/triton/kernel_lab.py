@@ -13,7 +13,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.lora.weights import AdapterSource, AdapterWeights, LoraPair
 from tests.engine.harness import Harness
-from tests.engine.kv_lab import LOAD_ALL
+from tests.engine.kv_lab import load_always
 from tests.engine.lora.test_lifecycle import SHAPES
 from tests.engine.runner.test_decoder_parity import RecordingRunner, random_prompt
 
@@ -60,7 +60,7 @@ def weights(
 def engine_of(base: Path, source: AdapterSource, **options: Any) -> Harness:
     """An engine in fp32, unless `options` say otherwise."""
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
-    return Harness(build_engine(EngineConfig(model=base, **settings), lambda _: source, costs=LOAD_ALL))
+    return Harness(build_engine(EngineConfig(model=base, **settings), lambda _: source, costs=load_always()))
 
 
 def run(harness: Harness, adapters: Sequence[str], requests: Sequence[Request], max_tokens: int = 2) -> Run:

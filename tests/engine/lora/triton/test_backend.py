@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graftwork.engine.core.batch_invariance import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.fuse import build_resident
-from graftwork.engine.lora.packs import Graft, PackCache
+from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.test_lifecycle import SHAPES
 from tests.engine.lora.triton.kernel_lab import weights
 
 if TYPE_CHECKING:
-    from graftwork.engine.lora.triton.backend import KernelLora
+    from graftwork.engine.lora.triton.backend import TritonLora
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
@@ -41,37 +42,37 @@ def resident(digest: str, rank: int, seed: int = 1) -> ResidentAdapter:
 
 @pytest.fixture
 def plain() -> TorchLora:
-    rules = RowRules.of(torch.float32)
+    rules = BatchInvariance.of(torch.float32)
     return TorchLora(PackCache(1 << 20, rules.min_columns), rules)
 
 
 @pytest.fixture
-def lora(interpreted: dict[str, ModuleType], plain: TorchLora) -> "KernelLora":
+def lora(interpreted: dict[str, ModuleType], plain: TorchLora) -> "TritonLora":
     """Two slots for one fused layer."""
-    groups = {KEY: interpreted["fused_lora"].GroupShape(56, (32,))}
+    groups = {KEY: GroupShape(56, (32,))}
     fused = interpreted["fused_lora"].FusedLora(groups, 2, MAX_RANK, torch.float32, "cpu")
-    made: KernelLora = interpreted["backend"].KernelLora(fused, groups, MAX_RANK, plain)
+    made: TritonLora = interpreted["backend"].TritonLora(fused, groups, MAX_RANK, plain)
     return made
 
 
-def place(lora: "KernelLora", adapter: ResidentAdapter) -> ResidentAdapter:
+def place(lora: "TritonLora", adapter: ResidentAdapter) -> ResidentAdapter:
     lora.place(adapter, adapter)
     lora.check_integrity()
     return adapter
 
 
-def test_those_without_a_slot_are_applied_all_the_same(lora: "KernelLora", plain: TorchLora) -> None:
+def test_those_without_a_slot_are_applied_all_the_same(lora: "TritonLora", plain: TorchLora) -> None:
     """A third adapter for two slots, one of too high a rank, a mixture with either: each row as torch has it."""
     first, second, third = (place(lora, resident(name, 8, seed)) for seed, name in enumerate("abc"))
     high = place(lora, resident("high", MAX_RANK + 1))
-    grafts = [
-        Graft(((first, 1.0),)),
-        Graft(((first, 0.5), (second, 2.0))),
-        Graft(((first, 0.5), (third, 2.0))),
-        Graft(((third, 1.0),)),
-        Graft(((high, 1.0),)),
+    mixes = [
+        AdapterMix(((first, 1.0),)),
+        AdapterMix(((first, 0.5), (second, 2.0))),
+        AdapterMix(((first, 0.5), (third, 2.0))),
+        AdapterMix(((third, 1.0),)),
+        AdapterMix(((high, 1.0),)),
     ]
-    segments = [Segment(row, row + 1, graft) for row, graft in enumerate(grafts)]
+    segments = [Segment(row, row + 1, mix) for row, mix in enumerate(mixes)]
     generator = torch.Generator().manual_seed(2)
     x, base = torch.randn(8, 56, generator=generator), torch.randn(8, 32, generator=generator)
     actual, expected = base.clone(), base.clone()
@@ -84,7 +85,7 @@ def test_those_without_a_slot_are_applied_all_the_same(lora: "KernelLora", plain
     assert not torch.isclose(actual[:5], base[:5]).all(dim=1).any()
 
 
-def test_a_slot_that_is_given_back_goes_to_the_next(lora: "KernelLora") -> None:
+def test_a_slot_that_is_given_back_goes_to_the_next(lora: "TritonLora") -> None:
     """With two slots, a hundred adapters one after another each get one."""
     place(lora, resident("stays", 8))
     for number in range(100):
@@ -95,12 +96,12 @@ def test_a_slot_that_is_given_back_goes_to_the_next(lora: "KernelLora") -> None:
         lora.check_integrity()
 
 
-def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "KernelLora") -> None:
+def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "TritonLora") -> None:
     """Its block is freed although it was used in the last step."""
     adapter = resident("a", 8)
     place(lora, adapter)
     memory = StorageWeakRef(adapter.block.untyped_storage())  # type: ignore[no-untyped-call]
-    lora.step([Segment(0, 1, Graft(((adapter, 1.0),)))], 8)
+    lora.step([Segment(0, 1, AdapterMix(((adapter, 1.0),)))], 8)
 
     lora.forget("a")
     del adapter
@@ -109,7 +110,7 @@ def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "KernelLora") -> 
     assert memory.expired()  # type: ignore[no-untyped-call]
 
 
-def test_an_adapter_that_was_never_placed_is_forgotten_without_harm(lora: "KernelLora") -> None:
+def test_an_adapter_that_was_never_placed_is_forgotten_without_harm(lora: "TritonLora") -> None:
     """As one that had no slot."""
     place(lora, resident("a", 8))
 

@@ -12,6 +12,7 @@ from graftwork.engine.lora.triton.reference import add_lora
 from graftwork.engine.lora.triton.slice_table import SlotPairs
 from graftwork.engine.lora.triton.tiles import RowOwner, SegmentCapacity, build_segments
 from graftwork.engine.lora.weights import LoraPair
+from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.triton.fused_layer import assert_bits_equal
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def lora(fused_lora: ModuleType) -> "FusedLora":
 
 
 def make(fused_lora: ModuleType, batch_invariant: bool = False) -> "FusedLora":
-    groups = {key: fused_lora.GroupShape(*features_of(key)) for key in KEYS}
+    groups = {key: GroupShape(*features_of(key)) for key in KEYS}
     made: FusedLora = fused_lora.FusedLora(
         groups, NUM_SLOTS, MAX_RANK, torch.float32, "cpu", batch_invariant=batch_invariant
     )

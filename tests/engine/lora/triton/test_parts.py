@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from graftwork.engine.lora.triton.random_adapters import random_slots, with_random_columns
 from graftwork.engine.lora.triton.reference import add_lora
-from graftwork.engine.lora.triton.slice_table import SliceDelta, SlotPairs, build_table
+from graftwork.engine.lora.triton.slice_table import SliceTerms, SlotPairs, build_table
 from graftwork.engine.lora.triton.tiles import RowOwner, SegmentCapacity, build_segments
 from tests.engine.lora.triton.fused_layer import (
     IN_FEATURES,
@@ -89,7 +89,7 @@ def test_columns_are_scaled_and_shifted_before_the_delta_is_added(lora_matmul: M
     """Some adapters have both columns, one a shift alone and no factors at all, one none: each as the oracle has it."""
     layer = Layer()
     generator = torch.Generator().manual_seed(3)
-    shift_only = [SliceDelta(column_shift=torch.randn(width, generator=generator)) for width in WIDTHS]
+    shift_only = [SliceTerms(column_shift=torch.randn(width, generator=generator)) for width in WIDTHS]
     slots: list[SlotPairs] = [with_random_columns(layer.slots[0], WIDTHS, generator), shift_only, layer.slots[2]]
     layer.table = build_table(slots, WIDTHS, IN_FEATURES, torch.float32, "cpu")
     assert layer.table.has_columns
@@ -125,7 +125,7 @@ def test_columns_serve_dora(lora_matmul: ModuleType, tile_rows: int) -> None:
     column_scale = magnitude / adapted.norm(dim=1)
     scaled = type(pair)(pair.A, pair.B * column_scale[:, None], pair.scale)
     table = build_table(
-        [[SliceDelta(scaled, column_scale, bias * (1 - column_scale))]], (80,), 96, torch.float32, "cpu"
+        [[SliceTerms(scaled, column_scale, bias * (1 - column_scale))]], (80,), 96, torch.float32, "cpu"
     )
     y = functional.linear(x, W, bias)
 

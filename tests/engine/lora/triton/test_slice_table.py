@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from graftwork.engine.lora.triton.random_adapters import random_slots
-from graftwork.engine.lora.triton.slice_table import SliceDelta, build_table, empty_table
+from graftwork.engine.lora.triton.slice_table import SliceTerms, build_table, empty_table
 from graftwork.engine.lora.weights import LoraPair
 
 
@@ -67,7 +67,7 @@ def test_pairs_that_do_not_fit_are_refused(generator: torch.Generator) -> None:
         with pytest.raises(ValueError, match="slice 0"):
             table.replace_slot(1, [pair])
     with pytest.raises(ValueError, match=r"slice 0: columns of shape \(15,\)"):
-        table.replace_slot(1, [SliceDelta(column_shift=torch.zeros(15))])
+        table.replace_slot(1, [SliceTerms(column_shift=torch.zeros(15))])
     with pytest.raises(ValueError, match="resolve"):
         table.replace_slot(1, [LoraPair(torch.zeros(4, 32), torch.zeros(16, 4), 1.0, magnitude=torch.ones(16))])
     with pytest.raises(ValueError, match="2 pairs"):
@@ -81,7 +81,7 @@ def test_columns_are_kept_in_fp32(generator: torch.Generator) -> None:
     table = empty_table(2, (16, 8), 32, max_rank=4, dtype=torch.bfloat16, device="cpu")
     assert not table.has_columns
 
-    table.replace_slot(1, [SliceDelta(column_scale=columns), SliceDelta(column_shift=columns[:8].double())])
+    table.replace_slot(1, [SliceTerms(column_scale=columns), SliceTerms(column_shift=columns[:8].double())])
 
     assert table.has_columns
     assert table.column_scales.tolist() == [[0, 0], [columns.data_ptr(), 0]]
