@@ -14,14 +14,14 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.limits import expected_tokens, served_tier, token_budget
-from graftwork.api.inference.request import InferenceRequest
+from graftwork.api.inference.request import InferenceRequest, served_tier
 from graftwork.api.inference.response_head import AnswerHead
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import AnswerPlan
+from graftwork.sessions.generation.sampling import token_budget
 from graftwork.sessions.text.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
@@ -58,18 +58,18 @@ async def chat_inference(
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     answer, prompt = await asyncio.to_thread(_read, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
-    budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
+    budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,
         prompts=(prompt,),
-        samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
+        samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         answer=answer,
         prediction_token_ids=prediction,
-        expected_tokens=expected_tokens(body.token_limit, budget),
+        expected_tokens=budget.expected_tokens,
     )
 
 
