@@ -1,6 +1,6 @@
-"""How sessions, turns and their figures are shown to clients.
+"""The JSON bodies of sessions, turns and their figures.
 
-Owns these shapes, for every route and event that carries them; never computes anything new.
+Owns these shapes for every route and event that carries them. Never computes new figures.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, Turn
 
 
 def session_body(session: AgentSession, base_name: str) -> dict[str, Any]:
-    """A session as its routes answer it."""
+    """The body of a session."""
     settings = session.settings
     return {
         "id": session.session_id,
@@ -41,7 +41,7 @@ def session_body(session: AgentSession, base_name: str) -> dict[str, Any]:
 
 
 def model_body(session: AgentSession, base_name: str) -> dict[str, Any]:
-    """The adapter version that a session is pinned to, or the base model."""
+    """The body of the adapter version that a session is pinned to, or of the base model."""
     version = session.model.version
     if version is None:
         return {"name": base_name, "version": None, "digest": None}
@@ -49,7 +49,7 @@ def model_body(session: AgentSession, base_name: str) -> dict[str, Any]:
 
 
 def turn_body(turn: Turn) -> dict[str, Any]:
-    """A turn as its routes answer it."""
+    """The body of a turn."""
     return {
         "id": turn.turn_id,
         "object": "turn",
@@ -69,7 +69,7 @@ def turn_body(turn: Turn) -> dict[str, Any]:
 
 
 def awaited_calls(turn: Turn) -> list[Item]:
-    """The calls that a turn ended with; a call that its token limit cut off awaits nothing."""
+    """The calls at the end of a turn that need an output. A call that the token limit cut off needs none."""
     if turn.status is not TurnStatus.AWAITING_TOOL:
         return []
     return [item for item in turn.output if item.type is ItemType.FUNCTION_CALL]
@@ -84,7 +84,7 @@ def tool_output_body(output: ToolOutput) -> dict[str, Any]:
 
 
 def cache_body(cache: CacheReport) -> dict[str, Any]:
-    """Where a turn's prompt came from."""
+    """The body of a prompt's cache report: its tokens by tier."""
     return {
         "cached_tokens": cache.cached_tokens,
         "device_tokens": cache.device_tokens,
@@ -122,16 +122,16 @@ def draft_body(drafts: DraftReport) -> dict[str, int]:
 
 
 def lease_body(memory: SessionMemory | None, now: float) -> dict[str, Any] | None:
-    """Until when the device keeps a session's pages before others'; None where it has promised nothing."""
+    """The body of a lease: how long the device keeps a session's pages. None without a lease."""
     if memory is None or memory.lease_s is None:
         return None
     return {"tier": "device", "seconds": round(memory.lease_s, 3), "until": now + memory.lease_s}
 
 
 def session_cache_body(session: AgentSession, memory: SessionMemory | None, now: float) -> dict[str, Any]:
-    """Where a session's history is cached, and how its latest turn found it. Null bytes: the engine does not answer.
+    """The body of a session's cache: its tokens and bytes by tier. Bytes are null if the engine does not answer.
 
-    A token is counted on the nearest tier that has it, bytes on every tier that holds them.
+    A token counts on the nearest tier that has it; bytes count on every tier that holds them.
     """
     last: Mapping[str, Any] = session.last_cache or {}
     tiers = {tier: {"tokens": last.get(f"{tier}_tokens", 0), "bytes": None} for tier in ("device", "host", "disk")}
@@ -155,13 +155,13 @@ def session_cache_body(session: AgentSession, memory: SessionMemory | None, now:
 def session_change_body(
     session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
 ) -> dict[str, Any]:
-    """A session after a PATCH, and the history whose KV another adapter cannot use."""
+    """The body of a changed session, with the tokens and bytes of KV that the new adapter cannot use."""
     given_up = {"tokens": given_up_tokens, "bytes": given_up_bytes}
     return session_body(session, base_name) | {"kv_given_up": given_up}
 
 
 def prefetch_body(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> dict[str, Any]:
-    """What a prefetch found: tokens that are on the device, or on their way there."""
+    """The body of a prefetch: how many tokens are cached and how many are missing."""
     return {
         "object": "session.prefetch",
         "session_id": session.session_id,
@@ -172,12 +172,12 @@ def prefetch_body(session: AgentSession, num_tokens: int, memory: SessionMemory 
 
 
 def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
-    """What `turn.completed` says."""
+    """The fields of `turn.completed`."""
     return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
 
 
 def awaiting_fields(
     checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What `turn.awaiting_tool` says."""
+    """The fields of `turn.awaiting_tool`."""
     return {"call_ids": call_ids, "lease": lease, "checkpoint_id": checkpoint_id, "usage": usage}
