@@ -177,7 +177,9 @@ async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, i
     for steps in blows:
         await storm.blow(steps)
     await storm.check()
-    assert all(ticket.settled is not None or ticket.is_refunded for ticket in storm.world.gate.tickets)
+    assert all(
+        reservation.settled is not None or reservation.is_refunded for reservation in storm.world.quotas.reservations
+    )
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -259,7 +259,7 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
     await say(world, me, fork)
     world.clock.advance(30)
     await world.service.sweep()
-    world.gate.limit = 2
+    world.quotas.limit = 2
 
     await opened(world, me)
 
@@ -271,7 +271,7 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
 async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
     """A session that nobody can see any more counts against no limit; one that is still there does."""
     me = new_principal()
-    world.gate.limit = 1
+    world.quotas.limit = 1
     await opened(world, me)
     world.clock.advance(59)
     with pytest.raises(LimitExceeded):

@@ -2,6 +2,7 @@
 
 import typer
 
+from graftwork.api.cli.console.failures import require_modules
 from graftwork.api.cli.console.output import JsonFlag
 
 
@@ -12,6 +13,7 @@ def demo(as_json: JsonFlag = False) -> None:
 
     Example: graftwork demo
     """
+    require_modules("fastapi", "torch")  # for the server, which is a process of its own
     from graftwork.api.cli.demo.story import tell_story
 
     if not tell_story(as_json):

@@ -39,7 +39,7 @@ async def test_two_names_of_one_adapter_are_one_part(gateway: Gateway, tenant: T
         ({"adapters": []}, 400, "adapters"),
         ({"adapters": [{"model": "pirate"}] * 5}, 400, "adapters"),
         ({"adapters": [{"model": "pirate", "weight": 1e9}]}, 400, "adapters[0].weight"),
-        ({"adapters": [{"model": "pirate", "wieght": 1.0}]}, 400, "adapters[0].wieght"),
+        ({"adapters": [{"model": "pirate", "wieght": 1.0}]}, 400, "adapters[0].wieght"),  # codespell:ignore
         ({"adapters": [{"model": "nobody"}]}, 404, None),
         ({"adapters": [{"model": "BASE"}]}, 400, "adapters[0].model"),
         ({"adapters": [{"model": "pirate"}], "model": "pirate"}, 400, "model"),

@@ -16,7 +16,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from graftwork.api.supervisor import serve
+from graftwork.api.server.serve import serve
 from graftwork.platform.settings import Settings
 serve(Settings.from_environment({"demo": True, "port": 0, "data_dir": sys.argv[1]}))
 """
