@@ -251,4 +251,5 @@ class KvCacheManager:
         """Checks every part."""
         self.page_store.check_integrity()
         self.sessions.check_integrity()
+        self._loader.check_integrity()
         self.offloader.check_integrity()

@@ -146,6 +146,7 @@ class SessionIndex:
         """Recounts the sessions of every page."""
         counts: dict[PageKey, int] = {}
         for record in self._records.values():
+            assert (record.waiting_since is None) == (not record.tools), "a session waits for no tool, or since no time"
             for key in record.keys:
                 counts[key] = counts.get(key, 0) + 1
         assert counts == self._counts, "the sessions of a page were counted wrongly"

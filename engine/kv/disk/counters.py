@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from graftwork.platform.clock import Clock
 
@@ -57,6 +57,10 @@ class DiskMonitor:
         """Counts an operation that the file system refused."""
         self.add("failed")
         self._write_line("disk_tier_failed", name, str(error))
+
+    def check_integrity(self) -> None:
+        """Checks that every counter is known and none is negative."""
+        assert all(count >= 0 for count in astuple(self.snapshot())), "a counter is negative"
 
     def _write_line(self, event: str, name: str, reason: str) -> None:
         with self._lock:

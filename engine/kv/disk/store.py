@@ -198,6 +198,7 @@ class DiskStore:
     def check_integrity(self) -> None:
         """Recounts the index and compares it with the folder. Call it only while nothing is written."""
         self._index.check_integrity()
+        self._monitor.check_integrity()
         there = sum(entry.num_bytes for entry in self._files.entries() if is_our_name(entry.name))
         assert there <= self.bytes_used, f"{there} bytes lie in the folder and {self.bytes_used} are counted"
         assert self.bytes_used <= self._index.max_bytes, "more is used than allowed"

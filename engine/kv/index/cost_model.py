@@ -8,8 +8,9 @@ A token can only be computed after all tokens before it. So what is loaded is al
 and the rest is computed.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations, groupby
 
 import numpy as np
@@ -165,6 +166,12 @@ class CostTracker:
         if num_tokens > 0:
             expected = self._cost.prefill.seconds(num_tokens, context_tokens)
             self._cost = replace(self._cost, prefill=self._cost.prefill.scaled(self._factor(seconds, expected)))
+
+    def check_integrity(self) -> None:
+        """Checks that all costs are finite and that none is negative."""
+        cost = self._cost
+        for part in (cost.host, cost.disk, cost.prefill):
+            assert all(math.isfinite(seconds) and seconds >= 0.0 for seconds in astuple(part)), f"{part} is no cost"
 
     def _factor(self, seen_s: float, expected_s: float) -> float:
         ratio = max(seen_s, _SHORTEST_S) / max(expected_s, _SHORTEST_S)

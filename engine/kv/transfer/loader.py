@@ -116,6 +116,14 @@ class PageLoader:
             page_store.tree.remove_subtree(first_bad)
         return first_bad.depth
 
+    def check_integrity(self) -> None:
+        """Checks that exactly the nodes of running loads are marked as loading."""
+        for node, plan in self._in_flight.items():
+            assert node in plan.nodes, "a load is recorded for a page that it does not fill"
+            assert node.is_loading or not node.in_tree, "a page is being loaded and not marked"
+        for node in self._page_store.tree.nodes_on(Tier.DEVICE):
+            assert not node.is_loading or node in self._in_flight, "a page waits for a load that does not run"
+
     def _tier_of(self, node: Node) -> Tier:
         plan = self._in_flight.get(node)
         return Tier.DEVICE if plan is None else plan.kind.source
