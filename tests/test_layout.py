@@ -18,6 +18,7 @@ OTHER_FOLDERS = ("migrations", "demo")
 
 ROOMS = (
     "platform",
+    "platform/answers",
     "platform/quotas",
     "platform/tenancy",
     "engine/core",
@@ -52,7 +53,6 @@ ROOMS = (
     "sessions/sweeper.py",
     "sessions/service.py",
     "sessions/responses",
-    "api/sdk/types",
     "api/sdk/transport",
     "api/sdk",
     "api/schemas",

@@ -1,13 +1,24 @@
-"""Lists as the API shows them: `{object, data, has_more, first_id, last_id}`, asked for by `limit`, `after`, `order`."""
+"""Pages of lists: how requests ask for them by `limit`, `after` and `order`, and how answers show them."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Protocol, TypeVar
 
 from fastapi import Depends, Query
 
+from graftwork.platform.answers import base as answers
 from graftwork.platform.pagination import Order, Page, PageRequest
 
 Item = TypeVar("Item")
+
+
+class HasId(Protocol):
+    """An answer with an id, which is a list's cursor."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Shown = TypeVar("Shown", bound=HasId)
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
@@ -35,13 +46,12 @@ AskedHistoryPage = Annotated[PageRequest, Depends(_page_of_a_history)]
 """Oldest first unless asked otherwise, as a history is read."""
 
 
-def list_body(page: Page[Item], show: Callable[[Item], dict[str, Any]], cursor: str = "id") -> dict[str, Any]:
-    """`cursor` is the field that `after` names; lists of things without one have null ends."""
-    data = [show(item) for item in page.items]
-    return {
-        "object": "list",
-        "data": data,
-        "has_more": page.has_more,
-        "first_id": data[0].get(cursor) if data else None,
-        "last_id": data[-1].get(cursor) if data else None,
-    }
+def page_answer(page: Page[Item], show: Callable[[Item], Shown]) -> answers.Page[Shown]:
+    """Show each item of a page."""
+    return list_answer([show(item) for item in page.items], has_more=page.has_more)
+
+
+def list_answer(entries: Sequence[Shown], *, has_more: bool = False) -> answers.Page[Shown]:
+    """A list of entries that have ids, which `after` takes."""
+    ends = [str(entry.id) for entry in (entries[0], entries[-1])] if entries else [None, None]
+    return answers.Page(data=tuple(entries), has_more=has_more, first_id=ends[0], last_id=ends[1])

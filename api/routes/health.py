@@ -1,33 +1,40 @@
 """What machines ask about this process: is it up, is it ready, what are its figures. Needs no key."""
 
 from contextlib import suppress
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+import graftwork
 from graftwork.api.deps.dependencies import AppResources
 from graftwork.api.deps.readiness import Readiness
+from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
 from graftwork.platform.errors import CapacityAbsent
 
 router = APIRouter(tags=["operations"])
 
 
 @router.get("/healthz")
-async def get_health() -> dict[str, Any]:
+async def get_health() -> Health:
     """The process answers."""
-    return {"status": "ok"}
+    return Health()
 
 
-@router.get("/readyz")
+@router.get("/readyz", response_model=Ready)
 async def get_readiness(request: Request) -> JSONResponse:
     """503 with the reasons unless the schema is at head and the engine makes a real token."""
     readiness = request.app.state.readiness
     assert isinstance(readiness, Readiness)
     problems = await readiness.problems()
     if problems:
-        return JSONResponse({"status": "not_ready", "problems": problems}, status_code=503)
-    return JSONResponse({"status": "ready"})
+        return JSONResponse(NotReady(problems=problems).body(), status_code=503)
+    return JSONResponse(Ready().body())
+
+
+@router.get("/version")
+async def get_version() -> Version:
+    """The version of this server."""
+    return Version(version=graftwork.__version__)
 
 
 @router.get("/metrics")

@@ -17,10 +17,14 @@ from graftwork.api.deps.resources import Resources
 from graftwork.api.formats.responses import ResponsesRoute, in_their_words, response_stream
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
-from graftwork.api.http.pagination import AskedPage, list_body
+from graftwork.api.http.pagination import AskedPage, page_answer
 from graftwork.api.http.sse import EventStream
 from graftwork.api.schemas.responses import ResponseRequest
+from graftwork.platform.answers import responses as answers
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.sessions import Item
 from graftwork.platform.errors import InvalidRequest
+from graftwork.sessions.core.views import item_answer
 from graftwork.sessions.responses.handle import ResponseRun
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=ResponsesRoute)
@@ -67,24 +71,26 @@ async def get_response(
 
 
 @router.delete("/{response_id}")
-async def delete_response(response_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def delete_response(
+    response_id: str, resources: AppResources, principal: InferenceKey
+) -> answers.ResponseDeleted:
     """Forget a response; what later ones stand on stays with them."""
     await resources.responses.delete(principal, response_id)
-    return {"id": response_id, "object": "response", "deleted": True}
+    return answers.ResponseDeleted(id=response_id)
 
 
-@router.post("/{response_id}/cancel")
-async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+@router.post("/{response_id}/cancel", response_model=answers.Response)
+async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> Response:
     """End a running response as cancelled; one that has ended is answered as it is."""
-    return await resources.responses.cancel(principal, response_id)
+    return JSONResponse(await resources.responses.cancel(principal, response_id))
 
 
 @router.get("/{response_id}/input_items")
-async def list_input_items(
+async def list_response_input_items(
     response_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
-) -> dict[str, Any]:
+) -> Page[Item]:
     """What the response was asked with."""
-    return list_body(await resources.responses.input_items(principal, response_id, page), lambda item: item.body)
+    return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
 
 
 async def _answer(run: ResponseRun) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a session remembers: its items, its events, and where its cache lies."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
@@ -8,9 +8,11 @@ from fastapi.responses import StreamingResponse
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.formats.sessions import session_events
-from graftwork.api.http.pagination import AskedHistoryPage, list_body
+from graftwork.api.http.pagination import AskedHistoryPage, page_answer
 from graftwork.api.http.sse import EventStream
-from graftwork.sessions.core.views import session_cache_body
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.sessions import Item, SessionCache
+from graftwork.sessions.core.views import item_answer, session_cache_answer
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=NativeRoute)
 
@@ -19,15 +21,15 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 
 
 @router.get("/items")
-async def list_items(
+async def list_session_items(
     session_id: str, resources: AppResources, principal: InferenceKey, page: AskedHistoryPage
-) -> dict[str, Any]:
+) -> Page[Item]:
     """The history up to the head."""
-    return list_body(await resources.sessions.items(principal, session_id, page), lambda item: item.body)
+    return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
 
 
 @router.get("/events", response_class=StreamingResponse)
-async def follow_events(
+async def follow_session_events(
     session_id: str,
     resources: AppResources,
     principal: InferenceKey,
@@ -40,7 +42,7 @@ async def follow_events(
 
 
 @router.get("/cache")
-async def get_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def get_session_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionCache:
     """Where the history is cached now, and how the latest turn found it."""
     session, memory = await resources.sessions.read_cache(principal, session_id)
-    return session_cache_body(session, memory, resources.clock.now())
+    return session_cache_answer(session, memory, resources.clock.now())

@@ -2,8 +2,9 @@
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation
-from graftwork.api.sdk.types.admin import Quota, UsageRow
-from graftwork.api.sdk.types.base import Page
+from graftwork.platform.answers.admin import Quota
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.usage import UsageRow
 
 Moment = float | str
 """Unix seconds, or ISO 8601."""

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.api.sdk.transport.effects import Call, Steps
+from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
-from graftwork.api.sdk.types.adapter import Adapter, AliasChange
-from graftwork.api.sdk.types.base import Deleted, Page
-from graftwork.api.sdk.types.errors import ConfigurationError
+from graftwork.platform.answers.adapters import Adapter, AliasChange
+from graftwork.platform.answers.base import Deleted, Page
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

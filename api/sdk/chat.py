@@ -4,14 +4,15 @@ import json
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps
+from graftwork.api.sdk.transport.errors import APIConnectionError, error_from_description
 from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
 from graftwork.api.sdk.transport.retries import open_stream
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.transport.sse import FrameParser
 from graftwork.api.sdk.transport.streams import AsyncStream, Stream, start_stream
-from graftwork.api.sdk.types.base import Page
-from graftwork.api.sdk.types.chat import ChatCompletion, ChatCompletionChunk, Model
-from graftwork.api.sdk.types.errors import APIConnectionError, error_from_description
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.chat import ChatCompletion, ChatCompletionChunk
+from graftwork.platform.answers.models import Model
 
 
 class ChatParameters(TypedDict, total=False):

@@ -5,8 +5,8 @@ from typing import Any, TypedDict, Unpack
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
-from graftwork.api.sdk.types.base import Page
-from graftwork.api.sdk.types.session import SessionState
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.sessions import SessionState
 
 
 class SessionParameters(TypedDict, total=False):

@@ -6,6 +6,7 @@ Owns these shapes and how a turn's end reads in them; never computes anything ne
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graftwork.platform.answers.responses import Conversation
 from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
 from graftwork.sessions.responses.record import ResponseRecord
 
@@ -38,13 +39,9 @@ def final_status(turn: Turn) -> str:
     return "incomplete" if turn.finish_reason == "length" else "completed"
 
 
-def conversation_body(session: AgentSession) -> dict[str, Any]:
-    return {
-        "id": session.session_id,
-        "object": "conversation",
-        "created_at": int(session.created_at),
-        "metadata": dict(session.metadata),
-    }
+def conversation_answer(session: AgentSession) -> Conversation:
+    """A conversation as its routes answer it."""
+    return Conversation(id=session.session_id, created_at=int(session.created_at), metadata=dict(session.metadata))
 
 
 def _completed_at(turn: Turn | None, status: str) -> int | None:

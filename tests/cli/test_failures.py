@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.api.cli.console.failures import advice
-from graftwork.api.sdk.types import errors
+from graftwork.api.sdk.transport import errors
 from tests.cli.conftest import Graftwork
 
 

@@ -19,7 +19,7 @@ from graftwork.api.cli.console.output import (
 )
 
 if TYPE_CHECKING:
-    from graftwork.api.sdk.types.adapter import Adapter, AliasChange
+    from graftwork.platform.answers.adapters import Adapter, AliasChange
 
 app = typer.Typer(no_args_is_help=True, help="LoRA adapters and their versions. Needs GRAFTWORK_API_KEY.")
 

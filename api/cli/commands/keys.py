@@ -9,7 +9,7 @@ from graftwork.api.cli.console.connect import connect, tenant_id_of
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_json, show_table
 
 if TYPE_CHECKING:
-    from graftwork.api.sdk.types.admin import TenantKey
+    from graftwork.platform.answers.admin import TenantKey
 
 app = typer.Typer(no_args_is_help=True, help="API keys of a tenant. Needs GRAFTWORK_ADMIN_KEY.")
 

@@ -10,7 +10,8 @@ from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, si
 from graftwork.platform.settings import parse_bytes
 
 if TYPE_CHECKING:
-    from graftwork.api.sdk.types.admin import Quota, QuotaLimits
+    from graftwork.api.sdk.admin import QuotaLimits
+    from graftwork.platform.answers.admin import Quota
 
 app = typer.Typer(no_args_is_help=True, help="How much a tenant may use. Needs GRAFTWORK_ADMIN_KEY.")
 

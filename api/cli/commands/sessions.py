@@ -11,7 +11,7 @@ from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment,
 if TYPE_CHECKING:
     from graftwork.api.sdk.session import Session
     from graftwork.api.sdk.transport.runtimes import SyncRuntime
-    from graftwork.api.sdk.types.session import Item, PinnedModel
+    from graftwork.platform.answers.sessions import Item, PinnedModel
 
 app = typer.Typer(no_args_is_help=True, help="Conversations that the server remembers. Needs GRAFTWORK_API_KEY.")
 

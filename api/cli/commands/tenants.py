@@ -8,7 +8,7 @@ from graftwork.api.cli.console.connect import connect, tenant_id_of
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_facts, show_json, show_table
 
 if TYPE_CHECKING:
-    from graftwork.api.sdk.types.admin import Tenant
+    from graftwork.platform.answers.admin import Tenant
 
 app = typer.Typer(no_args_is_help=True, help="Tenants: who may use this server. Needs GRAFTWORK_ADMIN_KEY.")
 

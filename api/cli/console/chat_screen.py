@@ -18,11 +18,12 @@ from graftwork.api.cli.console.output import show_json
 from graftwork.api.sdk.client import Graftwork
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.sessions import SessionParameters
+from graftwork.api.sdk.transport.errors import APIConnectionError, APIError, ConfigurationError
 from graftwork.api.sdk.transport.runtimes import SyncRuntime
 from graftwork.api.sdk.transport.streams import Stream
-from graftwork.api.sdk.types.errors import APIConnectionError, APIError, ConfigurationError
-from graftwork.api.sdk.types.session import PendingCall
-from graftwork.api.sdk.types.session_events import (
+from graftwork.api.sdk.transport.tools import ToolOutput
+from graftwork.demo.tasks import HELPDESK_TOOLS, TOOLS, run_tool
+from graftwork.platform.answers.session_events import (
     OutputTextDelta,
     SessionEvent,
     ToolCallDone,
@@ -31,8 +32,7 @@ from graftwork.api.sdk.types.session_events import (
     TurnCompleted,
     TurnFailed,
 )
-from graftwork.api.sdk.types.tools import ToolOutput
-from graftwork.demo.tasks import HELPDESK_TOOLS, TOOLS, run_tool
+from graftwork.platform.answers.sessions import PendingCall
 
 DEMO_MODEL = "graftwork-demo"
 HELP = """/fork           go on in a copy of this session; this one stays as it is
@@ -186,7 +186,7 @@ class ChatScreen:
                     share = f"{usage.cached_share:.0%} of the prompt was cached" if usage else ""
                     typer.secho(f"\n  {share}", dim=True)
                 case TurnFailed(error=error):
-                    failure = (error or {}).get("message")
+                    failure = "no reason was given." if error is None else error["message"]
                     typer.secho(f"\nThe turn failed: {failure} /again tries once more.", fg="red", err=True)
                 case TurnCancelled():
                     typer.secho("\n  the turn was cancelled; /again tries once more", dim=True)

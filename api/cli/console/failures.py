@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from graftwork.api.sdk.types import errors as sdk_errors
+from graftwork.api.sdk.transport import errors as sdk_errors
 from graftwork.platform import errors as platform_errors
 
 _VALUE_ERRORS = (

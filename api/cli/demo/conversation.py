@@ -8,8 +8,9 @@ from graftwork.api.cli.demo.script import Ask, expected_answer
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime
 from graftwork.api.sdk.transport.streams import AsyncStream
-from graftwork.api.sdk.types.session import CacheReport, PendingCall
-from graftwork.api.sdk.types.session_events import (
+from graftwork.api.sdk.transport.tools import ToolOutput
+from graftwork.demo.tasks import run_tool
+from graftwork.platform.answers.session_events import (
     OutputTextDelta,
     SessionEvent,
     ToolCallDone,
@@ -19,8 +20,8 @@ from graftwork.api.sdk.types.session_events import (
     TurnCreated,
     TurnFailed,
 )
-from graftwork.api.sdk.types.tools import ToolOutput
-from graftwork.demo.tasks import run_tool
+from graftwork.platform.answers.sessions import PendingCall
+from graftwork.platform.answers.usage import CacheReport
 from graftwork.platform.clock import Clock
 
 MAX_ROUNDS = 3
@@ -128,7 +129,7 @@ def _note(turn: Turn, event: SessionEvent) -> None:
             turn.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
             turn.completion_tokens = event.usage.completion_tokens
         case TurnFailed(error=error):
-            turn.failure = str((error or {}).get("message"))
+            turn.failure = "no reason was given" if error is None else error["message"]
 
 
 def _result_of(call: PendingCall) -> str:

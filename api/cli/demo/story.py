@@ -17,8 +17,8 @@ from graftwork.api.cli.demo.report import Claim, Report, share_of, show_exchange
 from graftwork.api.cli.demo.script import ask_for, asks_for, schemas_for
 from graftwork.api.cli.demo.server import DemoServer, ServerFailed
 from graftwork.api.sdk.client import AsyncGraftwork
-from graftwork.api.sdk.types.errors import ConfigurationError
-from graftwork.api.sdk.types.session import Item
+from graftwork.api.sdk.transport.errors import ConfigurationError
+from graftwork.platform.answers.sessions import Item
 from graftwork.platform.clock import Clock, SystemClock
 
 SAME_QUESTION = ask_for("get_weather", "a question that is asked twice")

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-from graftwork.api.sdk.types.session import PendingCall
-from graftwork.api.sdk.types.tools import Tools, ToolTimeout
+from graftwork.api.sdk.transport.tools import Tools, ToolTimeout
+from graftwork.platform.answers.sessions import PendingCall
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.retries import send
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, Runtime, SyncRuntime
-from graftwork.api.sdk.types.base import Answer, Page
+from graftwork.platform.answers.base import Answer, Page
 
 R = TypeVar("R", bound=Runtime)
 
@@ -47,10 +47,7 @@ class Resource(Generic[R]):
 
     def _page(self, answer_class: type[A], call: Call) -> Steps[Page[A]]:
         """Send, and read a list of answers."""
-        body = yield from self._json(call)
-        entries = tuple(answer_class.read(entry) for entry in body.get("data", ()))
-        bounds = {name: body[name] for name in ("has_more", "first_id", "last_id") if name in body}
-        return Page(data=entries, **bounds, raw=body)
+        return Page[answer_class].read((yield from self._json(call)))  # type: ignore[valid-type]  # known at run time
 
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator, read like a verb

@@ -11,7 +11,7 @@ from uuid import uuid4
 import httpx
 
 from graftwork.api.sdk.transport.effects import Call, Connection, Effect, OpenStream, Send, Sleep, Steps
-from graftwork.api.sdk.types.errors import APIConnectionError, APITimeoutError, error_from_response
+from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutError, error_from_response
 
 FIRST_WAIT_S = 0.5
 LONGEST_BACKOFF_S = 8.0

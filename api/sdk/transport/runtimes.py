@@ -24,9 +24,9 @@ from graftwork.api.sdk.transport.effects import (
     Sleep,
     Steps,
 )
+from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutError, ConfigurationError
 from graftwork.api.sdk.transport.retries import RetryPolicy
-from graftwork.api.sdk.types.errors import APIConnectionError, APITimeoutError, ConfigurationError
-from graftwork.api.sdk.types.tools import run_tools
+from graftwork.api.sdk.transport.tools import run_tools
 
 T = TypeVar("T")
 

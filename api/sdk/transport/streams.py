@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from graftwork.api.sdk.transport.effects import Connection, Emit, Steps
+from graftwork.api.sdk.transport.errors import APIError
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, Runtime, SyncRuntime
-from graftwork.api.sdk.types.errors import APIError
 
 E = TypeVar("E")
 

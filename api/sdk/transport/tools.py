@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from graftwork.api.sdk.types.session import PendingCall
+from graftwork.platform.answers.sessions import PendingCall
 
 Tools = Mapping[str, Callable[..., Any]]
 """Functions, plain or async, by the name the model calls; they are called with the arguments as keywords."""
