@@ -132,12 +132,12 @@ class SessionIndex:
             else:
                 del self._counts[key]
 
-    def _forget_oldest(self, but: tuple[Domain, SessionKey]) -> tuple[PageKey, ...]:
+    def _forget_oldest(self, kept: tuple[Domain, SessionKey]) -> tuple[PageKey, ...]:
         superseded: tuple[PageKey, ...] = ()
         while self._num_keys > self.max_keys and len(self._records) > 1:
             oldest = next(iter(self._records))
-            if oldest == but:
-                self._records.move_to_end(but)
+            if oldest == kept:
+                self._records.move_to_end(kept)
                 continue
             superseded += self.remove(*oldest)
         return superseded

@@ -150,9 +150,9 @@ class DiskStore:
 
     def read(self, key: PageKey, into: memoryview) -> bool:
         """Reads one page into `into`. Returns False if it is not stored or was damaged."""
-        return self.read_run([key], into) == 1
+        return self.read_pages([key], into) == 1
 
-    def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
+    def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
         """Reads the longest available prefix of `keys` into `into`, which must have room for all of them.
 
         Returns how many pages are correct; the bytes after them are undefined. Removes a file in which anything is
@@ -236,7 +236,7 @@ class DiskStore:
         if self._files.put(file.name, contents, file.used_at_ns):
             self._index.publish(file)
             return True
-        if self._files.remove_remains(file.name):
+        if self._files.remove_partial(file.name):
             self._index.free(file)
         return False
 

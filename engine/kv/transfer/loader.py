@@ -88,7 +88,7 @@ class PageLoader:
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
-        loads = self._pages_below(match, len(on_device))
+        loads = self._pages_off_device(match, len(on_device))
         held = [node.device for node in on_device if node.device is not None]
         page_store.device.hold(held)
         pages = page_store.device.allocate(self._make_room(loads, len(loads), path.domain))
@@ -128,13 +128,13 @@ class PageLoader:
         plan = self._in_flight.get(node)
         return Tier.DEVICE if plan is None else plan.kind.source
 
-    def _pages_below(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
+    def _pages_off_device(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
         """Returns the cached pages after the first `start`, each with its tier and, on the host, its node."""
         on_host = [(Tier.HOST, node) for node in match.nodes[start:]]
         return [*on_host, *((Tier.DISK, None) for _ in match.disk_keys)]
 
     def _pages_to_load(self, match: PrefixMatch, start: int, num_tokens: int) -> "list[tuple[Tier, Node | None]]":
-        below = self._pages_below(match, start)
+        below = self._pages_off_device(match, start)
         if not below:
             return []
         page_tokens = self._page_store.sizes.page_tokens
