@@ -41,7 +41,7 @@ OPERATIONS = [
     *["place_adapters"] * 5,
     *["pin", "unpin", "prune", "prune", "compute"],
 ]
-"""Names repeat by their weight."""
+"""Each name appears as often as its weight."""
 
 
 def public_tokens(tokens: Sequence[int]) -> int:
@@ -236,7 +236,7 @@ class World:
                 one.allocation = self.without(one, done.plan, failed_from)
 
     def without(self, one: Running, plan: TransferPlan, failed_from: int | None) -> PageAllocation:
-        """Returns an allocation after one of its loads, with new pages for those that failed."""
+        """Returns a request's allocation after one of its loads has ended. Pages that failed are replaced."""
         pages, tiers = one.allocation.pages, one.allocation.tiers
         if failed_from is not None:
             self.lab.memory.release(pages[failed_from:])
