@@ -127,6 +127,8 @@ def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
 
 
 def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
+    if not tokens.logprobs:
+        return TokensGenerated(tuple(tokens.token_ids))
     logprobs = (
         TokenLogprobs(one.logprob, tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)))
         for one in tokens.logprobs
