@@ -13,12 +13,11 @@ from typing import Any
 
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
-from graftwork.sessions.text.messages import ROLES, Message, ToolCall
+from graftwork.sessions.text.messages import ROLES, Message, PartRules, ToolCall, read_content
 
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
 _INPUT_ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_PART_FIELDS = frozenset({"type", "text", "annotations", "logprobs"})
 
 
 class ItemType(StrEnum):
@@ -143,21 +142,24 @@ def _parse_message(raw: object, param: str) -> Item:
     return message(role, *_content_texts(raw.get("content"), f"{param}.content"))
 
 
+def _refuse_part(_: object, param: str) -> ValidationFailed:
+    return ValidationFailed(f"{param}.type must be one of {', '.join(_TEXT_PARTS)}.", param=f"{param}.type")
+
+
+_PARTS = PartRules(
+    text_fields=dict.fromkeys(_TEXT_PARTS, "text"),
+    error=ValidationFailed,
+    refusal=_refuse_part,
+    known_fields=frozenset({"type", "text", "annotations", "logprobs"}),
+)
+
+
 def _content_texts(raw: object, param: str) -> list[str]:
-    if isinstance(raw, str):
-        return [_text(raw, param)]
-    if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not raw:
-        raise ValidationFailed(f"{param} must be a text or a list of text parts.", param=param)
-    return [_part_text(part, f"{param}[{index}]") for index, part in enumerate(raw)]
-
-
-def _part_text(raw: object, param: str) -> str:
-    if not isinstance(raw, Mapping):
-        raise ValidationFailed(f"{param} must be an object.", param=param)
-    if raw.get("type") not in _TEXT_PARTS:
-        raise ValidationFailed(f"{param}.type must be one of {', '.join(_TEXT_PARTS)}.", param=f"{param}.type")
-    _refuse_unknown_fields(raw, _PART_FIELDS, param)
-    return _text(raw.get("text"), f"{param}.text")
+    """The texts of a message, at least one. Raises ValidationFailed for text that UTF-8 cannot carry."""
+    texts = read_content(raw, param, _PARTS)
+    if not texts:
+        raise ValidationFailed(f"{param} must be a text or a list of parts.", param=param)
+    return [_text(text, param) for text in texts]
 
 
 def _refuse_unknown_fields(raw: Mapping[str, Any], known: frozenset[str], param: str) -> None:

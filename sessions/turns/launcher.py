@@ -27,9 +27,8 @@ from graftwork.sessions.turns.running import RunningTurns, TurnTask
 from graftwork.sessions.turns.settings import (
     answer_demands,
     check_vocabulary,
-    sampling_params,
-    stop_strings,
-    token_budget,
+    read_sampling,
+    turn_budget,
 )
 
 
@@ -100,8 +99,9 @@ class TurnLauncher:
         new_token_ids = await asyncio.to_thread(transcript.encode_next, encoder, settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
         description = dependencies.generator.description
-        budget = token_budget(settings, len(prompt), description.context_tokens)
-        sampling = sampling_params(settings, budget.max_tokens)
+        budget = turn_budget(settings, len(prompt), description.context_tokens)
+        fields = read_sampling(settings.sampling)
+        sampling = fields.sampling_params(budget.max_tokens)
         check_vocabulary(sampling, description.vocab_size)
         isolation = principal.isolation(dependencies.pepper)
         request = GenerationRequest(
@@ -110,8 +110,7 @@ class TurnLauncher:
             sampling=sampling,
             resolved=session.model,
             isolation=isolation,
-            stop=stop_strings(settings),
-            share=isolation.hex(),
+            stop=tuple(fields.stop or ()),
             weight=principal.weight,
             tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
             parse_tool_calls=answer.calls_tools,
@@ -120,7 +119,7 @@ class TurnLauncher:
             grammar=answer.grammar,
         )
         plan = TurnPlan(principal, session, encoder, transcript, tuple(new_items), new_token_ids, request)
-        return plan, budget.expected_tokens
+        return plan, len(prompt) + budget.expected_tokens
 
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, account: RequestAccount) -> TurnRunner:
         dependencies = self._dependencies
