@@ -16,7 +16,9 @@ from graftwork.api.inference.limits import served_tier, token_budget
 from graftwork.api.inference.request import InferenceOrder
 from graftwork.api.inference.response_head import AnswerHead
 from graftwork.api.inference.start import start_inference
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
+from graftwork.platform.answers.completions import TextCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
@@ -25,7 +27,7 @@ from graftwork.sessions.generation.constraints import AnswerDemands, AnswerPlan
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/completions")
+@router.post("/completions", response_model=TextCompletion, responses=also(404, 429, stream="completions"))
 async def create_completion(
     body: CompletionRequest,
     request: Request,

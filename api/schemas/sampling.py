@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
 from graftwork.engine.core.sampling import SamplingParams
@@ -16,6 +16,20 @@ MAX_STOP_TOKENS = 128
 _SEED_MASK = (1 << 64) - 1
 
 StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
+
+
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...] | None,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": 300,
+        }
+    ),
+]
+"""From an object of token ids, as text, to numbers."""
 
 
 class SamplingFields(OpenAiBody):
@@ -34,8 +48,7 @@ class SamplingFields(OpenAiBody):
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
-    logit_bias: tuple[tuple[int, float], ...] | None = None
-    """From an object of token ids, as text, to numbers."""
+    logit_bias: LogitBias = None
 
     @field_validator("stop", mode="before")
     @classmethod
