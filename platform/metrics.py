@@ -23,7 +23,7 @@ class Metric:
     """One line of `/metrics`, without its value."""
 
     name: str
-    """In full, but for the `_total` that a counter ends with."""
+    """The full name, without the `_total` at the end of a counter."""
     kind: MetricKind
     help: str
     labels: tuple[tuple[str, str], ...] = ()

@@ -1,7 +1,7 @@
-"""JSON from strangers: one meaning or none.
+"""Reads JSON from strangers. Text with two possible meanings is refused.
 
-Owns the refusal of what Python's parser lets through: repeated keys, NaN and Infinity, numbers of a million digits,
-nesting that exhausts the stack.
+Refuses what Python's parser lets through: repeated keys, NaN and Infinity, numbers of a million digits,
+and nesting that exhausts the stack.
 """
 
 import json

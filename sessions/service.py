@@ -106,7 +106,7 @@ class SessionService:
     ) -> None:
         options = options or SessionOptions()
         self._registry = registry
-        self._gate = resources.gate
+        self._quota_of = resources.accounting.quota_of
         self._clock: Clock = resources.clock
         self._sessions = SessionStore(database, resources.clock, options.retention_s)
         self._turns = TurnStore(database, resources.clock, options.owner or new_id("gateway"), options.lease_s)
@@ -116,7 +116,7 @@ class SessionService:
         self._reader = EventReader(self._turns, self._launcher.feed_of, self._access.is_running, options.poll_s)
         self._running = SessionTurns(self._turns, self._launcher, self._reader)
         self._tools = ToolAnswers(self._access, self._sessions, self._running, self._launcher.kv)
-        self.base_name = resources.description.model_name
+        self.base_name = resources.generator.description.model_name
 
     async def recover(self) -> int:
         """Fail the turns that a crash left running, and return how many; call it at start-up, and whenever."""
@@ -353,7 +353,7 @@ class SessionService:
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
         """Only what a tenant knows as sessions is limited."""
-        return await self._gate.max_sessions(principal) if kind is SessionKind.SESSION else None
+        return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 
 def _checkpoint_argument(checkpoint_id: str | None) -> str | None:

@@ -18,8 +18,7 @@ from graftwork.platform.ids import SessionId
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.session import SessionStatus
 from graftwork.sessions.core.transcript import join_chain
-from graftwork.sessions.store import deletion_rows as retention
-from graftwork.sessions.store import session_rows as repository
+from graftwork.sessions.store import deletion_rows, session_rows
 from graftwork.sessions.store.history_rows import find_chain
 from graftwork.sessions.turns.kv import History, SessionKv
 
@@ -64,7 +63,7 @@ class SessionSweeper:
 
     async def _find(self, before: SessionId | None) -> list[tuple[TenantScope, SessionId]]:
         async with self._database.read() as database:
-            found = await retention.find_expired(
+            found = await deletion_rows.find_expired(
                 database, self._clock.now(), self._retention_s, before, _SESSIONS_A_LOOK
             )
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
@@ -72,22 +71,22 @@ class SessionSweeper:
     async def _remove(self, scope: TenantScope, session_id: SessionId) -> bool:
         if not await self._expire(scope, session_id):
             return False
-        await self._delete_all(retention.delete_events, scope, session_id, _EVENTS_A_TRANSACTION)
-        await self._delete_all(retention.delete_checkpoints, scope, session_id, _CHECKPOINTS_A_TRANSACTION)
+        await self._delete_all(deletion_rows.delete_events, scope, session_id, _EVENTS_A_TRANSACTION)
+        await self._delete_all(deletion_rows.delete_checkpoints, scope, session_id, _CHECKPOINTS_A_TRANSACTION)
         async with self._database.write() as database:
-            await retention.delete_turns(database, scope, session_id)
-            return await retention.delete_expired_session(database, scope, session_id)
+            await deletion_rows.delete_turns(database, scope, session_id)
+            return await deletion_rows.delete_expired_session(database, scope, session_id)
 
     async def _expire(self, scope: TenantScope, session_id: SessionId) -> bool:
         """Whether the session is expired now; one that was woken since it was found stays as it is."""
         async with self._database.write() as database:
-            session = await repository.find_session(database, scope, session_id, lock=True)
+            session = await session_rows.find_session(database, scope, session_id, lock=True)
             if session is None or not session.is_over(self._clock.now(), self._retention_s):
                 return False
             if session.status is SessionStatus.EXPIRED:
                 return True
             chain = () if session.head_id is None else await find_chain(database, scope, session.head_id)
-            await retention.mark_expired(database, scope, session_id)
+            await deletion_rows.mark_expired(database, scope, session_id)
         await self._kv.close(History(session, join_chain(chain)))
         return True
 

@@ -49,3 +49,17 @@ def test_a_decision_has_its_parts(page: Path) -> None:
 
     assert re.search(r"^Status: (accepted|replaced by \d{4})\.$", text, re.MULTILINE)
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+
+
+HOPS = [
+    pytest.param(ROOT / path, name, id=f"{path}-{name}")
+    for path, name in re.findall(
+        r"^\| `([\w/.]+)` \| `(\w+)` \|", (DOCS / "life-of-a-request.md").read_text("utf-8"), re.MULTILINE
+    )
+]
+
+
+@pytest.mark.parametrize(("path", "name"), HOPS)
+def test_each_hop_of_a_request_is_where_the_page_says(path: Path, name: str) -> None:
+    """The file defines a class or a function of that name."""
+    assert re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", path.read_text("utf-8"), re.MULTILINE)

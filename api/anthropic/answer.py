@@ -14,7 +14,6 @@ from graftwork.api.anthropic.errors import anthropic_error
 from graftwork.api.http.sse import PING_AFTER_S, named_event, with_heartbeats
 from graftwork.api.inference.job import InferenceJob
 from graftwork.api.inference.response_head import AnswerHead
-from graftwork.api.inference.usage import UsageFigures
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
@@ -25,6 +24,7 @@ from graftwork.sessions.generation.generator import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from graftwork.sessions.generation.usage import Usage
 from graftwork.sessions.text.messages import parsed_arguments
 
 Event = dict[str, Any]
@@ -113,7 +113,7 @@ def _stream_events(
         yield {"type": "message_stop"}
 
 
-def _message(head: AnswerHead, usage: UsageFigures) -> dict[str, Any]:
+def _message(head: AnswerHead, usage: Usage) -> dict[str, Any]:
     """A message of which nothing has been said yet."""
     tier = "priority" if head.service_tier == "priority" else "standard"
     return {
@@ -136,10 +136,10 @@ def _ending(finished: GenerationFinished) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": finished.stop_string if was_stopped else None, "stop_details": None}
 
 
-def _usage(usage: UsageFigures) -> dict[str, Any]:
+def _usage(usage: Usage) -> dict[str, Any]:
     """The three parts of the prompt add up to it. Nothing counts as cache creation: every prefix is kept, unasked."""
     return {
-        "input_tokens": usage.recomputed_tokens,
+        "input_tokens": usage.cache.recomputed_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,

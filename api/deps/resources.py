@@ -21,12 +21,14 @@ from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.auth import Gate
+from graftwork.platform.tenancy.auth import Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.generator import Generator
+from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
@@ -42,7 +44,7 @@ class Resources:
     pepper: bytes
     database: Database
     tenancy: Tenancy
-    gate: Gate
+    gate: Authenticator
     quotas: QuotaKeeper
     meter: UsageMeter
     idempotency: IdempotencyStore
@@ -52,6 +54,8 @@ class Resources:
     engine: EngineClient
     description: EngineDescription
     """As the engine described itself at start-up."""
+    generator: Generator
+    accounting: Accounting
     folder: ModelFolder
     prompts: PromptEncoder | None
     """None for a model without a chat template."""

@@ -1,60 +1,72 @@
-"""One inference request being generated, by a task that the server owns.
+"""One inference request that is being generated, by a task that the server owns.
 
-The route reads the events; when its client leaves it calls `abandon`, which cancels the engine's work at once.
-However the job ends, its reservation is settled and its usage row written, with what the engine really did.
+Owns the request's generations and its account.
+The route reads the events. When its client leaves, it calls `abandon`, which cancels the engine's work at once.
+Invariant: however the job ends, its usage row is written and its quota reservation is settled.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from graftwork.api.deps.background import ServerTasks
+from graftwork.api.deps.resources import Resources
 from graftwork.api.http.channel import Channel
 from graftwork.api.http.errors import internal_failure
-from graftwork.api.inference.usage import UsageFigures
+from graftwork.api.inference.request import InferenceRequest
+from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.errors import CapacityAbsent, GraftworkError
 from graftwork.platform.ids import RequestId
-from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, GenerationRequest, Generator
-from graftwork.sessions.generation.usage import TallyingEngine
-
-Settle = Callable[[UsageFigures | None, str], Awaitable[None]]
-"""Told what was used (None if nothing ever left the engine's queue) and the outcome, as the ledger calls it."""
+from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
+from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One answer to be made."""
+async def start_inference(resources: Resources, inference: InferenceRequest) -> "InferenceJob":
+    """Reserve for a request and start its job.
 
-    request: GenerationRequest
-    generator: Generator
-    tally: TallyingEngine
-    """The engine under `generator`, which counts."""
+    Raises LimitExceeded before anything is generated. The engine's refusals come from the job.
+    """
+    principal, accounting = inference.principal, resources.accounting
+    quota = await accounting.quota_of(principal.tenant_id)
+    charge = Charge(inference.request_id, principal, inference.resolved)
+    account = await accounting.open(charge, quota, inference.estimated_tokens)
+    requests = inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
+    job = InferenceJob(
+        inference.request_id,
+        [resources.generator.start(request) for request in requests],
+        inference.choices_per_prompt,
+        account,
+        account.reservation.rate_limit_headers() | {"x-graftwork-model": inference.resolved.label},
+    )
+    job.start(resources.tasks)
+    return job
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEvent:
-    """What happened to one of the answers."""
+    """An event of one of the answers."""
 
     choice: int
+    """The answer's index."""
     event: GenerationEvent
 
 
 class InferenceJob:
-    """Owns the running generations of one request."""
+    """Runs the generations of one request."""
 
     def __init__(
         self,
         request_id: RequestId,
         generations: Sequence[Generation],
         choices_per_prompt: int,
-        settle: Settle,
+        account: RequestAccount,
         headers: Mapping[str, str],
     ) -> None:
         self._request_id = request_id
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
-        self._settle = settle
+        self._account = account
         self._channel: Channel[ChoiceEvent] = Channel()
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
@@ -62,10 +74,14 @@ class InferenceJob:
         """What the answer's headers say about limits and the model that was served."""
 
     @property
-    def usage(self) -> UsageFigures:
-        """Up to now."""
-        tallies = [generation.tally for generation in self._generations]
-        return UsageFigures.of(tallies, self._choices_per_prompt)
+    def usage(self) -> Usage:
+        """The usage so far. A prompt that several answers share counts once."""
+        prompts = self._generations[:: self._choices_per_prompt]
+        return Usage(
+            cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
+            completion_tokens=sum(generation.completion_tokens for generation in self._generations),
+            drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
+        )
 
     def start(self, tasks: ServerTasks) -> None:
         self._task = tasks.start(self._run(), f"inference {self._request_id}")
@@ -76,7 +92,7 @@ class InferenceJob:
         await self._channel.wait_for_first()
 
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """Everything that happens, the answers' events interleaved; leaving early abandons the job."""
+        """All events, those of several answers interleaved. Closing this early abandons the job."""
         try:
             async with aclosing(self._channel.items()) as items:
                 async for item in items:
@@ -85,7 +101,7 @@ class InferenceJob:
             self.abandon()
 
     async def answers(self) -> list[GenerationFinished]:
-        """How every choice ended, by its index. Raises the job's error."""
+        """The last event of every answer, by index. Raises the job's error."""
         finished: dict[int, GenerationFinished] = {}
         async with aclosing(self.events()) as events:
             async for item in events:
@@ -94,7 +110,7 @@ class InferenceJob:
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
-        """Nobody reads on: cancel what still runs, once: a second cancel would break off the settling. Never waits."""
+        """Cancel what still runs. Only the first call counts: a second cancel would interrupt the settling."""
         if self._task is not None and not self._is_abandoned:
             self._is_abandoned = True
             self._task.cancel()
@@ -108,8 +124,8 @@ class InferenceJob:
         except GraftworkError as error:
             failure, outcome = error, "failed"
         finally:
-            was_admitted = any(generation.tally.cache is not None for generation in self._generations)
-            await self._settle(self.usage if was_admitted else None, outcome)
+            was_admitted = any(generation.cache is not None for generation in self._generations)
+            await self._account.close(self.usage if was_admitted else None, outcome)
         self._channel.finish(failure)
 
     async def _generate_all(self) -> None:
@@ -125,18 +141,16 @@ class InferenceJob:
             raise failures[0]
 
     async def _generate(self, choice: int, generation: Generation) -> None:
-        """The first choice of a prompt computes it; the others wait for that, and find it in the cache."""
+        """The first answer to a prompt computes it; the others wait for that and find it in the cache."""
         first = self._generations[choice - choice % self._choices_per_prompt]
         if generation is not first:
-            await first.tally.prompt_computed.wait()
-        async with aclosing(generation.generator.stream(generation.request)) as events:
+            await first.prompt_computed.wait()
+        async with aclosing(generation.events()) as events:
             async for event in events:
-                if isinstance(event, GenerationFinished):  # what lies behind the answer's end is nobody's usage
-                    generation.tally.completion_tokens = event.completion_tokens
                 await self._channel.put(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """A job that ended out of order tells its reader too; after an orderly end this says nothing new."""
+        """Tells the reader of a job that was cancelled or crashed. After an orderly end this changes nothing."""
         if task.cancelled():
             self._channel.finish(CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # the server's tasks have logged it

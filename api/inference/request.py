@@ -1,17 +1,19 @@
-"""What a route asks to have generated, after its body was understood and before anything is reserved."""
+"""What a route asks to have generated, after its body was read and before anything is reserved."""
 
 from dataclasses import dataclass
 
 from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.platform.ids import RequestId
+from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import FREE_ANSWER, AnswerPlan
+from graftwork.sessions.generation.generator import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceOrder:
-    """Every prompt is answered once for each of its samplings; prompt by prompt, the answers count from 0."""
+class InferenceRequest:
+    """Prompts, each answered once for each sampling. Answers are numbered from 0, prompt by prompt."""
 
     request_id: RequestId
     principal: Principal
@@ -22,15 +24,15 @@ class InferenceOrder:
     stop: tuple[str, ...]
     tier: str
     answer: AnswerPlan = FREE_ANSWER
-    """How its answers are made and read."""
+    """How the answers are constrained and parsed."""
     prediction_token_ids: tuple[int, ...] = ()
-    """What every answer is expected to be; it changes none."""
+    """The expected answer. It changes the speed, never the output."""
     expected_tokens: int = 0
-    """How many tokens one choice is likely to make, for the estimate that is reserved."""
+    """How many tokens one choice is likely to make; reserved with the quota."""
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """What of its schemas is let go."""
+        """The places of the request's schemas that are not enforced."""
         return () if self.answer.grammar is None else self.answer.grammar.unenforced
 
     @property
@@ -39,6 +41,29 @@ class InferenceOrder:
 
     @property
     def estimated_tokens(self) -> int:
-        """Prompts once, and what every choice may add; settled later with what was really used."""
+        """Each prompt once, plus what every choice may add. Settled later with the real usage."""
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)
         return prompt_tokens + len(self.prompts) * self.choices_per_prompt * self.expected_tokens
+
+    def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
+        """One for each answer, in order."""
+        pairs = [(prompt, sampling) for prompt in self.prompts for sampling in self.samplings]
+        return [
+            GenerationRequest(
+                request_id=RequestId(f"{self.request_id}.{choice}"),
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                stop=self.stop,
+                resolved=self.resolved,
+                isolation=isolation,
+                share=isolation.hex(),
+                weight=self.principal.weight,
+                tier=ServiceTier(self.tier),
+                parse_tool_calls=self.answer.calls_tools,
+                parallel_tool_calls=self.answer.parallel_tool_calls,
+                kv_limits=limits,
+                prediction_token_ids=self.prediction_token_ids,
+                grammar=self.answer.grammar,
+            )
+            for choice, (prompt, sampling) in enumerate(pairs)
+        ]

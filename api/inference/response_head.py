@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graftwork.api.deps.resources import Resources
-from graftwork.api.inference.request import InferenceOrder
+from graftwork.api.inference.request import InferenceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class AnswerHead:
     """That was served, which may be lower than was asked for."""
 
     @classmethod
-    def of(cls, prefix: str, order: InferenceOrder, resources: Resources) -> "AnswerHead":
+    def of(cls, prefix: str, inference: InferenceRequest, resources: Resources) -> "AnswerHead":
         """`prefix` makes the answer's id out of the request's: `chatcmpl-`, `cmpl-`."""
-        digest = order.resolved.digest or resources.description.fingerprint
+        digest = inference.resolved.digest or resources.description.fingerprint
         return cls(
-            answer_id=prefix + order.request_id.removeprefix("req_"),
+            answer_id=prefix + inference.request_id.removeprefix("req_"),
             created=int(resources.clock.now()),
-            model=order.resolved.requested,
+            model=inference.resolved.requested,
             system_fingerprint="fp_" + digest.removeprefix("sha256:")[:12],
-            service_tier=order.tier,
+            service_tier=inference.tier,
         )
 
     def fields(self, object_name: str) -> dict[str, Any]:

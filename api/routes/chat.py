@@ -12,10 +12,10 @@ from graftwork.api.formats.chat import chat_chunks, chat_completion
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
+from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.limits import expected_tokens, served_tier, token_budget
-from graftwork.api.inference.request import InferenceOrder
+from graftwork.api.inference.request import InferenceRequest
 from graftwork.api.inference.response_head import AnswerHead
-from graftwork.api.inference.start import start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.answers.chat import ChatCompletion
@@ -37,10 +37,10 @@ async def create_chat_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation; with `stream` as it is made."""
-    order = await chat_order(body, resources, principal, request_id)
-    job = await start_inference(resources, order)
-    headers = {**job.headers, **unenforced_header(order.unenforced)}
-    head = AnswerHead.of("chatcmpl-", order, resources)
+    inference = await chat_inference(body, resources, principal, request_id)
+    job = await start_inference(resources, inference)
+    headers = {**job.headers, **unenforced_header(inference.unenforced)}
+    head = AnswerHead.of("chatcmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -49,9 +49,9 @@ async def create_chat_completion(
     return JSONResponse(chat_completion(head, answers, job), headers=headers)
 
 
-async def chat_order(
+async def chat_inference(
     body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
-) -> InferenceOrder:
+) -> InferenceRequest:
     """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
@@ -59,7 +59,7 @@ async def chat_order(
     answer, prompt = await asyncio.to_thread(_read, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
     budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
-    return InferenceOrder(
+    return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,

@@ -12,10 +12,10 @@ from graftwork.api.formats.completions import CompletionForm, completion, comple
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
+from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.limits import served_tier, token_budget
-from graftwork.api.inference.request import InferenceOrder
+from graftwork.api.inference.request import InferenceRequest
 from graftwork.api.inference.response_head import AnswerHead
-from graftwork.api.inference.start import start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion
@@ -36,11 +36,11 @@ async def create_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Continue one prompt or several; with `stream` as they are made."""
-    order = await _order(body, resources, principal, request_id)
-    form = _form(body, resources, order)
-    job = await start_inference(resources, order)
-    headers = {**job.headers, **unenforced_header(order.unenforced)}
-    head = AnswerHead.of("cmpl-", order, resources)
+    inference = await _inference_request(body, resources, principal, request_id)
+    form = _form(body, resources, inference)
+    job = await start_inference(resources, inference)
+    headers = {**job.headers, **unenforced_header(inference.unenforced)}
+    head = AnswerHead.of("cmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -51,15 +51,15 @@ async def create_completion(
     return JSONResponse(completion(head, form, answers, job), headers=headers)
 
 
-async def _order(
+async def _inference_request(
     body: CompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
-) -> InferenceOrder:
+) -> InferenceRequest:
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     answer, prompts = await asyncio.to_thread(_read, body, resources)
     budget = token_budget(prompts, body.token_limit, resources.description.context_tokens, "prompt")
-    return InferenceOrder(
+    return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,
@@ -94,10 +94,10 @@ def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: Resources
     return token_ids
 
 
-def _form(body: CompletionRequest, resources: Resources, order: InferenceOrder) -> CompletionForm:
-    prompts = tuple(prompt for prompt in order.prompts for _ in order.samplings)
+def _form(body: CompletionRequest, resources: Resources, inference: InferenceRequest) -> CompletionForm:
+    prompts = tuple(prompt for prompt in inference.prompts for _ in inference.samplings)
     texts = [_echo(prompt, resources) if body.echo else "" for prompt in body.prompt]
-    echoes = tuple(text for text in texts for _ in order.samplings)
+    echoes = tuple(text for text in texts for _ in inference.samplings)
     return CompletionForm(prompts, echoes, with_token_ids=bool(body.return_token_ids))
 
 

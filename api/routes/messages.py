@@ -16,10 +16,10 @@ from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, Infe
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
+from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.response_head import AnswerHead
-from graftwork.api.inference.start import start_inference
 from graftwork.api.openapi.declare import also
-from graftwork.api.routes.chat import chat_order, encode_chat
+from graftwork.api.routes.chat import chat_inference, encode_chat
 from graftwork.platform.answers.messages import Message
 from graftwork.platform.answers.models import TokenCount
 
@@ -35,10 +35,10 @@ async def create_message(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation; with `stream` as it is made."""
-    order = await chat_order(chat_request(body), resources, principal, request_id)
-    job = await start_inference(resources, order)
-    headers = {**job.headers, **unenforced_header(order.unenforced, in_their_words)}
-    head = AnswerHead.of("msg_", order, resources)
+    inference = await chat_inference(chat_request(body), resources, principal, request_id)
+    job = await start_inference(resources, inference)
+    headers = {**job.headers, **unenforced_header(inference.unenforced, in_their_words)}
+    head = AnswerHead.of("msg_", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         return EventStream(anthropic_events(head, job), on_end=job.abandon, headers=headers)

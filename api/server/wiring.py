@@ -15,25 +15,23 @@ from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.api.deps.background import ServerTasks, repeating
 from graftwork.api.deps.resources import Resources
-from graftwork.api.inference.quota_gate import SessionGate
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
-from graftwork.api.server.metrics import CountedMeter, TimedEngine
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.auth import Gate
+from graftwork.platform.tenancy.auth import Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.constraints import AnswerPlanner
 from graftwork.sessions.generation.generator import Generator
-from graftwork.sessions.generation.public_prefixes import PublicPrefixEngine, PublicPrefixes
+from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
+from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionOptions, SessionService
@@ -65,12 +63,12 @@ async def open_resources(
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
         telemetry = Telemetry()
-        timed = TimedEngine(engine or _connect(settings), telemetry, clock)
-        stack.push_async_callback(timed.close)
+        engine = engine or _connect(settings)
+        stack.push_async_callback(engine.close)
         if inspector is None:
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
-        resources = await _assemble(settings, clock, database, telemetry, timed, inspector)
+        resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
         stack.push_async_callback(resources.quotas.close)
         stack.push_async_callback(resources.tasks.close)
         stack.push_async_callback(resources.sessions.close)
@@ -96,26 +94,24 @@ async def _assemble(
 ) -> Resources:
     pepper = await asyncio.to_thread(load_pepper, settings)
     admin_key = await asyncio.to_thread(load_admin_key, settings)
-    served = await _served_model(settings, clock, engine)
+    served = await _served_model(settings, clock, telemetry, engine)
     tenancy = Tenancy(database, pepper, clock)
-    meter = CountedMeter(database, telemetry)
+    meter = UsageMeter(database)
     quotas = _quota_keeper(settings, clock, meter)
+    accounting = Accounting(tenancy.get_quota, quotas, meter, telemetry, clock)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
         database,
         artifacts,
         inspector,
         clock=clock,
-        probe=served.engine.probe_adapter,
-        before_free=served.engine.forget_adapter,
+        probe=engine.probe_adapter,
+        before_free=engine.forget_adapter,
     )
     launcher = LauncherResources(
-        engine=served.engine,
-        source_for=served.source_for,
+        generator=served.generator,
+        accounting=accounting,
         encoder=served.prompts,
-        description=served.description,
-        gate=SessionGate(tenancy, quotas, telemetry),
-        meter=meter,
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
@@ -129,15 +125,17 @@ async def _assemble(
         pepper=pepper,
         database=database,
         tenancy=tenancy,
-        gate=Gate(tenancy, admin_key),
+        gate=Authenticator(tenancy, admin_key),
         quotas=quotas,
         meter=meter,
         idempotency=IdempotencyStore(database, clock),
         telemetry=telemetry,
         artifacts=artifacts,
         registry=registry,
-        engine=served.engine,
-        description=served.description,
+        engine=engine,
+        description=served.generator.description,
+        generator=served.generator,
+        accounting=accounting,
         folder=served.folder,
         prompts=served.prompts,
         sessions=sessions,
@@ -150,26 +148,31 @@ async def _assemble(
 
 @dataclass(frozen=True, slots=True)
 class _ServedModel:
-    """The model, as this gateway reads it, and the engine that serves it."""
+    """The model as this gateway reads it, and its generator on the engine."""
 
-    engine: EngineClient
-    description: EngineDescription
+    generator: Generator
     folder: ModelFolder
     prompts: PromptEncoder | None
     planner: AnswerPlanner
 
-    def source_for(self, counted: EngineClient) -> Generator:
-        return Generator(counted, self.folder.tokenizer, self.description, tool_call_form=self.planner.form)
 
-
-async def _served_model(settings: Settings, clock: Clock, engine: EngineClient) -> _ServedModel:
+async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
     folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
-    description = await engine.describe()
     prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
+    public_prefixes = NO_PUBLIC_PREFIXES
     if settings.public_prompts is not None and prompts is not None:
-        engine = PublicPrefixEngine(engine, PublicPrefixes.read(settings.public_prompts, prompts))
+        public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
     planner = AnswerPlanner(tool_call_form(folder.chat_template_source, settings.tool_call_form))
-    return _ServedModel(engine, description, folder, prompts, planner)
+    generator = Generator(
+        engine,
+        folder.tokenizer,
+        await engine.describe(),
+        telemetry,
+        clock,
+        tool_call_form=planner.form,
+        public_prefixes=public_prefixes,
+    )
+    return _ServedModel(generator, folder, prompts, planner)
 
 
 def _connect(settings: Settings) -> EngineClient:

@@ -1,21 +1,21 @@
-"""What loading and computing cost on this machine, measured before the first request.
+"""Measures what loads and prefills cost on this machine, before the first request.
 
-Uses pages that nobody holds yet: it must run before the scheduler does.
+Writes into device pages that nobody holds yet, so it must run before the scheduler starts.
 """
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
+
 import torch
-from graftwork.engine.kv.transfer.device_memory import KvCache
+
+from graftwork.engine.build.kv import KvStorage
+from graftwork.engine.core.prefix_keys import child_key, pages_for, root_key
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.disk.store import DiskStore
-from graftwork.engine.kv.transfer.device_memory import DeviceMemory
-from graftwork.engine.kv.transfer.host_memory import HostMemory
-from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.kv.index.cost_model import (
     LoadCost,
     PrefillCost,
@@ -25,18 +25,16 @@ from graftwork.engine.kv.index.cost_model import (
     fit_prefill,
     fit_transfer,
 )
-from graftwork.engine.core.prefix_keys import child_key, root_key
-from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.core.tiers import PageId
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import RequestId
-from graftwork.engine.build.kv import KvStorage
 
 T = TypeVar("T")
 
 
 _NEVER = TransferCost(fixed_s=1e6, page_s=1e6)
-"""Of a tier that does not exist."""
+"""The cost of a tier that does not exist."""
 
 
 _PAGES = (1, 4, 16)
@@ -46,21 +44,21 @@ _REPEATS = 3
 
 
 _SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
-"""Each measured step samples a token, as a prefill's last step does; reading it waits for the device."""
+"""Every measured step samples one token, like the last step of a prefill. Reading the token waits for the device."""
 
 
-def measure(store: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
-    """What the engine's own copies and steps cost."""
-    host = measure_host(store.cache, store.host, store.sizes.device_pages)
+def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
+    """Measures the engine's own copies and steps."""
+    host = measure_host(storage.cache, storage.host, storage.sizes.device_pages)
     return LoadCost(
         host,
-        measure_disk(store.files, store.sizes.page_bytes, host),
+        measure_disk(storage.disk, storage.sizes.page_bytes, host),
         measure_prefill(run, limits.max_batch_tokens, limits.context_tokens, limits.page_tokens),
     )
 
 
 def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
-    """Copying pages from the host to the device."""
+    """Measures copies from the host to the device."""
     if not host.num_pages:
         return _NEVER
 
@@ -74,22 +72,22 @@ def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCo
     return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
 
 
-def measure_disk(files: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
-    """Reading pages from disk, and copying them on: measured on a run that is written and forgotten again."""
-    if files is None:
+def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
+    """Measures reads from disk and the copy to the device. Writes pages for this and forgets them again."""
+    if disk is None:
         return _NEVER
     domain = hashlib.sha256(b"calibration").digest()
     keys = [child_key(root_key(domain), [number]) for number in range(_PAGES[-1])]
     into = memoryview(bytearray(page_bytes * len(keys)))
-    stored = files.write(domain, keys, [into[:page_bytes]] * len(keys))
+    stored = disk.write(domain, keys, [into[:page_bytes]] * len(keys))
 
     def read(count: int) -> None:
-        files.read_run(keys[:count], into[: count * page_bytes])
+        disk.read_run(keys[:count], into[: count * page_bytes])
 
     samples = [TransferSample(count, _fastest(read, count)) for count in _PAGES if count <= stored]
     for key in keys:
-        files.forget(key)
-    files.sweep()
+        disk.forget(key)
+    disk.sweep()
     if not samples:
         return _NEVER
     cost = fit_transfer(samples)
@@ -100,7 +98,7 @@ def measure_disk(files: DiskStore | None, page_bytes: int, host: TransferCost) -
 def measure_prefill(
     run: Callable[[StepPlan], StepResult], max_tokens: int, context_tokens: int, page_tokens: int
 ) -> PrefillCost:
-    """Computing tokens of the base model, with nothing before them and behind a context."""
+    """Measures prefills of the base model, without and with a context before them."""
     longest = min(max_tokens, context_tokens, 128)
     cells = {
         (longest, 0),
@@ -118,7 +116,7 @@ def measure_prefill(
 
 
 def _fastest(act: Callable[[T], None], argument: T) -> float:
-    """Seconds of the fastest of a few runs; the first one warms up."""
+    """Returns the seconds of the fastest of some runs, after one run to warm up."""
     act(argument)
     return min(_seconds(act, argument) for _ in range(_REPEATS))
 

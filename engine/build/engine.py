@@ -1,4 +1,4 @@
-"""Puts one engine together from its configuration."""
+"""Builds one engine from its configuration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,63 +7,63 @@ from random import Random
 
 import torch
 
-from graftwork.engine.lora.weights import AdapterSource
-from graftwork.engine.build.devices import keep_freed_memory
-from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.build.calibration import measure
+from graftwork.engine.build.devices import choose_device, choose_dtype, keep_freed_memory, load_decoder
+from graftwork.engine.build.kv import allocate_kv_storage, build_kv_cache_manager
+from graftwork.engine.build.lora import build_lora
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.lora.device_pool import DeviceAdapterPool
-from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
-from graftwork.engine.model.fingerprint import fingerprint
-from graftwork.engine.kv.index.frame_allocator import FrameAllocator
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
 from graftwork.engine.grammar.manager import GrammarManager
-from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
-from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.build.kv import build_kv_cache_manager, allocate_kv_storage
-from graftwork.engine.kv.tool_latency import ToolLatencyModel
+from graftwork.engine.grammar.schema.limits import CompileLimits
+from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
+from graftwork.engine.kv.index.frame_allocator import FrameAllocator
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.loop import EngineLoop
-from graftwork.engine.messages import Message
-from graftwork.engine.build.lora import build_lora
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.loader import AdapterLoader
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
+from graftwork.engine.lora.weights import AdapterSource
+from graftwork.engine.messages import Message
 from graftwork.engine.model.config import ModelConfig, read_model_config
-from graftwork.engine.core.stats import EngineDescription
-from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
 from graftwork.engine.runner.prefill_meter import PrefillMeter
-from graftwork.engine.build.devices import choose_device, choose_dtype, load_decoder
 from graftwork.engine.scheduler.scheduler import Scheduler
-from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.kv.session_cache import SessionCache
-from graftwork.engine.core.tiers import Tier
+from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
+from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.clock import Clock, SystemClock
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A loop that is ready to run, and what it says of itself."""
+    """An engine that is ready to run."""
 
     loop: EngineLoop
     description: EngineDescription
-    room: FrameAllocator
-    """The device's frames; only the loop's thread may change them."""
+    frame_allocator: FrameAllocator
+    """Allocates the device's frames. Only the loop's thread may use it."""
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
-"""Makes the source of adapters for a model: what they are checked against is known only once the model is read."""
+"""Makes the source of adapters for a model. It needs the description to check adapters."""
 
 
 def build_engine(
     config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: CostTracker | None = None
 ) -> Engine:
-    """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served.
+    """Loads the model, allocates its memory and connects all parts.
 
-    Measures what loading and computing cost on this device, unless `costs` are given.
+    Measures the costs of loads and prefills on this device, unless `costs` are given. Raises InvalidRequest if the
+    model or the sizes cannot be served.
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()
@@ -72,13 +72,13 @@ def build_engine(
     dtype = choose_dtype(config.dtype, model, device)
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
-    store = allocate_kv_storage(config, model, fingerprint(config.model), device, dtype)
-    description = _describe(config, model, store.sizes.device_pages)
+    storage = allocate_kv_storage(config, model, fingerprint(config.model), device, dtype)
+    description = _describe(config, model, storage.sizes.device_pages)
     decoder = load_decoder(config, model, device, dtype)
     lora = build_lora(config, model, device, dtype)
     tracker = costs or CostTracker(UNMEASURED)
-    memory, copier = build_kv_cache_manager(config, store, tracker, inbox.put, clock)
-    on_device = DeviceAdapterPool(store.device_memory, memory.page_store, lora, config.lora_pool_bytes)
+    memory, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
+    on_device = DeviceAdapterPool(storage.device_memory, memory.page_store, lora, config.lora_pool_bytes)
     memory.page_store.frame_users[Tier.DEVICE] = on_device
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
@@ -87,10 +87,12 @@ def build_engine(
         clock,
     )
     grammars = _grammars(config, model, inbox, clock)
-    builder = BatchBuilder(config.page_tokens, store.device_memory.null_frame, device, BatchInvariance.of(dtype))
-    runner = ModelRunner(decoder, PagedAttention(model, store.cache), builder, adapters, lora, MaskFiller(model.vocab_size))
+    builder = BatchBuilder(config.page_tokens, storage.device_memory.null_frame, device, BatchInvariance.of(dtype))
+    runner = ModelRunner(
+        decoder, PagedAttention(model, storage.cache), builder, adapters, lora, MaskFiller(model.vocab_size)
+    )
     if costs is None:
-        tracker.start_from(measure(store, runner.run, _limits(config, model)))
+        tracker.start_from(measure(storage, runner.run, _limits(config, model)))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     scheduler = Scheduler(
         _limits(config, model),
@@ -109,7 +111,7 @@ def build_engine(
     )
     on_device.frame_allocator.on_pages_moved = scheduler.rename_pages
     prefills = PrefillMeter(tracker, clock)
-    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner, prefills)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, storage.cache.gates, runner, prefills)
     return Engine(loop, description, on_device.frame_allocator)
 
 

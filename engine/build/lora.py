@@ -1,16 +1,16 @@
-"""Chooses how an engine applies adapters, once: by its device, its settings, and what works there."""
+"""Chooses the backend that applies adapters, from the device, the settings and what works there."""
 
 import logging
 from importlib.util import find_spec
 
 import torch
 
+from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.packs import PackCache
+from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.platform.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)

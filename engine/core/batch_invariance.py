@@ -1,4 +1,4 @@
-"""What a row's bits depend on in this machine's matrix products, and the rules that keep neighbours out of them."""
+"""Batch invariance: the shapes for which one row of a matrix product has the same bits in every batch."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BatchInvariance:
-    """Sizes from which on a product gives each row the same bits whatever stands beside it.
+    """The smallest sizes for which a row's bits do not depend on the other rows.
 
-    Measured on x86 with torch 2.13 (benchmarks/row_bits.py): bf16 products always do; fp32 ones below four rows or
-    sixteen columns take other code paths, and fp32 attention sums in an order that follows from the padded length.
+    Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 are always invariant. Products in fp32
+    with fewer than 4 rows or 16 columns take other code paths, and the order of fp32 sums in attention depends on the
+    padded length.
     """
 
     min_rows: int
@@ -18,7 +19,7 @@ class BatchInvariance:
 
     @property
     def is_free(self) -> bool:
-        """Whether any shape will do."""
+        """Whether every shape is invariant."""
         return self.min_rows <= 1
 
     @classmethod

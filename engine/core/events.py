@@ -44,6 +44,17 @@ class CacheReport:
     def prompt_tokens(self) -> int:
         return self.cached_tokens + self.recomputed_tokens
 
+    @classmethod
+    def sum_of(cls, reports: "Iterable[CacheReport]") -> "CacheReport":
+        """The token counts of several prompts together, without a miss reason."""
+        counted = list(reports)
+        return cls(
+            device_tokens=sum(report.device_tokens for report in counted),
+            host_tokens=sum(report.host_tokens for report in counted),
+            disk_tokens=sum(report.disk_tokens for report in counted),
+            recomputed_tokens=sum(report.recomputed_tokens for report in counted),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PromptAdmitted:

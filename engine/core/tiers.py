@@ -1,11 +1,11 @@
-"""Where a page of KV can lie."""
+"""The tiers that can hold a page of KV, and the number that names a page on one tier."""
 
 from enum import StrEnum
 from typing import NewType
 
 
 class Tier(StrEnum):
-    """The tiers, nearest first."""
+    """Nearest to the model first."""
 
     DEVICE = "device"
     HOST = "host"

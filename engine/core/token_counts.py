@@ -1,42 +1,42 @@
-"""Which tokens a sequence holds, and how often each was made: what penalties count.
+"""Counts how often a request has generated each token. Penalties use the counts.
 
-Kept up token by token, so that a step reads flat arrays instead of counting a context anew.
-Never forgets: only tokens that are known for good are entered. What is merely guessed is counted on the way out.
+Owns two flat arrays for each request and extends them token by token, so a step never counts a context again. Holds
+known tokens only. Draft tokens are added to the copy that a step makes, never to the arrays here.
 """
 
 from array import array
 from collections.abc import Iterable
 
 _WORD = "q"
-"""Eight bytes with a sign, as tensors of indices have them."""
+"""Signed 64-bit integers, as index tensors use them."""
 
 
 class TokenCounts:
-    """Distinct tokens and their counts, as two arrays that grow together."""
+    """Distinct tokens and their counts: two arrays of the same length."""
 
     def __init__(self) -> None:
         self.token_ids = array(_WORD)
         self.counts = array(_WORD)
-        """How often each was made; 0 for one that only the prompt holds."""
+        """How often each token was generated; 0 for a token that only the prompt contains."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 class TokenHistory:
-    """The tokens of one sequence."""
+    """The token counts of one request."""
 
     def __init__(self, prompt_token_ids: Iterable[int]) -> None:
-        """`prompt_token_ids` are seen, but not made."""
+        """Enters the prompt's tokens with a count of 0."""
         self._counted = TokenCounts()
         self._counted.token_ids.extend(dict.fromkeys(prompt_token_ids))
         self._counted.counts.extend([0] * len(self._counted))
         self._places = {token: place for place, token in enumerate(self._counted.token_ids)}
         self.num_generated_tokens = 0
-        """Tokens entered since the prompt."""
+        """Generated tokens that have been counted."""
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Enter tokens that were made, in order."""
+        """Counts generated tokens. Call it in their order."""
         for token in token_ids:
             place = self._places.setdefault(token, len(self._counted))
             if place == len(self._counted):
@@ -46,7 +46,10 @@ class TokenHistory:
             self.num_generated_tokens += 1
 
     def copy_to(self, target: TokenCounts, draft_token_ids: Iterable[int] = ()) -> int:
-        """Append every token that was seen, once, with its count; guessed ones count as made. Returns how many."""
+        """Appends each distinct token once, with its count, and returns how many were appended.
+
+        Draft tokens count as generated.
+        """
         base = len(target)
         target.token_ids.extend(self._counted.token_ids)
         target.counts.extend(self._counted.counts)

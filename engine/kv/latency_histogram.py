@@ -1,8 +1,11 @@
-"""How long something takes, from what it took before: a histogram with logarithmic buckets that forgets.
+"""Estimates how long something takes from how long it took before.
 
-Four buckets an octave from 1 ms to 10 h: a quantile is wrong by at most a factor of 2^(1/4), 19 %, which a lease does
-not notice, and a histogram is 0.8 KiB. Within a bucket the logarithm of the time is taken as uniform, below the first the
-time itself. What takes longer than the last edge, or never ends, has its own bucket and counts as never.
+LatencyHistogram owns the weights of logarithmic buckets, and older observations lose weight. There are four buckets per
+octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %). This is exact enough for a
+lease. A histogram takes 0.8 KiB.
+
+Inside a bucket the logarithm of the time is uniform; in the first bucket the time itself is. Everything longer than the
+last edge counts as "never".
 """
 
 import math
@@ -20,35 +23,36 @@ LONGEST_S = 36_000.0
 
 _NUM_STEPS = math.ceil(BUCKETS_PER_OCTAVE * math.log2(LONGEST_S / SHORTEST_S))
 EDGES: Floats = SHORTEST_S * np.exp2(np.arange(_NUM_STEPS + 1) / BUCKETS_PER_OCTAVE)
-"""The upper edges of all buckets but the last, in seconds; a bucket has its upper edge and not its lower."""
+"""The upper edges of all buckets except the last, in seconds. A bucket includes its upper edge and not its lower one.
+"""
 _LOG_EDGES: Floats = np.log(EDGES)
 _NUM_BUCKETS = len(EDGES) + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencyDistribution:
-    """A distribution of seconds; `cdf` is P(T <= edge) for each of EDGES."""
+    """A distribution of a time T in seconds. `cdf[i]` is P(T <= EDGES[i])."""
 
     cdf: Floats
 
     @classmethod
     def from_masses(cls, masses: Floats) -> "LatencyDistribution":
-        """Of a histogram, whose masses need not add up to one."""
+        """Makes the distribution of a histogram. The masses may have any positive sum."""
         return cls(np.cumsum(masses[:-1]) / masses.sum())
 
     @classmethod
     def latest_of(cls, distributions: Iterable["LatencyDistribution"]) -> "LatencyDistribution":
-        """When the last of several that run side by side is done, taken as independent."""
+        """Returns the distribution of the maximum of several independent times."""
         return cls(np.prod([distribution.cdf for distribution in distributions], axis=0))
 
     def probability_within(self, seconds: float) -> float:
-        """P(T <= seconds)."""
+        """Returns P(T <= seconds)."""
         if seconds <= SHORTEST_S:
             return float(self.cdf[0]) * max(seconds, 0.0) / SHORTEST_S
         return float(np.interp(math.log(seconds), _LOG_EDGES, self.cdf))
 
     def quantile(self, share: float) -> float:
-        """The time within which a `share` of all is done; infinite if that many never are."""
+        """Returns the time that a `share` in [0, 1] of all observations does not exceed; infinite if there is none."""
         number = int(np.searchsorted(self.cdf, share))
         if number == len(EDGES):
             return math.inf
@@ -58,9 +62,9 @@ class LatencyDistribution:
         return float(EDGES[number - 1] * 2 ** ((share - below) / (above - below) / BUCKETS_PER_OCTAVE))
 
     def return_probability(self, waited_s: float, within_s: float) -> float:
-        """P(T <= waited + within | T > waited): what has not come for `waited_s` comes within the next `within_s`.
+        """Returns P(T <= waited_s + within_s | T > waited_s).
 
-        0 for what has taken longer than anything that ever came.
+        This is 0 if nothing ever took longer than `waited_s`.
         """
         survival = 1.0 - self.probability_within(waited_s)
         if survival <= 0.0:
@@ -68,22 +72,22 @@ class LatencyDistribution:
         return (self.probability_within(waited_s + within_s) - 1.0 + survival) / survival
 
     def expected_wait(self, seconds: float) -> float:
-        """E[min(T, seconds)]: how long one waits who gives up after `seconds`."""
+        """Returns E[min(T, seconds)]: the mean wait of a caller that gives up after `seconds`."""
         whole = int(np.searchsorted(EDGES, seconds, side="right"))
         edges = np.append(EDGES[:whole], max(seconds, 0.0))
         cdf = np.append(self.cdf[:whole], self.probability_within(seconds))
         return float(np.sum(_waits(edges, cdf)))
 
     def expected_waits(self) -> Floats:
-        """`expected_wait` of every edge."""
+        """Returns `expected_wait` of each edge."""
         return np.cumsum(_waits(EDGES, self.cdf))
 
 
 def _waits(edges: Floats, cdf: Floats) -> Floats:
-    """The integral of P(T > t) from each edge's predecessor, the first time from 0, to the edge."""
+    """Returns the integral of P(T > t) between neighbouring edges; the first integral starts at 0."""
     lower, widths = np.concatenate(([0.0], edges[:-1])), np.diff(edges, prepend=0.0)
     masses = np.diff(cdf, prepend=0.0)
-    # Of the mass that ends within (lower, upper], the mean end is the logarithmic mean, in the first bucket the middle.
+    # The mean of the times inside (lower, upper] is the logarithmic mean of both; in the first bucket it is the middle.
     means = np.empty_like(edges)
     means[0] = edges[0] / 2
     ratios = np.log(edges[1:] / lower[1:])
@@ -92,7 +96,7 @@ def _waits(edges: Floats, cdf: Floats) -> Floats:
 
 
 class LatencyHistogram:
-    """The histogram of one kind of thing; an observation counts half after `half_life` newer ones."""
+    """Latencies of one kind of event. An observation has half its weight after `half_life` newer ones."""
 
     def __init__(self, half_life: float = 256.0) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
@@ -100,31 +104,32 @@ class LatencyHistogram:
 
     @property
     def masses(self) -> Floats:
-        """The weight of each bucket, [num_buckets]. To be read only."""
+        """The weight of each bucket.  # [num_buckets], read-only"""
         return self._masses
 
     @property
     def weight(self) -> float:
-        """How many observations it is worth by now."""
+        """The present number of observations, older ones counted by their remaining weight."""
         return float(self._masses.sum())
 
     def observe(self, seconds: float) -> None:
-        """Enter one latency; infinite for what never ended."""
+        """Enters one latency; infinity for an event that never ended."""
         self._masses *= self._decay
         self._masses[np.searchsorted(EDGES, seconds)] += 1.0
 
     def distribution(self, prior: Floats) -> LatencyDistribution:
-        """What to expect, given observations and a prior's masses (their sum is how many observations it is worth)."""
+        """Returns the distribution of observations and a prior. The sum of the prior's masses is its weight in
+        observations."""
         return LatencyDistribution.from_masses(self._masses + prior)
 
     def check_integrity(self) -> None:
-        """Masses are counts, and no more than forgetting leaves of for-ever."""
+        """Checks that no weight is negative and that the sum is not above its limit."""
         assert bool(np.all(self._masses >= 0.0)), "a bucket has a negative weight"
         assert self.weight * (1.0 - self._decay) <= 1.0 + 1e-9, "more is remembered than can be"
 
 
 def lognormal_masses(median_s: float, sigma: float) -> Floats:
-    """A prior for what nobody has observed: masses that add up to one; `sigma` is that of the natural logarithm."""
+    """Returns masses of a lognormal prior; they sum to 1. `sigma` is the standard deviation of ln T."""
     scores = (_LOG_EDGES - math.log(median_s)) / (sigma * math.sqrt(2.0))
     cdf = np.array([0.5 * (1.0 + math.erf(score)) for score in scores])
     return np.diff(cdf, prepend=0.0, append=1.0)

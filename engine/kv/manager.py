@@ -1,11 +1,12 @@
-"""The KV memory of one engine, as the scheduler uses it.
+"""The KV cache of one engine, as the scheduler uses it.
 
-    match ─► settle ─► (arrivals land) ─► take … enter … release          a sequence's life
-    hold, prefetch, suspend, close                                        a session's, between its turns
+    match → allocate_path → (loads end) → allocate_pages, insert → release     during a request
+    prefetch, offloader.suspend, close_session                                 between the turns of a session
 
-Ties the parts together: what is where (PageStore), what comes up (PageLoader), what goes down (PageOffloader), and whose
-histories reach what (SessionIndex). Nothing here waits: copies end as messages that `absorb` takes.
-Invariant: a page that a sequence holds is never dropped or moved, and closing everything empties every pool.
+KvCacheManager connects the parts: PageStore (what is where), PageLoader (copies up), PageOffloader (copies down) and
+SessionIndex (which pages belong to which session). It never waits: copies end as messages for `finish_transfer`.
+
+Invariants: a page that a request holds is never evicted; after everything is closed, every pool is empty.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ from graftwork.platform.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class LowerTiers:
-    """What stands below the device, and what it costs to come back from there."""
+    """What is below the device, and what it costs to load from there."""
 
     copies: CopyEngine
     costs: CostTracker
@@ -38,10 +39,10 @@ class LowerTiers:
 
 
 class KvCacheManager:
-    """Pages of the device for sequences; everything else follows from who needs room."""
+    """Allocates device pages to requests and keeps the KV of earlier requests cached."""
 
     def __init__(self, sizes: KvSizes, lower: LowerTiers, clock: Clock, ranking: Ranking | None = None) -> None:
-        """`ranking` replaces the order in which pages go, for comparisons."""
+        """`ranking` replaces the eviction policy, for comparisons."""
         self._clock = clock
         self._disk = lower.disk
         self._copies = lower.copies
@@ -61,10 +62,10 @@ class KvCacheManager:
     # ---- a sequence's life ------------------------------------------------------------------------------------
 
     def match(self, path: TokenPath) -> PrefixMatch:
-        """What is cached of a prompt, on whichever tier. Changes nothing."""
+        """Returns the longest cached prefix of a path on any tier. Changes nothing."""
         nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids))
         on_disk: list[PageKey] = []
-        for key in self._keys_behind(path, nodes):
+        for key in self._keys_after(path, nodes):
             if not self._disk.holds(key):
                 break
             on_disk.append(key)
@@ -73,14 +74,17 @@ class KvCacheManager:
     def allocate_path(
         self, path: TokenPath, match: PrefixMatch, num_tokens: int, session: SessionUse | None = None
     ) -> PageAllocation | None:
-        """Pages for the first `num_tokens` of a path, the cached ones first; None if there is no room for them."""
+        """Allocates pages for the first `num_tokens` of a path, cached pages first; None if there is no room.
+
+        `session` becomes a user of the cached pages.
+        """
         allocation = self._loader.allocate(path, match, num_tokens)
         if allocation is not None and len(match):
             self._claim(path, self.page_store.tree.walk(path.scope, path.token_ids), session)
         return allocation
 
     def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
-        """Whether pages for `num_tokens`, and `spare_pages` besides, are free or idle."""
+        """Whether pages for `num_tokens` and `spare_pages` more are free or can be evicted."""
         pool = self.page_store.device
         in_use = sum(node.device is not None and not pool.is_idle(node.device) for node in match.nodes)
         return self.page_store.could_allocate(
@@ -88,21 +92,21 @@ class KvCacheManager:
         )
 
     def allocate_pages(self, num_pages: int, domain: Domain) -> list[PageId] | None:
-        """Free pages for a sequence, making room where needed; None, and none taken, if there are too few."""
+        """Allocates pages, evicting others if needed; None, and nothing is allocated, if there are too few."""
         page_store = self.page_store
         if page_store.make_room(Tier.DEVICE, num_pages, domain) < num_pages:
             return None
         return page_store.device.allocate(num_pages)
 
     def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
-        """Make the whole pages of computed tokens known; the sequence keeps its holds."""
+        """Enters the whole pages of computed tokens into the tree. The request keeps its holds."""
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
         self._claim(path, nodes, session)
         self.offloader.mark_dirty(nodes)
         return nodes
 
     def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> list[PageId]:
-        """A sequence's pages, with those of the tree in the place of its own copies of the same."""
+        """Replaces pages that the tree holds already by the tree's pages. Returns the request's new page list."""
         shared = list(pages)
         for index, node in enumerate(nodes):
             if node.device is not None and node.device != pages[index] and not node.is_loading:
@@ -112,7 +116,7 @@ class KvCacheManager:
         return shared
 
     def _claim(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
-        """Remember who uses pages: a session, with which they go, or somebody without one, for whom they stay."""
+        """Records who uses pages: a session, or a request without one. Pages of the latter outlive sessions."""
         if session is None:
             for node in nodes:
                 node.outlives_sessions = True
@@ -121,32 +125,32 @@ class KvCacheManager:
             self.page_store.requeue(self.sessions.add_pages(path.domain, session.session, path.scope.own, keys))
 
     def release(self, pages: Iterable[PageId]) -> None:
-        """A sequence lets go of pages; what the tree holds of them stays cached."""
+        """Removes a request's holds. The tree keeps its pages cached."""
         self.page_store.release(Tier.DEVICE, pages)
 
     def set_history(self, path: TokenPath, session: SessionUse) -> SessionRecord:
-        """A session's history is this path from now on; what only it reached before is superseded."""
+        """Makes a path the history of a session. Pages that only its old history contained are superseded."""
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
-        keys = [*(node.key for node in nodes), *self._keys_behind(path, nodes)]
+        keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
         followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
         self.page_store.requeue(followed.superseded)
         return followed.record
 
     def lease(self, record: SessionRecord, nodes: Sequence[Node], lease: Lease) -> None:
-        """A session's pages are kept before others' for a while."""
+        """Leases the pages of a session."""
         record.lease = lease
         self.page_store.lease(nodes, lease)
 
     def close_session(self, path: TokenPath, session: SessionUse) -> None:
-        """Give up every page, on every tier, that only this session is_in_history."""
+        """Removes, from every tier, the pages that only this session uses."""
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
-        own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_behind(path, nodes)]
+        own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_after(path, nodes)]
         keys = dict.fromkeys((*self.sessions.remove(path.domain, session.session), *own))
         self.page_store.forget(key for key in keys if not self.sessions.is_in_history(key))
         self._copies.sweep()
 
     def forget_domain(self, domain: Domain) -> None:
-        """Give up everything of a domain, on every tier. What its requests that still run make is cached as ever."""
+        """Removes all pages of a domain from every tier. Its running requests go on and are cached as before."""
         self.sessions.remove_domain(domain)
         self.page_store.set_limits(domain, NO_KV_LIMITS)
         tree = self.page_store.tree
@@ -172,16 +176,16 @@ class KvCacheManager:
         return self._disk.bytes_used
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """What a domain may keep from now on."""
+        """Sets how many bytes a domain may keep on each tier, and enforces it."""
         self.page_store.set_limits(domain, limits)
         self.offloader.enforce_limits(domain)
 
     def enforce_limits(self, domain: Domain) -> None:
-        """What a domain has above its limits moves down, or out if there is nowhere to go."""
+        """Moves what a domain has above its limits to a lower tier, or evicts it if there is none."""
         self.offloader.enforce_limits(domain)
 
     def offload(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> None:
-        """Take a running sequence's computed pages in and copy them down, so that it can go on from there."""
+        """Preempts a running request: caches its computed pages, releases them and saves them to the host."""
         nodes = self.insert(path, pages, session)
         self.release(pages)
         self.offloader.save(nodes)
@@ -192,11 +196,11 @@ class KvCacheManager:
     # ---- copies -----------------------------------------------------------------------------------------------
 
     def prefetch(self, path: TokenPath) -> list[Node]:
-        """Bring a path to the device, as far as there is room; returns what is there, or on its way."""
+        """Loads a path to the device, as far as there is room. Returns the nodes that are there or being loaded."""
         return self._loader.prefetch(path, self.match(path))
 
     def finish_transfer(self, done: TransferDone) -> int | None:
-        """A transfer's event has fired. Returns the depth from which a load failed, or None."""
+        """Takes in a transfer that has ended. Returns the depth of a load's first failed page, else None."""
         if done.plan.kind in (TransferKind.LOAD, TransferKind.FETCH):
             failed_from = self._loader.finish(done)
             self.offloader.start_background_copies()
@@ -205,15 +209,15 @@ class KvCacheManager:
         return None
 
     def start_background_copies(self) -> None:
-        """Once a step: let background copies begin where room runs short."""
+        """Copies pages down in the background if free pages run short. The scheduler calls it once per step."""
         self.offloader.start_background_copies()
 
     # ---- why not ----------------------------------------------------------------------------------------------
 
     def miss_reason(self, path: TokenPath, match: PrefixMatch, session: SessionUse | None) -> MissReason | None:
-        """Why a prompt was not cached further; None if nothing that could have been is missing."""
+        """Returns why a prompt was not cached further; None if no page is missing."""
         size = self.page_tokens
-        key = next(iter(self._keys_behind(path, match.nodes, len(match))), None)
+        key = next(iter(self._keys_after(path, match.nodes, len(match))), None)
         if key is None:
             return None
         lost = self.page_store.eviction_reason(key)
@@ -229,13 +233,13 @@ class KvCacheManager:
             return MissReason.RESTARTED
         if record.scope != path.scope.own:
             return MissReason.ADAPTER_CHANGED
-        own = [*(node.key for node in match.nodes), *self._keys_behind(path, match.nodes)]
+        own = [*(node.key for node in match.nodes), *self._keys_after(path, match.nodes)]
         shared = sum(mine == theirs for mine, theirs in zip(own, record.keys, strict=False))
         edited = shared < min(len(record.keys), session.history_tokens // self.page_tokens)
         return MissReason.HISTORY_EDITED if edited else MissReason.EVICTED_PRESSURE
 
-    def _keys_behind(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
-        """Keys of the whole pages behind some nodes, from page `start` on, in order."""
+    def _keys_after(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
+        """Yields the keys of the whole pages after `nodes`, from page `start` on."""
         size = self.page_tokens
         parent = nodes[-1].key if nodes else None
         for index in range(len(nodes), len(path.token_ids) // size):
@@ -244,7 +248,7 @@ class KvCacheManager:
                 yield parent
 
     def check_integrity(self) -> None:
-        """Recount everything."""
+        """Checks every part."""
         self.page_store.check_integrity()
         self.sessions.check_integrity()
         self.offloader.check_integrity()

@@ -1,7 +1,7 @@
-"""What happens to a session's KV between its turns.
+"""Decides what happens to a session's KV between its turns.
 
-Owns when a session began to wait for its tools, and so what the latency of each tool has been.
-Never touches a page itself: it says what KvCacheManager is to hold, fetch or give up.
+Owns the times at which sessions began to wait for tools, and so learns how long each tool takes. Never touches a page
+itself: it tells KvCacheManager what to keep, load or give up.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,27 +18,28 @@ from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.clock import Clock
 
 _TURN_LEASE_S = 30.0
-"""The lease of a session that is about to go on: for the rest of its upload, and its time in the queue."""
+"""Seconds of the lease of a session whose turn is about to begin. It covers the rest of the upload and the queue."""
 
 
 class LeaseModel(Protocol):
-    """How long tools take, domain by domain; see engine/kv/tool_latency.py."""
+    """Predicts how long tools take, separately for each domain; see engine/kv/tool_latency.py."""
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
-        """Seconds to keep device pages while these tools run, given the milliseconds that the client expects."""
+        """Returns how many seconds to keep device pages while tools run. `tools` maps names to the milliseconds that
+        the client expects, or None."""
         ...
 
     def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
-        """That the last of them answers within `within_s` more seconds."""
+        """Returns the probability that all tools have answered within the next `within_s` seconds."""
         ...
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """A session that waited for a tool has gone on."""
+        """Learns from a tool that has answered after `seconds`."""
         ...
 
 
 class SessionCache:
-    """Carries out the verbs of SessionVerb."""
+    """Carries out the commands of SessionVerb."""
 
     def __init__(self, memory: KvCacheManager, scopes: CacheScopes, tool_latency: LeaseModel, clock: Clock) -> None:
         self._memory = memory
@@ -47,7 +48,7 @@ class SessionCache:
         self._clock = clock
 
     def begin_turn(self, domain: Domain, use: SessionUse) -> None:
-        """A session is about to go on: its tools have answered, and nobody's pages are wanted sooner than its own."""
+        """Leases the pages of a session whose turn is about to begin, and ends its wait for tools."""
         record = self._memory.sessions.find(domain, use.session)
         if record is not None:
             self._end_wait(record, set(record.tools))
@@ -57,7 +58,7 @@ class SessionCache:
             self._memory.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, chance=1.0))
 
     def tend(self, tending: SessionTending) -> SessionMemory:
-        """Carry out one verb, and say where the session's history is now."""
+        """Carries out one command. Returns where the session's history is afterwards."""
         path = self._path(tending)
         use = SessionUse(tending.session, len(tending.token_ids))
         match tending.verb:
@@ -77,7 +78,7 @@ class SessionCache:
         own = self._scopes.scope(tending.isolation, tuple(sorted(tending.adapters)))
         public_pages = tending.public_tokens // self._memory.page_tokens
         return TokenPath(
-            self._scopes.within(own, tuple(sorted(tending.adapters)), public_pages),
+            self._scopes.with_public_pages(own, tuple(sorted(tending.adapters)), public_pages),
             tending.token_ids,
             tending.isolation,
         )
@@ -93,12 +94,12 @@ class SessionCache:
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
             self._memory.lease(record, nodes, Lease(self._clock.monotonic() + seconds, chance))
         if nodes:
-            self._memory.page_store.requeue_path(nodes[-1])  # the lease of its turn is over
+            self._memory.page_store.requeue_path(nodes[-1])  # the lease of the turn has ended
         self._memory.offloader.save(nodes)
         self._memory.offloader.store(nodes)
 
     def _prefetch(self, path: TokenPath, use: SessionUse, tending: SessionTending) -> None:
-        """Some of a session's tools have answered, or all of them if none is named: its pages come, and stay a while."""
+        """Loads the session's pages because some of its tools have answered; no named tool means that all have."""
         record = self._memory.set_history(path, use)
         self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
         nodes = self._memory.prefetch(path)
@@ -115,7 +116,7 @@ class SessionCache:
         self._memory.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
-        """Learn from the tools that have answered; with the last of them the lease has served."""
+        """Learns the latency of tools that have answered. The last answer ends the lease."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
             for tool in answered.intersection(record.tools):

@@ -1,7 +1,7 @@
-"""Which sessions the engine has seen, and which pages their histories run through.
+"""Records which sessions the engine has seen and which pages their histories contain.
 
-Owns the count of sessions by page key: it does not matter on which tier a page is, or whether it is anywhere.
-Never holds a page: a session's claim on memory is a rank, not a hold.
+Owns the number of sessions per page key. It does not depend on the tier of a page, or on whether a copy exists. Never
+holds a page: a session gives its pages a rank, not a hold. Invariant: the records stay within `max_keys`.
 """
 
 from collections import OrderedDict
@@ -15,32 +15,32 @@ from graftwork.engine.kv.index.radix_tree import Domain, Lease
 
 @dataclass(slots=True, eq=False)
 class SessionRecord:
-    """What is remembered of one session."""
+    """What the index knows of one session."""
 
     domain: Domain
     scope: bytes
-    """Of its last request: another one means another adapter."""
+    """The scope of its last request. Another scope means another adapter."""
     keys: tuple[PageKey, ...] = ()
-    """Of the whole pages of its history, from the root down."""
+    """The keys of the whole pages of its history, first page first."""
     abandoned: dict[PageKey, None] = field(default_factory=dict)
-    """Of pages that it has made, and that are not, or no longer, part of its history; the oldest first."""
+    """The keys of pages that it made and that are not in its history; the oldest first."""
     lease: Lease | None = None
     waiting_since: float | None = None
     tools: tuple[str, ...] = ()
 
     @property
     def weight(self) -> int:
-        """What it counts against the bound of the table."""
+        """Its cost against `max_keys`."""
         return 1 + len(self.keys) + len(self.abandoned)
 
 
 _MAX_ABANDONED_SHARE = 1 / 8
-"""Of the table: what one session may have left behind and still be remembered for."""
+"""Share of `max_keys` that the abandoned pages of one session may take."""
 
 
 @dataclass(slots=True)
 class SessionIndex:
-    """Records by session, least recently used first; bounded by their number and the pages that they name."""
+    """Session records, least recently used first. Their number and their keys are bounded together by `max_keys`."""
 
     max_keys: int
     _records: "OrderedDict[tuple[Domain, SessionKey], SessionRecord]" = field(default_factory=OrderedDict)
@@ -52,11 +52,11 @@ class SessionIndex:
 
     @property
     def num_history_pages(self) -> int:
-        """Different pages that histories run through, wherever they are."""
+        """Distinct pages in all histories, on any tier or none."""
         return len(self._counts)
 
     def find(self, domain: Domain, session: SessionKey) -> SessionRecord | None:
-        """The record of a session, if it is remembered; marks it used."""
+        """Returns the record of a session and marks it as used; None if it is not known."""
         record = self._records.get((domain, session))
         if record is not None:
             self._records.move_to_end((domain, session))
@@ -65,9 +65,9 @@ class SessionIndex:
     def add_pages(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> tuple[PageKey, ...]:
-        """A session has made pages that may, or may not, become part of its history.
+        """Records that a session has made pages. They may become part of its history later.
 
-        Returns the keys that no session is_in_history any more, because records had to be forgotten.
+        Returns the keys that left all histories because old records were removed.
         """
         record = self._record(domain, session, scope)
         self._abandon(record, (key for key in keys if key not in self._counts))
@@ -76,7 +76,7 @@ class SessionIndex:
     def set_history(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> "HistoryUpdate":
-        """A session's history now runs through `keys`; what it left and nobody else is_in_history is superseded."""
+        """Makes `keys` the history of a session."""
         record = self._record(domain, session, scope)
         old, record.keys, record.scope = record.keys, tuple(keys), scope
         self._count(record.keys, 1)
@@ -91,7 +91,7 @@ class SessionIndex:
         return HistoryUpdate(record, superseded + self._forget_oldest((domain, session)))
 
     def remove(self, domain: Domain, session: SessionKey) -> tuple[PageKey, ...]:
-        """Forget a session; returns the keys of its pages that no other session is_in_history."""
+        """Removes a session. Returns the keys of its pages that are in no other history."""
         record = self._records.pop((domain, session), None)
         if record is None:
             return ()
@@ -100,7 +100,7 @@ class SessionIndex:
         return tuple(key for key in (*record.keys, *record.abandoned) if key not in self._counts)
 
     def remove_domain(self, domain: Domain) -> None:
-        """Forget every session of a domain."""
+        """Removes all sessions of a domain."""
         for other, session in list(self._records):
             if other == domain:
                 self.remove(other, session)
@@ -113,7 +113,7 @@ class SessionIndex:
         return record
 
     def _abandon(self, record: SessionRecord, keys: Iterable[PageKey]) -> None:
-        """A session has left pages behind; of too many, the oldest are forgotten."""
+        """Adds pages that a session made and does not use. Forgets the oldest if there are too many."""
         num_abandoned = len(record.abandoned)
         record.abandoned.update(dict.fromkeys(keys))
         while len(record.abandoned) > _MAX_ABANDONED_SHARE * self.max_keys:
@@ -121,7 +121,7 @@ class SessionIndex:
         self._num_keys += len(record.abandoned) - num_abandoned
 
     def is_in_history(self, key: PageKey) -> bool:
-        """Whether some session's history runs through a page."""
+        """Whether the history of some session contains a page."""
         return key in self._counts
 
     def _count(self, keys: Iterable[PageKey], change: int) -> None:
@@ -143,7 +143,7 @@ class SessionIndex:
         return superseded
 
     def check_integrity(self) -> None:
-        """Recount the sessions of every page."""
+        """Recounts the sessions of every page."""
         counts: dict[PageKey, int] = {}
         for record in self._records.values():
             for key in record.keys:
@@ -154,8 +154,8 @@ class SessionIndex:
 
 @dataclass(frozen=True, slots=True)
 class HistoryUpdate:
-    """What following a session's history has changed."""
+    """The result of `set_history`."""
 
     record: SessionRecord
     superseded: tuple[PageKey, ...]
-    """Keys that no session is_in_history any more."""
+    """Keys that are in no history any more."""

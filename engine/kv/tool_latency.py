@@ -1,12 +1,12 @@
-"""How long the device keeps the pages of a session that waits for its tools.
+"""Decides how long a session that waits for tools keeps its pages on the device.
 
-Holding pages for tau seconds is worth P(T <= tau) * benefit - cost * E[min(T, tau)], where T is when the last tool
-returns: a return within the lease saves loading or recomputing and the queue, and every second held takes room from
-others. ToolLatencyModel learns T for each tool of each domain, and answers the tau where that is largest.
-Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), with a cost for the time held in expectation.
+A lease of tau seconds is worth P(T <= tau) * benefit - cost * E[min(T, tau)], where T is the time at which the last
+tool answers. An answer within the lease saves loading or computing the pages and waiting for room; every second of the
+lease takes room from others. ToolLatencyModel learns T for each tool of each domain and returns the best tau. Source:
+the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), with the expected cost of the time held.
 
-A lease is advice: it never makes an allocation fail. Clients can only shorten it. What is learnt is bounded in number
-by domain and in all, so that invented tool names cost nobody else what is known of theirs.
+A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is bounded per domain
+and in total, so a domain that invents tool names cannot push out another domain's.
 """
 
 import math
@@ -19,30 +19,30 @@ import numpy as np
 from graftwork.engine.kv.latency_histogram import EDGES, Floats, LatencyDistribution, LatencyHistogram, lognormal_masses
 
 _FIRST_GUESS: Floats = lognormal_masses(median_s=2.0, sigma=2.0)
-"""Before anything is known: half of all tools within 2 s, 5 % above 54 s (an estimate; it is outweighed soon)."""
+"""The prior before any observation: half of all tools answer within 2 s, 5 % need more than 54 s. It is an estimate."""
 _HINT_SLACK = 1.5
-"""A tool that takes half again as long as its client expected still finds its pages."""
+"""A lease lasts this many times as long as the client expects the tool to take."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """What holding is for, in seconds of the engine's time."""
+    """What a lease saves and costs, in seconds of engine time."""
 
     benefit_s: float = 1.0
-    """What a return within the lease saves: loading or recomputing the pages, and waiting for room for them."""
+    """Saved by an answer within the lease: loading or computing the pages, and waiting for room for them."""
     cost_per_s: float = 0.05
-    """What a second of holding costs: the share of the device that is held, if others wait for it; 0 if nobody does."""
+    """Cost of one second of the lease: the held share of the device if others wait for it, else 0."""
     longest_s: float = 300.0
-    """No lease is longer, whatever it is worth."""
+    """The upper limit of every lease."""
 
 
 class ToolHistograms:
-    """Sketches by domain and tool, those used least recently given up first."""
+    """Latency histograms by domain and tool. The least recently used are removed first."""
 
     def __init__(
         self, max_pairs: int = 4096, max_tools_per_domain: int = 64, prior_weight: float = 8.0, half_life: float = 256.0
     ) -> None:
-        """A prior is worth `prior_weight` observations: that of all tools for one, the first guess for all."""
+        """`prior_weight` is the weight of a prior in observations. The prior of one tool is the histogram of all tools."""
         self._max_pairs = max_pairs
         self._max_tools = max_tools_per_domain
         self._prior_weight = prior_weight
@@ -52,11 +52,11 @@ class ToolHistograms:
         self._num_pairs = 0
 
     def __len__(self) -> int:
-        """Pairs of domain and tool that something is known of."""
+        """Returns the number of pairs of domain and tool."""
         return self._num_pairs
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """A tool has returned after `seconds`, or never (infinite)."""
+        """Enters the latency of a tool; infinity if it never answered."""
         self._of_all.observe(seconds)
         histograms = self._by_domain.setdefault(domain, OrderedDict())
         self._by_domain.move_to_end(domain)
@@ -68,7 +68,7 @@ class ToolHistograms:
         histograms[tool].observe(seconds)
 
     def distribution(self, domain: str, tool: str) -> LatencyDistribution:
-        """What to expect of a tool; of one never seen, what all tools of all domains have shown."""
+        """Returns the expected latency of a tool. For an unknown tool it is that of all tools of all domains."""
         histograms = self._by_domain.get(domain)
         histogram = histograms.get(tool) if histograms is not None else None
         prior = self._of_all.masses + max(self._prior_weight, 1e-9) * _FIRST_GUESS
@@ -76,7 +76,7 @@ class ToolHistograms:
         return histogram.distribution(scaled) if histogram is not None else LatencyDistribution.from_masses(prior)
 
     def check_integrity(self) -> None:
-        """Recount the pairs."""
+        """Recounts the pairs."""
         found = sum(len(histograms) for histograms in self._by_domain.values())
         assert found == self._num_pairs <= self._max_pairs, f"{self._num_pairs} pairs counted, {found} found"
         for histograms in self._by_domain.values():
@@ -85,7 +85,8 @@ class ToolHistograms:
                 histogram.check_integrity()
 
     def _give_up_oldest(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
-        """Keep the domain within its bound at its own cost, and all within theirs at that of whoever was away longest."""
+        """Enforces the limit of one domain on its own histograms, and the total limit on those of the least recently
+        used domain."""
         if len(histograms) > self._max_tools:
             histograms.popitem(last=False)
             self._num_pairs -= 1
@@ -98,21 +99,21 @@ class ToolHistograms:
 
 
 class ToolLatencyModel:
-    """Answers for how long, and how soon."""
+    """Learns tool latencies and computes leases."""
 
     def __init__(self, histograms: ToolHistograms | None = None, terms: LeaseTerms | None = None) -> None:
-        """`terms` hold for every lease that does not bring its own."""
+        """`terms` are the default terms of a lease."""
         self._histograms = histograms if histograms is not None else ToolHistograms()
         self._terms = terms if terms is not None else LeaseTerms()
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """A tool has returned after `seconds`; infinite for a session that ended or was given up without it."""
+        """Enters the latency of a tool; infinity if the session ended without an answer."""
         self._histograms.observe(domain, tool, seconds)
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None], terms: LeaseTerms | None = None) -> float:
-        """Seconds from the call of `tools`, which run side by side, each with the milliseconds its client expects.
+        """Returns the best lease in seconds for `tools`, which were called at once; 0 if a lease is worth nothing.
 
-        0 if holding is worth nothing.
+        `tools` maps names to the milliseconds that the client expects, or None.
         """
         if not tools:
             return 0.0
@@ -128,10 +129,8 @@ class ToolLatencyModel:
         return float(candidates[best]) if worth[best] > 0.0 else 0.0
 
     def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
-        """P(the last of `tools` returns within the next `within_s`, given that it has not for `waited_s`).
-
-        1 where nothing is waited for: the session is about to go on.
-        """
+        """Returns P(all `tools` answer within the next `within_s` seconds | they have not for `waited_s`); 1 without
+        tools."""
         if not tools:
             return 1.0
         return self._latest_of(domain, tools).return_probability(waited_s, within_s)
@@ -144,5 +143,5 @@ class ToolLatencyModel:
 
 
 def _hinted_s(expected_ms: Iterable[float | None]) -> float:
-    """When all tools should be back by their clients' word; infinite if of one nothing was said."""
+    """Returns the seconds after which all tools should have answered; infinite if one has no hint."""
     return max(_HINT_SLACK * expected / 1000.0 if expected is not None else math.inf for expected in expected_ms)

@@ -110,10 +110,10 @@ class DeviceAdapterPool:
                 f"Start the engine with lora_pool_bytes of at least {num_bytes}."
             )
         sizes, frames = self._page_store.sizes, self.frames_for(adapters)
-        if frames > sizes.most_lora_pages:
+        if frames > sizes.max_lora_pages:
             each = self._device_memory.frame_bytes
             return (
-                f"need {frames * each} bytes on the device at once; beside KV there are {sizes.most_lora_pages * each}. "
+                f"need {frames * each} bytes on the device at once; beside KV there are {sizes.max_lora_pages * each}. "
                 f"Start the engine with device_bytes of at least {sizes.device_pages_for(frames) * each}."
             )
         return None
@@ -167,7 +167,7 @@ class DeviceAdapterPool:
         victims: list[str] = []
         for digest in (*idle, None):
             is_within = self._most_bytes is None or num_bytes <= self._most_bytes
-            if is_within and num_frames <= self._page_store.sizes.most_lora_pages:
+            if is_within and num_frames <= self._page_store.sizes.max_lora_pages:
                 return victims
             if digest is not None:
                 victims.append(digest)
@@ -242,7 +242,7 @@ class DeviceAdapterPool:
         self.frame_allocator.check_integrity()
         assert self.num_bytes == sum(lodging.adapter.num_bytes for lodging in self._lodgings.values())
         assert self.num_frames == sum(lodging.run.num_frames for lodging in self._lodgings.values())
-        assert self.num_frames <= self._page_store.sizes.most_lora_pages
+        assert self.num_frames <= self._page_store.sizes.max_lora_pages
         for lodging in self._lodgings.values():
             assert lodging.adapter.block.data_ptr() == self._device_memory.block(lodging.run.first, 1).data_ptr()
 

@@ -60,7 +60,7 @@ class Intake:
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
         return Sequence(
             request=request,
-            scope=self._scopes.of(request, self._limits.page_tokens),
+            scope=self._scopes.for_request(request, self._limits.page_tokens),
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             arrived_at=self._clock.monotonic(),
             stop_token_ids=eos | frozenset(sampling.stop_token_ids),

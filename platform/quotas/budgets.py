@@ -1,9 +1,8 @@
 """The monthly token budget: what the ledger says is spent, plus what is in flight, never passes the limit.
 
-Why the order matters. A reservation first joins the tokens in flight, which answers their sum at that moment,
-and only then reads the ledger; a request is entered in the ledger before its reservation is settled.
-So any other request is in the sum, or in the ledger, or came later and sees this one: it may be counted twice
-for a moment, never not at all.
+The order matters. A reservation first adds its tokens to the tokens in flight and learns their sum. Then it reads the
+ledger. A request is written to the ledger before its reservation is settled. So every other request is in the sum,
+or in the ledger, or comes later and counts this one. It may count twice for a moment, but it is never missed.
 """
 
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from graftwork.platform.quotas.quota import Quota, budget_spent
 
 
 class TokenLedger(Protocol):
-    """Whoever knows what was spent."""
+    """Knows what a tenant has spent."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
         """Prompt and completion tokens of the requests recorded at `start` or later."""
@@ -23,7 +22,7 @@ class TokenLedger(Protocol):
 
 
 class Refundable(Protocol):
-    """The part of a reservation that undoes it."""
+    """A reservation that can be undone."""
 
     async def refund(self) -> None: ...
 
@@ -36,14 +35,14 @@ class MonthlyBudget:
         self._clock = clock
 
     async def check(self, tenant_id: TenantId, quota: Quota, tokens_in_flight: int, reservation: Refundable) -> None:
-        """Keep `reservation`, whose tokens are in `tokens_in_flight`, or refund it and raise BudgetSpent."""
+        """Check a reservation whose tokens are already in `tokens_in_flight`. Raises BudgetSpent after refunding it."""
         if quota.monthly_tokens is None:
             return
         kept = False
         try:
             spent_tokens = await self._ledger.tokens_since(tenant_id, month_start(self._clock.now()))
             kept = spent_tokens + tokens_in_flight <= quota.monthly_tokens
-        finally:  # also when the ledger is away or the caller is gone
+        finally:  # also when the ledger cannot be read or the caller is cancelled
             if not kept:
                 await reservation.refund()
         if not kept:

@@ -1,7 +1,7 @@
-"""Limits kept in this process: exact for one gateway, forgotten when it ends.
+"""Limits that are kept in this process. They are exact for one gateway and forgotten when it ends.
 
-Owns, per tenant, the log of the last minute and the requests now running.
-Atomic because nothing between looking and counting awaits.
+Owns, for each tenant, the log of the last minute and the requests that run now.
+A check and its count are atomic, because there is no await between them.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.quotas.budgets import MonthlyBudget, TokenLedger
 from graftwork.platform.quotas.quota import WINDOW_S, Quota, Standing, limit_exceeded
 
-_SLOT_RETRY_S = 1.0  # when a running request ends is not known; the OpenAI SDK backs off from here
+_SLOT_RETRY_S = 1.0  # nobody knows when a running request ends; the OpenAI SDK waits longer each time from here
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _TenantWindow:
         return sum(self.held_by_id.values())
 
     def drop_old(self, now: float) -> None:
-        """Forget what a minute has passed over."""
+        """Drop the entries that are older than a minute."""
         while self.entries:
             entry_id, entry = next(iter(self.entries.items()))
             if entry.at + WINDOW_S > now:
@@ -66,13 +66,13 @@ class _TenantWindow:
         return Standing(len(self.entries), self.window_tokens, empty_in_s)
 
     def check_integrity(self) -> None:
-        """The running sum is the sum, and the log is in order."""
+        """Check that the running sum equals the sum of the entries, and that the log is in order."""
         entries = list(self.entries.values())
         assert self.window_tokens == sum(entry.tokens for entry in entries)
         assert all(earlier.at <= later.at for earlier, later in pairwise(entries))
 
     def waits(self, quota: Quota, tokens: int, now: float) -> dict[str, float | None]:
-        """By limit that refuses one more request: the seconds until it would not; None is never."""
+        """The limits that refuse one more request, each with the seconds until it would fit. None means never."""
         waits: dict[str, float | None] = {}
         if quota.requests_per_minute is not None and len(self.entries) >= quota.requests_per_minute:
             waits["requests_per_minute"] = self._until_count(quota.requests_per_minute - 1, now)
@@ -143,10 +143,10 @@ class LocalQuotaKeeper:
         return reservation
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing needs to be closed."""
 
     def check_integrity(self) -> None:
-        """Every tenant's window adds up."""
+        """Check every tenant's window."""
         for window in self._window_by_tenant.values():
             window.check_integrity()
 

@@ -1,4 +1,4 @@
-"""A tenant's limits, how near to them it stands, and how a refusal says so.
+"""A tenant's limits, how much of them is used, and the errors that refuse more.
 
 Owns the names of the limits and the shape of the `x-ratelimit-*` headers. Counts nothing: keepers do.
 """
@@ -26,11 +26,11 @@ class Quota:
     max_concurrent_requests: int | None = None
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
-    """Of all its adapters' versions together."""
+    """All versions of all its adapters together."""
     max_adapter_rank: int | None = None
     max_sessions: int | None = None
     max_device_kv_bytes: int | None = None
-    """Past it the tenant's own cached pages move down; no request is refused."""
+    """Over it, the tenant's own cached pages are offloaded. No request is refused."""
     max_host_kv_bytes: int | None = None
     monthly_tokens: int | None = None
     """Per calendar month in UTC. Spent and in flight together never pass it."""
@@ -55,12 +55,12 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one tenant used of its last minute, as seen when a reservation was decided."""
+    """How much of the last minute's limits one tenant had used when a reservation was decided."""
 
     requests: int
     tokens: int
     empty_in_s: float
-    """Until the minute holds nothing, if nothing more is asked for."""
+    """Seconds until nothing counts any more, if no request follows."""
 
     def headers(self, quota: Quota) -> dict[str, str]:
         """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
@@ -78,7 +78,7 @@ class Standing:
 
 
 def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standing: Standing) -> LimitExceeded:
-    """The refusal for `limit`. `retry_after_s` of None: the request asks for more than the limit ever allows."""
+    """The error that refuses a request over `limit`. With `retry_after_s` None, the request can never fit."""
     if retry_after_s is None:
         advice = "This request alone is more than that; ask for fewer tokens or have the limit raised."
     else:
@@ -90,7 +90,7 @@ def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standi
 
 
 def budget_spent(quota: Quota, spent_tokens: int) -> BudgetSpent:
-    """The refusal when this month's tokens are spent or promised."""
+    """The error when this month's tokens are spent or reserved."""
     return BudgetSpent(
         f"The limit monthly_tokens = {quota.monthly_tokens} leaves too little for this request: "
         f"{spent_tokens} tokens are spent or in flight. Ask for fewer tokens or have the limit raised.",

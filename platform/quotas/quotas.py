@@ -18,14 +18,14 @@ __all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Rese
 
 
 class Reservation(Protocol):
-    """What one request holds of its tenant's limits until it is settled or refunded; the first of the two counts."""
+    """What one request takes from its tenant's limits, until it is settled or refunded. Only the first call counts."""
 
     def rate_limit_headers(self) -> dict[str, str]:
         """The `x-ratelimit-*` headers as of the reservation."""
         ...
 
     async def settle(self, actual_tokens: int) -> None:
-        """End it with the tokens that were really used, which may be more than estimated. Record usage first."""
+        """End it with the number of tokens that were really used. Write the usage row before this call."""
         ...
 
     async def refund(self) -> None:
@@ -34,7 +34,7 @@ class Reservation(Protocol):
 
 
 class QuotaKeeper(Protocol):
-    """Whoever counts, in this process or in Redis."""
+    """Counts reservations, in this process or in Redis."""
 
     async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> Reservation:
         """Take one request, its tokens and a running slot, all or nothing.
@@ -45,5 +45,5 @@ class QuotaKeeper(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections; reservations that are still open lapse by themselves."""
+        """Close the connections. Open reservations end by themselves, after `SLOT_LIFE_S` at most."""
         ...

@@ -1,7 +1,7 @@
-"""Limits kept in Redis: exact over any number of gateways.
+"""Limits that are kept in Redis. They are exact over any number of gateways.
 
 One Lua script (quotas.lua) checks and counts in one step, by Redis's own time, so that gateways' clocks do not matter.
-A gateway that dies leaves slots behind; they lapse after `SLOT_LIFE_S`.
+A gateway that dies leaves its slots behind. They end after `SLOT_LIFE_S`.
 """
 
 import logging
@@ -18,7 +18,7 @@ from graftwork.platform.quotas.budgets import MonthlyBudget, TokenLedger
 from graftwork.platform.quotas.quota import WINDOW_S, Quota, Standing, limit_exceeded
 
 SLOT_LIFE_S = 900.0
-"""How long a running request may hold its slot. A longer one loses it early, which lets one more in beside it."""
+"""Seconds that a running request may hold its slot. A longer request loses the slot, so one more request may start."""
 
 _KEY_NAMES = ("log", "tokens", "running", "held", "sums")
 _MAX_CONNECTIONS = 32
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Script:
-    """quotas.lua, for any tenant. Times go in and out in whole microseconds."""
+    """Runs quotas.lua for any tenant. Times are whole microseconds."""
 
     def __init__(self, redis: Redis, prefix: str, clock: Clock | None) -> None:
         source = files("graftwork").joinpath("platform", "quotas", "quotas.lua").read_text()
@@ -72,7 +72,7 @@ class RedisReservation:
         try:
             await self.script(verb, self.tenant_id, self.entry_id, tokens)
         except CapacityAbsent:
-            # The request itself is done and must not fail for this: the slot lapses, the estimate stands.
+            # The request is done and must not fail now. Its slot ends by itself, and its estimate stays counted.
             logger.warning("quota %s lost", verb, extra={"tenant_id": self.tenant_id}, exc_info=True)
 
 
@@ -82,7 +82,7 @@ class RedisQuotaKeeper:
     def __init__(
         self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None
     ) -> None:
-        """`clock` tells the month. `window_clock` replaces Redis's own time: for tests, which move it by hand."""
+        """`clock` tells the month. `window_clock` replaces Redis's own time in tests."""
         pool = BlockingConnectionPool.from_url(
             redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CONNECTION_WAIT_S, decode_responses=True
         )

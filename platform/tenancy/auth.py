@@ -1,4 +1,4 @@
-"""The two doors: tenants' keys open one, the admin key the other, and neither opens both.
+"""Authentication: tenants' keys open the tenant routes, the admin key opens the admin routes.
 
 Owns the difference between a wrong key (401) and the wrong kind of key (403).
 """
@@ -11,21 +11,24 @@ from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 
 
-class Gate:
-    """Turns a bearer token into whoever holds it."""
+class Authenticator:
+    """Turns a bearer token into the principal that holds it."""
 
     def __init__(self, tenancy: Tenancy, admin_key: str) -> None:
         self._tenancy = tenancy
         self._admin_digest = _digest(admin_key)
 
     async def authenticate(self, token: str) -> Principal:
-        """A tenant's key. Raises NotAuthenticated; NotPermitted for the admin key and for suspended tenants."""
+        """Authenticate a tenant's key.
+
+        Raises NotAuthenticated; NotPermitted for the admin key and for suspended tenants.
+        """
         if self._is_admin(token):
             raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
         return await self._tenancy.authenticate(token)
 
     async def authenticate_admin(self, token: str) -> AdminPrincipal:
-        """The admin key. Raises NotAuthenticated; NotPermitted for a tenant's key."""
+        """Authenticate the admin key. Raises NotAuthenticated; NotPermitted for a tenant's key."""
         if self._is_admin(token):
             return AdminPrincipal()
         try:
@@ -39,5 +42,5 @@ class Gate:
 
 
 def _digest(text: str) -> bytes:
-    """Equal lengths for the comparison, whatever the token is."""
+    """A digest, so that the compared values always have the same length."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

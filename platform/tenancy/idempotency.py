@@ -4,8 +4,8 @@
       │          └──────► abandon()                 it failed; the key is free again
       └─────► StoredReply                           it was done before
 
-Keys belong to an owner (a tenant's id, or `admin`), so nobody meets another's. Answers are kept for a day.
-Never keeps a secret: whoever answers with one, a new API key, must not complete with that body.
+Each key belongs to an owner: a tenant's id, or `admin`. Owners never see each other's keys. Answers are kept for a day.
+Never keeps a secret: a route that answers with a new API key must not pass that body to `complete`.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from graftwork.platform.tenancy import repository
 
 ANSWER_LIFE_S = 24 * 3600.0
 ATTEMPT_LIFE_S = 600.0
-"""After this an attempt that never answered is taken for dead, and the key for free."""
+"""Seconds after which an attempt without an answer counts as dead. Then the key is free again."""
 
 _MAX_KEY_CHARACTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The right to do the work of a key, once."""
+    """The right to do the work of one key."""
 
     owner: str
     key: str
@@ -34,14 +34,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class StoredReply:
-    """What was answered when the work was done."""
+    """The answer that was stored when the work was done."""
 
     status: int
     body: bytes
 
 
 class IdempotencyStore:
-    """The keys in use, in SQL, so that every gateway sees them."""
+    """The keys in use. They are in SQL, so every gateway sees them."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -76,18 +76,18 @@ class IdempotencyStore:
         return _reply(request_digest, *held)
 
     async def complete(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Keep the answer for whoever sends the request again."""
+        """Store the answer. A caller that sends the request again gets it."""
         async with self._database.write() as session:
             values = {"status": status, "body": body}
             await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
 
     async def abandon(self, attempt: Attempt) -> None:
-        """Free the key: nothing was done."""
+        """Free the key, because the work was not done."""
         async with self._database.write() as session:
             await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
 
     async def sweep(self) -> int:
-        """Forget every key that would be free if it were asked for again, and return how many there were."""
+        """Delete every key that is free again, and return how many were deleted."""
         now = self._clock.now()
         async with self._database.write() as session:
             return await repository.drop_lapsed_idempotency_keys(
@@ -96,7 +96,7 @@ class IdempotencyStore:
 
 
 def _reply(request_digest: str, held_digest: str, status: int | None, body: bytes | None) -> StoredReply:
-    """The stored answer, if the request is the same and was answered."""
+    """The stored answer. Raises Conflict if the request differs or still runs."""
     if held_digest != request_digest:
         raise Conflict(
             "This Idempotency-Key was used for another request; use a new key for a new request.",

@@ -4,7 +4,7 @@
     gwa_<public id>_<secret>    the admin key
 
 The public id finds the row; the secret, 256 random bits, is kept only as HMAC-SHA256 under the pepper.
-A fast hash is right here: the secret cannot be guessed, so a slow one would only be a way to exhaust the server.
+A fast hash is right here. The secret cannot be guessed, and a slow hash would let attackers exhaust the server.
 Invariant: nothing here logs, and no repr shows a secret.
 """
 
@@ -47,7 +47,7 @@ def make_key(kind: KeyKind) -> KeyParts:
 
 
 def with_new_secret(public_id: str) -> KeyParts:
-    """A tenant's key under a public id that it had before."""
+    """A new key for a tenant, under a public id that exists."""
     return KeyParts(KeyKind.TENANT, public_id, _random_text(_SECRET_CHARACTERS))
 
 
@@ -64,18 +64,18 @@ def parse_key(token: str) -> KeyParts | None:
 
 
 def hash_key(key: KeyParts, pepper: bytes) -> bytes:
-    """What is stored of a key, 32 bytes. The public id is part of it: a hash moved to another row is worthless."""
+    """The hash that is stored for a key, 32 bytes. It covers the public id, so a hash copied to another row does not match."""
     return hmac.digest(pepper, b"graftwork key\0" + key.plaintext.encode(), hashlib.sha256)
 
 
 def matches(key: KeyParts, stored: bytes | None, pepper: bytes) -> bool:
-    """Whether `key` is the one stored. Takes as long for a key that does not exist (None) as for a wrong one."""
+    """Whether `key` has the stored hash. Takes the same time for an unknown key (`stored` is None) as for a wrong one."""
     expected = stored if stored is not None else bytes(hashlib.sha256().digest_size)
     return hmac.compare_digest(hash_key(key, pepper), expected) and stored is not None
 
 
 def redacted(public_id: str) -> str:
-    """A key as it may be shown after it was made."""
+    """A key in the form that may be shown later, without its secret."""
     return f"{KeyKind.TENANT}_{public_id}_…"
 
 

@@ -1,6 +1,6 @@
-"""The usage ledger: one row a request, added once and never changed.
+"""The usage ledger: one row for each request, added once and never changed.
 
-Owns what was used, by whom. Never prices it, and never deletes: the rows of a deleted tenant stay.
+Owns the record of who used what. It knows no prices and deletes nothing: the rows of a deleted tenant stay.
 Invariant: recording a request again, by its id, changes nothing.
 """
 
@@ -13,13 +13,13 @@ __all__ = ["UsageEvent", "UsageGroup", "UsageMeter", "UsageSummary"]
 
 
 class UsageMeter:
-    """The ledger; also the `TokenLedger` that monthly budgets are checked against."""
+    """The ledger. Monthly budgets read it as their `TokenLedger`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def record(self, event: UsageEvent) -> bool:
-        """Enter one request. False when it was entered before, which changes nothing."""
+        """Add one request. Returns False, and changes nothing, if it was added before."""
         async with self._database.write() as session:
             return await repository.add_usage(session, event)
 

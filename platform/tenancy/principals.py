@@ -1,7 +1,7 @@
 """Who is asking, as the rest of the platform sees it.
 
-Owns the permission to act for a tenant: a `TenantScope` is made here and nowhere else,
-so a statement that takes one cannot be run for a tenant that nobody authenticated.
+Owns the permission to act for a tenant. A `TenantScope` is made here and nowhere else,
+so a statement that takes one runs only for a tenant that was authenticated.
 Never holds a secret.
 """
 
@@ -31,7 +31,7 @@ class Scope(StrEnum):
 
 ALL_SCOPES = frozenset(str(scope) for scope in Scope)
 SERVICE_TIERS = ("flex", "default", "priority")
-"""Lowest first; the names are those of `engine.request.ServiceTier`."""
+"""Lowest first. The names are those of `engine.request.ServiceTier`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Principal:
     tenant_name: str
     key_id: KeyId
     weight: float
-    """The tenant's share of a contended engine against the others', above 0."""
+    """The tenant's weight in fair sharing when the engine is full, above 0."""
     tier_ceiling: str
     """The highest of `SERVICE_TIERS` that this tenant's requests may ask for."""
     scopes: frozenset[str]
@@ -57,23 +57,23 @@ class Principal:
             raise NotPermitted(f"This key lacks the scope {str(scope)!r}; use a key that has it.", code="missing_scope")
 
     def capped_tier(self, asked: str) -> str:
-        """The tier that is served when `asked` is wanted: that one, or the ceiling where it is lower."""
+        """The tier that a request for `asked` gets: `asked`, or the tenant's ceiling if that is lower."""
         return min(asked, self.tier_ceiling, key=SERVICE_TIERS.index)
 
     def isolation(self, pepper: bytes) -> IsolationDomain:
-        """Whose prefixes this tenant's requests may share: its own, under a name that nobody can compute."""
+        """The domain whose cached prefixes this tenant's requests may share: its own, under a name that nobody can compute."""
         return isolation_of(self.tenant_id, pepper)
 
 
 @dataclass(frozen=True, slots=True)
 class AdminPrincipal:
-    """Whoever holds the admin key: may run the platform, may not run inference."""
+    """The holder of the admin key. It may run the platform, but not inference."""
 
     name: str = "admin"
 
 
 def isolation_of(tenant_id: TenantId, pepper: bytes) -> IsolationDomain:
-    """Whose prefixes a tenant's requests may share, authenticated or not."""
+    """The domain of a tenant, by its id alone."""
     return IsolationDomain(hmac.digest(pepper, b"graftwork isolation\0" + tenant_id.encode(), hashlib.sha256))
 
 

@@ -1,6 +1,6 @@
 """The platform's SQL: every statement over tenants, keys, quotas, usage, the audit log and idempotency keys.
 
-Owns the mapping between rows and what the platform calls them. Never commits: whoever opened the session does.
+Owns the mapping between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ async def find_tenant(session: ReadSession, tenant_id: TenantId) -> Tenant | Non
 
 
 async def hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant | None:
-    """The tenant, unless it was deleted; nobody else changes or deletes it until this transaction ends."""
+    """The tenant, unless it was deleted. The row is locked until this transaction ends."""
     statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status != TenantStatus.DELETED)
     row = await session.scalar(statement.with_for_update())
     return _tenant(row) if row else None
@@ -102,7 +102,7 @@ async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> 
 
 
 async def find_key_holder(session: ReadSession, public_id: str) -> tuple[ApiKey, Tenant] | None:
-    """A key and whose it is. The one statement that no tenant scopes: it is how a tenant is found."""
+    """A key and its tenant. The only statement without a tenant scope, because it finds the tenant."""
     statement = (
         select(ApiKeyRow, TenantRow)
         .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
@@ -139,7 +139,7 @@ async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) ->
 
 
 async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
-    """Whether the request was not in the ledger yet."""
+    """Add a request to the ledger. Returns False if it was there."""
     values = {name: getattr(event, name) for name in UsageRow.__table__.columns.keys()}  # noqa: SIM118
     return await _insert_once(session, UsageRow, values)
 
@@ -198,26 +198,26 @@ async def list_audit_entries(session: ReadSession, page: PageRequest) -> Page[Au
 
 
 async def claim_idempotency_key(session: WriteSession, values: Mapping[str, Any]) -> bool:
-    """Whether nobody held the key, so that it now belongs to this attempt."""
+    """Claim a free key for this attempt. Returns False if another attempt holds it."""
     return await _insert_once(session, IdempotencyRow, values)
 
 
 async def drop_lapsed_idempotency_key(
     session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
 ) -> None:
-    """Free a key whose answer is older than one time, or whose attempt is older than the other and never answered."""
+    """Free a key if its answer is too old, or if its attempt is too old and has no answer. Each age has its own limit."""
     mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
 
 
 async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
-    """The same for the keys of all owners; how many went."""
+    """Free all such keys, of all owners. Returns how many."""
     lapsed = delete(IdempotencyRow).where(_has_lapsed(answered_before, begun_before))
     return cast(CursorResult[Any], await session.execute(lapsed)).rowcount
 
 
 async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> IdempotencyRow:
-    """The row of a key that is held."""
+    """The row of a key that an attempt holds."""
     statement = select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     return (await session.execute(statement)).scalar_one()
 
@@ -225,12 +225,12 @@ async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> Id
 async def answer_idempotency_key(
     session: WriteSession, owner: str, key: str, claim: str, values: Mapping[str, Any]
 ) -> None:
-    """Keep an answer, if the key still belongs to this attempt."""
+    """Store an answer, if this attempt still holds the key."""
     await session.execute(update(IdempotencyRow).where(*_attempt(owner, key, claim)).values(**values))
 
 
 async def free_idempotency_key(session: WriteSession, owner: str, key: str, claim: str) -> None:
-    """Let the key be used again, if it still belongs to this attempt and was not answered."""
+    """Free the key, if this attempt still holds it and has stored no answer."""
     await session.execute(delete(IdempotencyRow).where(*_attempt(owner, key, claim), IdempotencyRow.status.is_(None)))
 
 
@@ -249,7 +249,7 @@ def _attempt(owner: str, key: str, claim: str) -> tuple[ColumnElement[bool], ...
 
 
 async def _page(session: ReadSession, statement: Select[Row], row: type[Row], page: PageRequest) -> Sequence[Row]:
-    """The rows of one page, and one more if more follow."""
+    """The rows of one page, plus one more if further rows follow."""
     if page.order is Order.ASCENDING:
         statement = statement.order_by(row.id)
         behind = row.id > page.after if page.after else None
@@ -262,7 +262,7 @@ async def _page(session: ReadSession, statement: Select[Row], row: type[Row], pa
 
 
 async def _insert_once(session: WriteSession, row: type[Base], values: Mapping[str, Any]) -> bool:
-    """Insert unless the primary key is there already; whether it was not."""
+    """Insert a row, unless its primary key exists. Returns whether it was inserted."""
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     result = await session.execute(insert(row).values(**values).on_conflict_do_nothing())
     return cast(CursorResult[Any], result).rowcount == 1

@@ -25,9 +25,9 @@ def load_admin_key(settings: Settings) -> str:
 
 
 def read_or_make(path: Path, make: Callable[[], str]) -> str:
-    """The secret in `path`; a new one from `make` is written there first if the file does not exist.
+    """Read the secret in `path`. If the file does not exist, `make` makes a secret and it is written there first.
 
-    The file appears whole or not at all, with mode 0600; of several processes that start at once, one wins.
+    The file appears whole or not at all, with mode 0600. If several processes start at once, one of them writes it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -39,7 +39,7 @@ def read_or_make(path: Path, make: Callable[[], str]) -> str:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Put `text` into `path` unless somebody else did so first."""
+    """Write `text` to `path`, unless another process did so first."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -9,7 +9,7 @@ from graftwork.platform.database import Base
 
 
 class TenantRow(Base):
-    """A tenant; a deleted one stays, so that its usage has a name."""
+    """A tenant. The row of a deleted tenant stays, so that its usage has a name."""
 
     __tablename__ = "tenants"
 
@@ -22,7 +22,7 @@ class TenantRow(Base):
 
 
 class ApiKeyRow(Base):
-    """A key, found by its public id and proven by the hash of the whole."""
+    """A key. It is found by its public id and checked by the hash of the whole key."""
 
     __tablename__ = "api_keys"
 
@@ -39,7 +39,7 @@ class ApiKeyRow(Base):
 
 
 class QuotaRow(Base):
-    """A tenant's limits; a null is no limit, a missing row is none at all."""
+    """A tenant's limits. A null is no limit; without a row there are no limits."""
 
     __tablename__ = "quotas"
 
@@ -57,7 +57,7 @@ class QuotaRow(Base):
 
 
 class UsageRow(Base):
-    """One request in the ledger. Without foreign keys: it outlives keys, sessions and adapters."""
+    """One request in the ledger. It has no foreign keys, because it outlives keys, sessions and adapters."""
 
     __tablename__ = "usage_events"
     __table_args__ = (Index(None, "tenant_id", "at"),)
@@ -74,7 +74,7 @@ class UsageRow(Base):
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     at: Mapped[float] = mapped_column(Float)
     day: Mapped[str] = mapped_column(String(10))
-    """`at` as a date in UTC, stored because the two databases round times differently."""
+    """The date of `at` in UTC. It is stored, because the two databases round times differently."""
 
 
 class AuditRow(Base):
@@ -92,7 +92,7 @@ class AuditRow(Base):
 
 
 class IdempotencyRow(Base):
-    """The answer to a request that was sent under an Idempotency-Key; without one while it still runs."""
+    """A request that was sent under an Idempotency-Key, with its answer once there is one."""
 
     __tablename__ = "idempotency_keys"
 
@@ -100,7 +100,7 @@ class IdempotencyRow(Base):
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     request_digest: Mapped[str] = mapped_column(String(64))
     claim: Mapped[str] = mapped_column(String(64))
-    """Whose attempt holds the key."""
+    """The attempt that holds the key."""
     status: Mapped[int | None] = mapped_column(Integer)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[float] = mapped_column(Float, index=True)

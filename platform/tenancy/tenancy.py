@@ -1,7 +1,7 @@
-"""Tenants, their keys and their quotas: who exists and who may enter.
+"""Tenants, their keys and their quotas.
 
 Owns every change to them, each with its entry in the audit log in the same transaction.
-Never hands out a plaintext key but in the answer that made it, and never logs one.
+Shows a plaintext key only in the answer that made it, and never logs one.
 """
 
 import math
@@ -21,7 +21,7 @@ from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Pri
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 
 _MAX_NAME_CHARACTERS = 200
-_LAST_USED_STEP_S = 60.0  # `last_used_at` is written this often at most: authenticating should not write
+_LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so that most requests write nothing
 
 
 class Tenancy:
@@ -99,7 +99,7 @@ class Tenancy:
         expires_at: float | None = None,
         actor: str = "admin",
     ) -> tuple[ApiKey, str]:
-        """A new key and its plaintext, which cannot be had again. `scopes` of None is all of them.
+        """Make a key. Returns it with its plaintext, which is never shown again. With `scopes` None it has all scopes.
 
         Raises NotFound, ValidationFailed.
         """
@@ -131,7 +131,7 @@ class Tenancy:
             return await repository.list_keys(session, tenant_id, page)
 
     async def rotate_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> tuple[ApiKey, str]:
-        """The same key with a new secret, and its plaintext; the old secret ends at once. Raises NotFound, Conflict."""
+        """Give a key a new secret and return its plaintext. The old secret ends at once. Raises NotFound, Conflict."""
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
             if key.revoked_at is not None:
@@ -143,7 +143,7 @@ class Tenancy:
         return rotated, parts.plaintext
 
     async def revoke_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> ApiKey:
-        """End a key for good; ending it again changes nothing. Raises NotFound."""
+        """End a key for good. A second call changes nothing. Raises NotFound."""
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
             if key.revoked_at is not None:
@@ -154,7 +154,7 @@ class Tenancy:
         return revoked
 
     async def authenticate(self, token: str) -> Principal:
-        """Whose key this is. Raises NotAuthenticated, NotPermitted (the tenant is suspended)."""
+        """Find the tenant of a key. Raises NotAuthenticated, or NotPermitted if the tenant is suspended."""
         parts = parse_key(token)
         if parts is None or parts.kind is not KeyKind.TENANT:
             raise _wrong_key()
@@ -188,12 +188,12 @@ class Tenancy:
         return quota
 
     async def audit(self, page: PageRequest = FIRST_PAGE) -> Page[AuditEntry]:
-        """What administrators did, newest first unless asked otherwise."""
+        """The audit log, newest first by default."""
         async with self._database.read() as session:
             return await repository.list_audit_entries(session, page)
 
     async def _prove(self, session: ReadSession, parts: KeyParts) -> tuple[ApiKey, Tenant]:
-        """The key whose secret this is, and whose it is; as slow for an unknown key as for a wrong secret."""
+        """Check a key's secret and return the key with its tenant. Takes the same time for an unknown key as for a wrong secret."""
         holder = await repository.find_key_holder(session, parts.public_id)
         if not matches(parts, holder[0].key_hash if holder else None, self._pepper) or holder is None:
             raise _wrong_key()
@@ -220,7 +220,7 @@ async def _tenant(session: ReadSession, tenant_id: TenantId) -> Tenant:
 
 
 async def _hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant:
-    """The tenant, which is there until the transaction ends: what hangs on it may be written."""
+    """Lock the tenant's row until the transaction ends, so that rows that belong to it may be written."""
     return _existing(await repository.hold_tenant(session, tenant_id), tenant_id)
 
 

@@ -1,4 +1,4 @@
-"""What a tenant, one of its keys and an entry of the audit log are."""
+"""The types of the room: a tenant, one of its keys, an entry of the audit log."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +9,7 @@ from graftwork.platform.tenancy.keys import redacted
 
 
 class TenantStatus(StrEnum):
-    """Where a tenant is in its life. A deleted one is kept as a tombstone for its usage."""
+    """The state of a tenant. The row of a deleted tenant is kept for its usage."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -18,11 +18,11 @@ class TenantStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A customer of the platform: whatever is not its own does not exist for it."""
+    """A customer of the platform. It sees nothing but what it owns."""
 
     id: TenantId
     name: str
-    """For people; need not be unique."""
+    """A name for people. It need not be unique."""
     status: TenantStatus
     weight: float
     service_tier_ceiling: str
@@ -31,7 +31,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret, which nobody but its holder has."""
+    """A key without its secret. Only the holder has the secret."""
 
     id: KeyId
     tenant_id: TenantId
@@ -47,7 +47,7 @@ class ApiKey:
 
     @property
     def redacted(self) -> str:
-        """How the key may be shown: `gw_<public id>_…`."""
+        """The form in which the key may be shown: `gw_<public id>_…`."""
         return redacted(self.public_id)
 
     def is_expired(self, now: float) -> bool:
@@ -56,7 +56,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who did what to whom; never with a secret."""
+    """Who did what to whom. It holds no secret."""
 
     id: str
     at: float
@@ -65,5 +65,5 @@ class AuditEntry:
     """`tenant.created`, `key.rotated`, …"""
     tenant_id: TenantId
     target: str
-    """The id of what was acted on."""
+    """The id of the changed object."""
     details: dict[str, Any]

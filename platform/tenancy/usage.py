@@ -1,4 +1,4 @@
-"""What one request used, and sums of it."""
+"""The usage of one request, and sums over many."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
 
 
 class UsageGroup(StrEnum):
-    """What a summary's rows are made for."""
+    """What a summary is grouped by."""
 
     DAY = "day"
     """Calendar days in UTC, as `2026-11-20`."""
@@ -38,7 +38,7 @@ class UsageEvent:
     completion_tokens: int
     at: float
     outcome: str = "completed"
-    """`completed`, `cancelled` or `failed`: whatever was generated is counted."""
+    """`completed`, `cancelled` or `failed`. Generated tokens count in each case."""
 
     @property
     def day(self) -> str:

@@ -8,7 +8,7 @@ so that no reader can slow a turn or fill the memory.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
@@ -99,16 +99,16 @@ def number_events(
     )
 
 
-def join_deltas(drafts: Iterable[EventDraft]) -> list[EventDraft]:
-    """The same events, with neighbouring deltas of the same text made one."""
-    joined: list[EventDraft] = []
-    for draft in drafts:
-        if joined and _continues(joined[-1], draft):
-            delta = joined[-1].fields["delta"] + draft.fields["delta"]
-            joined[-1] = replace(draft, fields={**draft.fields, "delta": delta})
-        else:
-            joined.append(draft)
-    return joined
+def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -> None:
+    """Append a draft to `drafts`, or join it to the last one if both are deltas of the same text.
+
+    The first `num_fixed` drafts stay as they are.
+    """
+    if len(drafts) > num_fixed and _continues(drafts[-1], draft):
+        delta = drafts[-1].fields["delta"] + draft.fields["delta"]
+        drafts[-1] = replace(draft, fields={**draft.fields, "delta": delta})
+    else:
+        drafts.append(draft)
 
 
 def _continues(earlier: EventDraft, later: EventDraft) -> bool:
@@ -121,16 +121,17 @@ class EventFeed:
 
     def __init__(self, last_seq: int, max_events: int = _FEED_EVENTS) -> None:
         self._events: deque[SessionEvent] = deque(maxlen=max_events)
-        self._last_seq = last_seq
+        self.last_seq = last_seq
+        """The number of the newest event that is shown."""
         self._changed = asyncio.Event()
         self.is_closed = False
 
     def publish(self, events: Sequence[SessionEvent]) -> None:
         """Show stored events to the readers."""
         for event in events:
-            assert event.seq == self._last_seq + 1
+            assert event.seq == self.last_seq + 1
             self._events.append(event)
-            self._last_seq = event.seq
+            self.last_seq = event.seq
         self._wake()
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ class EventFeed:
 
     def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
         """The events behind `seq`; None if the feed no longer has them all, or never had."""
-        first = self._events[0].seq if self._events else self._last_seq + 1
+        first = self._events[0].seq if self._events else self.last_seq + 1
         if seq + 1 < first:
             return None
         return tuple(islice(self._events, max(0, seq + 1 - first), None))

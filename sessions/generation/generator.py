@@ -1,18 +1,22 @@
-"""Where an engine's tokens become text and tool calls, for chat completions and for session turns alike.
+"""One metered generation: the way of every answer from the engine, for chat completions, messages and session turns.
 
-Owns the engine's stream for as long as somebody listens: closing `stream` early cancels the request, and so does a
-stop string. Never stores anything and never renders a prompt.
+    EngineClient.generate ──► times, counts ──► OutputParser ──► text and tool calls
+
+Owns the engine's stream while somebody reads it. Closing the stream early cancels the request; a stop string does too.
+Never stores anything and never renders a prompt.
+Invariant: what the engine made is counted when it arrives, whether or not the reader takes it.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.events import (
     CacheReport,
-    EngineEvent,
+    DraftReport,
     FinishReason,
     PromptAdmitted,
     RequestFinished,
@@ -21,8 +25,10 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits, ServiceTier, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.telemetry import Telemetry
 from graftwork.sessions.generation.constraints import AnswerGrammar
 from graftwork.sessions.generation.events import (
     AnswerEvent,
@@ -34,13 +40,15 @@ from graftwork.sessions.generation.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from graftwork.sessions.generation.logprobs import ScoreKeeper
-from graftwork.sessions.generation.output_parser import AnswerReader, AnswerRules
+from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
+from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
+from graftwork.sessions.generation.usage import Usage
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from graftwork.sessions.tools.formats import HERMES, ToolCallForm
 
 __all__ = [
     "AnswerEvent",
+    "Generation",
     "GenerationEvent",
     "GenerationFinished",
     "GenerationRequest",
@@ -56,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue, and how to read what comes."""
+    """One prompt to continue, and how to read the output."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
@@ -64,143 +72,142 @@ class GenerationRequest:
     resolved: ResolvedModel
     isolation: IsolationDomain
     stop: tuple[str, ...] = ()
+    """Strings that end the text."""
     share: str = ""
     weight: float = 1.0
     tier: ServiceTier = ServiceTier.DEFAULT
     parse_tool_calls: bool = False
-    """False: everything is text."""
+    """False: all output is text."""
     parallel_tool_calls: bool = True
     """False: the generation ends with its first call."""
     session: SessionUse | None = None
     """The session that the prompt continues."""
     kv_limits: KvLimits = NO_KV_LIMITS
     prediction_token_ids: tuple[int, ...] = ()
-    """What the answer is expected to be; it changes nothing but the pace."""
+    """The expected answer. It changes the speed, never the output."""
     grammar: AnswerGrammar | None = None
-    """What the answer is held to."""
+    """The grammar that the answer must match."""
 
 
+@dataclass(frozen=True, slots=True)
 class Generator:
-    """Generates on one engine."""
+    """Starts generations on one engine."""
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        tokenizer: TextTokenizer,
-        description: EngineDescription,
-        *,
-        tool_call_form: ToolCallForm = HERMES,
-    ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._description = description
-        self._tool_call_form = tool_call_form
+    engine: EngineClient
+    tokenizer: TextTokenizer
+    description: EngineDescription
+    telemetry: Telemetry
+    clock: Clock
+    tool_call_form: ToolCallForm = HERMES
+    """How the model writes tool calls."""
+    public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
 
-    async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of one generation; see `generation_events` for their order.
+    def start(self, request: GenerationRequest) -> "Generation":
+        """A generation that sends its request when `events` is first read."""
+        return Generation(self, request)
+
+
+class Generation:
+    """One request to the engine, and what it has used so far."""
+
+    def __init__(self, generator: Generator, request: GenerationRequest) -> None:
+        self.request = request
+        self.cache: CacheReport | None = None
+        """None until the prompt has left the engine's queue."""
+        self.completion_tokens = 0
+        self.drafts = DraftReport()
+        """Reported when the engine finishes; stays empty for a generation that was cut off."""
+        self.prompt_computed = asyncio.Event()
+        """Set by the first token, and when the generation ends without one."""
+        self._generator = generator
+        self._started_at = 0.0
+        self._last_tokens_at = 0.0
+
+    @property
+    def usage(self) -> Usage | None:
+        """None until the prompt has left the engine's queue."""
+        return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """The events in the order that `events.py` describes. To be read once.
 
         Raises InvalidRequest, and whatever the engine raises.
         """
-        answer = _Answer(AnswerReader(self._tokenizer, self._rules(request)), self._score_keeper(request))
-        reader = answer.reader
-        cache = CacheReport()
-        reason: FinishReason | None = None
-        async with aclosing(self._engine_events(request)) as engine_events:
-            async for engine_event in engine_events:
-                match engine_event:
-                    case PromptAdmitted():
-                        cache = engine_event.cache
-                        yield engine_event
-                    case TokensGenerated():
-                        for event in answer.read(engine_event):
-                            yield event
-                    case RequestFinished():
-                        reason = engine_event.reason
-                if reader.is_over:
-                    break
-        if reason is None and not reader.is_over:
-            raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
-        for event in answer.rest():
-            yield event
-        yield answer.finished(reason, cache)
-
-    async def _engine_events(self, request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
-        """The engine's own; what it says against the request's grammar is told in the client's terms."""
         try:
-            async with aclosing(self._engine.generate(_engine_request(request))) as events:
-                async for event in events:
-                    yield event
+            parser = OutputParser(self._generator.tokenizer, self._rules())
+            reason: FinishReason | None = None
+            self._started_at = self._generator.clock.monotonic()
+            async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
+                async for event in engine_events:
+                    if isinstance(event, TokensGenerated):
+                        self._count_tokens(len(event.token_ids))
+                        for output in parser.push(event.token_ids, event.logprobs):
+                            yield output
+                        if parser.is_over:
+                            break
+                    elif isinstance(event, PromptAdmitted):
+                        self._count_prompt(event)
+                        yield event
+                    else:
+                        self._count_end(event)
+                        reason = event.reason
         except InvalidRequest as error:
-            raise error if request.grammar is None else request.grammar.blamed(error) from error
+            raise error if self.request.grammar is None else self.request.grammar.blamed(error) from error
+        finally:
+            self.prompt_computed.set()
+        if reason is None and not parser.is_over:
+            raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
+        for output in parser.finish():
+            yield output
+        self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are nobody's usage
+        yield parser.finished(reason, self.cache or CacheReport())
 
-    def _score_keeper(self, request: GenerationRequest) -> ScoreKeeper | None:
-        return None if request.sampling.logprobs is None else ScoreKeeper(self._tokenizer)
+    def _count_prompt(self, event: PromptAdmitted) -> None:
+        self.cache = event.cache
+        self._generator.telemetry.queue.observe(self._generator.clock.monotonic() - self._started_at)
 
-    def _rules(self, request: GenerationRequest) -> AnswerRules:
-        own_stops = () if request.sampling.ignore_eos else self._description.eos_token_ids
-        return AnswerRules(
+    def _count_tokens(self, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = self._generator.clock.monotonic()
+        if self.completion_tokens:
+            self._generator.telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
+        else:
+            self._generator.telemetry.time_to_first_token.observe(now - self._started_at)
+            self.prompt_computed.set()
+        self._last_tokens_at = now
+        self.completion_tokens += num_tokens
+
+    def _count_end(self, event: RequestFinished) -> None:
+        self.drafts = event.drafts
+        self._generator.telemetry.e2e.observe(self._generator.clock.monotonic() - self._started_at)
+
+    def _rules(self) -> OutputRules:
+        request, generator = self.request, self._generator
+        own_stops = () if request.sampling.ignore_eos else generator.description.eos_token_ids
+        return OutputRules(
             stop=request.stop,
             stop_token_ids=frozenset((*request.sampling.stop_token_ids, *own_stops)),
             min_tokens=request.sampling.min_tokens,
-            tool_calls=self._tool_call_form if request.parse_tool_calls else None,
+            tool_calls=generator.tool_call_form if request.parse_tool_calls else None,
             parallel_tool_calls=request.parallel_tool_calls,
+            with_logprobs=request.sampling.logprobs is not None,
         )
 
-
-class _Answer:
-    """One answer as it is read, and the scores of its tokens where they are wanted."""
-
-    def __init__(self, reader: AnswerReader, keeper: ScoreKeeper | None) -> None:
-        self.reader = reader
-        self._keeper = keeper
-
-    def read(self, step: TokensGenerated) -> Iterator[AnswerEvent]:
-        """What the tokens of one step bring; those behind the answer's end were never part of it."""
-        for place, token_id in enumerate(step.token_ids):
-            if self.reader.is_over:
-                return
-            if self._keeper is not None and self.reader.is_spoken(token_id):
-                self._keeper.add(token_id, step.logprobs[place], self.reader.next_offset)
-            yield from self._scored(self.reader.push(token_id))
-
-    def rest(self) -> Iterator[AnswerEvent]:
-        """What was held back, when no token follows."""
-        yield from self._scored(self.reader.finish())
-
-    def finished(self, reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
-        if self._keeper is not None and self.reader.stop_string is not None:
-            self._keeper.cut()
-        return GenerationFinished(
-            reason=self.reader.reason(reason),
-            token_ids=tuple(self.reader.token_ids),
-            text=self.reader.text,
-            tool_calls=tuple(self.reader.tool_calls),
-            cache=cache,
-            scores=None if self._keeper is None else tuple(self._keeper.scores),
-            num_scores_told=0 if self._keeper is None else self._keeper.num_told,
-            stop_string=self.reader.stop_string,
+    def _engine_request(self) -> EngineRequest:
+        request = self.request
+        return EngineRequest(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            isolation=request.isolation,
+            adapters=request.resolved.adapters,
+            tier=request.tier,
+            share=request.share,
+            weight=request.weight,
+            session=request.session,
+            kv_limits=request.kv_limits,
+            prediction_token_ids=request.prediction_token_ids,
+            grammar=None if request.grammar is None else request.grammar.source,
+            public_tokens=self._generator.public_prefixes.tokens_of(request.prompt_token_ids),
         )
-
-    def _scored(self, events: Iterable[AnswerEvent]) -> Iterator[AnswerEvent]:
-        for event in events:
-            if self._keeper is not None and isinstance(event, TextDelta):
-                yield replace(event, scores=self._keeper.told_with(event.text))
-            else:
-                yield event
-
-
-def _engine_request(request: GenerationRequest) -> EngineRequest:
-    return EngineRequest(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        sampling=request.sampling,
-        isolation=request.isolation,
-        adapters=request.resolved.adapters,
-        tier=request.tier,
-        share=request.share,
-        weight=request.weight,
-        session=request.session,
-        kv_limits=request.kv_limits,
-        prediction_token_ids=request.prediction_token_ids,
-        grammar=None if request.grammar is None else request.grammar.source,
-    )

@@ -1,6 +1,6 @@
 """The scores of an answer's tokens, with what each token spells, told with the text in which it begins.
 
-    tokens and their logprobs -> ScoreKeeper -> with each piece of text, the scores of the tokens that begin in it
+    tokens and their logprobs -> LogprobCollector -> with each piece of text, the scores of the tokens that begin in it
 
 Owns the scores of tokens whose text is still held back.
 Keeps: told piece by piece or all at once, an answer has the same scores. The token that ends an answer has none, and
@@ -32,7 +32,7 @@ class TokenScore:
     """Where its text begins, in characters of the answer."""
 
 
-class ScoreKeeper:
+class LogprobCollector:
     """The scores of one answer."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
@@ -61,5 +61,4 @@ class ScoreKeeper:
         del self.scores[self.num_told :]
 
     def _scored(self, token_id: int, logprob: float) -> ScoredToken:
-        spelling = self._tokenizer.token_text(token_id)
-        return ScoredToken(token_id, logprob, b"" if spelling is None else self._tokenizer.bytes.of(spelling))
+        return ScoredToken(token_id, logprob, self._tokenizer.token_bytes(token_id))

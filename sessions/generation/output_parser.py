@@ -1,26 +1,28 @@
-"""One answer, token by token: text, stop strings and tool calls.
+"""Reads one answer token by token: text, stop strings and tool calls.
 
-    token -> Detokenizer -> ToolCallParser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
-                                           -> calls ------------------------------------------------------> ToolCall…
+    token -> Detokenizer -> tool call parser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
+                                             -> calls ------------------------------------------------------> ToolCall…
 
-Owns everything that is held back between tokens, and says when the answer is over before the engine does.
-Keeps: stop strings are looked for in plain text only, and no two calls share one.
-White space in front of a call is swallowed: templates write their own there.
+Owns all text that is held back between tokens, and knows before the engine when the answer is over.
+Invariant: stop strings are searched in plain text only, never inside or across calls.
+White space before a call is dropped, because chat templates write their own there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from graftwork.engine.core.events import FinishReason
+from graftwork.engine.core.events import CacheReport, FinishReason, TokenLogprobs
 from graftwork.platform.ids import CallId, new_id
 from graftwork.sessions.generation.events import (
     AnswerEvent,
+    GenerationFinished,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
+from graftwork.sessions.generation.logprobs import LogprobCollector
 from graftwork.sessions.text.detokenizer import Detokenizer
 from graftwork.sessions.text.stop_strings import StopStrings
 from graftwork.sessions.text.tokenizer import TextTokenizer
@@ -31,83 +33,110 @@ from graftwork.sessions.tools.python_parser import PythonicCallParser
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRules:
-    """How one answer is read."""
+class OutputRules:
+    """How to read one answer."""
 
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the answer and are no part of its text."""
     min_tokens: int = 0
-    """Stop strings are not looked for in what these tokens say."""
+    """Stop strings are ignored in the text of the first `min_tokens` tokens."""
     tool_calls: ToolCallForm | None = None
-    """None: everything is text."""
+    """None: all output is text."""
     parallel_tool_calls: bool = True
-    """False: the answer is over with its first call."""
+    """False: the answer ends with its first call."""
+    with_logprobs: bool = False
+    """Text deltas and the final event carry log-probabilities."""
 
 
-class AnswerReader:
-    """Reads one answer."""
+class OutputParser:
+    """Reads one answer. Every method changes the parser's state."""
 
-    def __init__(self, tokenizer: TextTokenizer, rules: AnswerRules) -> None:
+    def __init__(self, tokenizer: TextTokenizer, rules: OutputRules) -> None:
         """Raises InvalidRequest for an empty stop string."""
         self.token_ids: list[int] = []
-        self.tool_calls: list[ToolCallFinished] = []
+        """All tokens of the answer, with stop tokens."""
         self.is_over = False
-        """A stop string was found, or the only call that is wanted has come."""
-        self.stop_string: str | None = None
-        """The one that was found."""
+        """A stop string was found, or the only call that is allowed has ended."""
+        self._stop_string: str | None = None
+        self._tool_calls: list[ToolCallFinished] = []
         self._num_characters = 0
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
         self._parser = None if rules.tool_calls is None else _parser(rules.tool_calls)
         self._stops = StopStrings(rules.stop)
+        self._logprobs = LogprobCollector(tokenizer) if rules.with_logprobs else None
+        self._is_plain = self._parser is None and not rules.stop and self._logprobs is None
         self._space = ""
         self._call_id = CallId("")
         self._texts: list[str] = []
 
-    @property
-    def text(self) -> str:
-        """All text so far."""
-        return "".join(self._texts)
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[AnswerEvent]:
+        """The events that the tokens of one step bring. Tokens after the answer's end are dropped.
 
-    @property
-    def next_offset(self) -> int:
-        """Where the next token's text begins in the answer's; 0 where calls are read, which are no text."""
-        return 0 if self._parser is not None else self._num_characters
-
-    def is_spoken(self, token_id: int) -> bool:
-        """Whether a token is part of the answer, and not what ends it."""
-        return token_id not in self._rules.stop_token_ids
-
-    def push(self, token_id: int) -> list[AnswerEvent]:
-        """What one more token brings; not to be called when the answer is over."""
-        self.token_ids.append(token_id)
-        if not self.is_spoken(token_id):
-            return []
-        text = self._detokenizer.push((token_id,))
-        self._num_characters += len(text)
-        return self._heard(self._read(text))
+        `logprobs` has one entry for each token, if the rules ask for log-probabilities.
+        """
+        events: list[AnswerEvent] = []
+        for place, token_id in enumerate(token_ids):
+            if self.is_over:
+                break
+            self.token_ids.append(token_id)
+            if token_id in self._rules.stop_token_ids:
+                continue
+            if self._logprobs is not None:
+                self._logprobs.add(token_id, logprobs[place], self._next_offset())
+            text = self._detokenizer.push(token_id)
+            self._num_characters += len(text)
+            if not self._is_plain:
+                events += self._told(self._read(text))
+            elif text:
+                self._texts.append(text)
+                events.append(TextDelta(text))
+        return events
 
     def finish(self) -> list[AnswerEvent]:
-        """What was held back, when no token follows."""
-        return self._heard(self._rest())
+        """The events of the text that was held back, when no token follows."""
+        return self._told(self._rest())
 
-    def reason(self, engine_reason: FinishReason | None) -> StopReason:
-        """Why the answer ended; `engine_reason` is None where the engine was stopped from here.
+    def finished(self, engine_reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
+        """The last event. `engine_reason` is None if the engine was stopped before it finished."""
+        logprobs = self._logprobs
+        if logprobs is not None and self._stop_string is not None:
+            logprobs.cut()
+        return GenerationFinished(
+            reason=self._reason(engine_reason),
+            token_ids=tuple(self.token_ids),
+            text="".join(self._texts),
+            tool_calls=tuple(self._tool_calls),
+            cache=cache,
+            scores=None if logprobs is None else tuple(logprobs.scores),
+            num_scores_told=0 if logprobs is None else logprobs.num_told,
+            stop_string=self._stop_string,
+        )
 
-        A call that the length limit cut short is reported as the limit.
-        """
+    def _reason(self, engine_reason: FinishReason | None) -> StopReason:
+        """Why the answer ended. A call that the length limit cut off counts as the limit."""
         reached_limit = engine_reason is FinishReason.LENGTH
-        if reached_limit and not all(call.complete for call in self.tool_calls):
+        if reached_limit and not all(call.complete for call in self._tool_calls):
             return "length"
-        if self.tool_calls:
+        if self._tool_calls:
             return "tool_calls"
         return "length" if reached_limit and not self.is_over else "stop"
 
-    def _heard(self, events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-        heard = list(events)
-        self._texts += [event.text for event in heard if isinstance(event, TextDelta)]
-        return heard
+    def _next_offset(self) -> int:
+        """Where the next token's text begins, in characters; always 0 if tool calls are parsed."""
+        return 0 if self._parser is not None else self._num_characters
+
+    def _told(self, events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+        """Notes the text of the events, and adds log-probabilities to it."""
+        told: list[AnswerEvent] = []
+        for event in events:
+            if isinstance(event, TextDelta):
+                self._texts.append(event.text)
+                if self._logprobs is not None:
+                    event = TextDelta(event.text, self._logprobs.told_with(event.text))
+            told.append(event)
+        return told
 
     def _rest(self) -> Iterator[AnswerEvent]:
         if not self.is_over:
@@ -136,7 +165,7 @@ class AnswerReader:
                     yield ToolCallArgumentsDelta(self._call_id, index, delta)
                 case CallFinished(index, name, arguments, complete):
                     call = ToolCallFinished(self._call_id, index, name, arguments, complete)
-                    self.tool_calls.append(call)
+                    self._tool_calls.append(call)
                     self.is_over = not self._rules.parallel_tool_calls
                     yield call
             if self.is_over:
@@ -148,7 +177,7 @@ class AnswerReader:
             yield from self._spoken(text)
             return
         outcome = self._stops.push(text)
-        self.stop_string = outcome.matched
+        self._stop_string = outcome.matched
         self.is_over = outcome.matched is not None
         yield from self._spoken(outcome.text)
 

@@ -4,18 +4,11 @@ Owns the comparison of token ids; never decides what is public. Only what is equ
 token, from the very start of a prompt, is shared: nothing that a tenant has written ever is.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.events import EngineEvent
-from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
-from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.ids import IsolationDomain
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
 
@@ -45,41 +38,7 @@ class PublicPrefixes:
         return max((_common(prefix, prompt) for prefix in self.prefixes), default=0)
 
 
-class PublicPrefixEngine:
-    """An engine client that says of each prompt how much of it is public. Owns the wrapped client."""
-
-    def __init__(self, engine: EngineClient, prefixes: PublicPrefixes) -> None:
-        self._engine = engine
-        self._prefixes = prefixes
-
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        public = replace(request, public_tokens=self._prefixes.tokens_of(request.prompt_token_ids))
-        async with aclosing(self._engine.generate(public)) as events:
-            async for event in events:
-                yield event
-
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return await self._engine.tend_session(
-            replace(tending, public_tokens=self._prefixes.tokens_of(tending.token_ids))
-        )
-
-    async def describe(self) -> EngineDescription:
-        return await self._engine.describe()
-
-    async def stats(self) -> EngineStats:
-        return await self._engine.stats()
-
-    async def probe_adapter(self, digest: str) -> None:
-        await self._engine.probe_adapter(digest)
-
-    async def forget_adapter(self, digest: str) -> None:
-        await self._engine.forget_adapter(digest)
-
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
-        await self._engine.forget_domain(isolation)
-
-    async def close(self) -> None:
-        await self._engine.close()
+NO_PUBLIC_PREFIXES = PublicPrefixes(())
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

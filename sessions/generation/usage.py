@@ -1,81 +1,151 @@
-"""What the engine really did for one request, counted where its events pass.
+"""What a request used, and who pays for it: the quota reservation, the usage row and the metrics.
 
-The usage of a turn that was cancelled is what the engine had emitted by then; the text above it may have seen less.
-So the count is taken here, under the generator, and never from what was delivered.
+Owns the order in which a request is reserved, recorded and settled.
+Never generates anything, and never prices what was used.
+Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
-from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.events import (
-    CacheReport,
-    DraftReport,
-    EngineEvent,
-    PromptAdmitted,
-    RequestFinished,
-    TokensGenerated,
-)
-from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
-from graftwork.engine.core.stats import EngineDescription, EngineStats
-from graftwork.platform.ids import IsolationDomain
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.engine.core.requests import KvLimits
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import LimitExceeded
+from graftwork.platform.ids import RequestId, SessionId, TenantId
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.views import usage_body
 
 
-class TallyingEngine:
-    """An engine client that counts what passes through it for one request."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request: device + host + disk = cached, cached + recomputed = prompt."""
 
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
-        self.cache: CacheReport | None = None
-        """None until the prompt has left the queue."""
-        self.completion_tokens = 0
-        self.drafts = DraftReport()
-        """What was guessed; the engine tells at a request's own end, so of one that was broken off nothing is known."""
-        self.prompt_computed = asyncio.Event()
-        """Set by the first token, and when there will be none."""
+    cache: CacheReport
+    completion_tokens: int
+    drafts: DraftReport
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.cache.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.cache.cached_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion; 0 until the prompt has left the queue."""
-        return 0 if self.cache is None else self.cache.prompt_tokens + self.completion_tokens
+        return self.cache.prompt_tokens + self.completion_tokens
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+    @property
+    def prompt_tokens_by_tier(self) -> dict[str, int]:
+        """Where the prompt's KV came from, under the names that the metrics use."""
+        return {
+            "device": self.cache.device_tokens,
+            "host": self.cache.host_tokens,
+            "disk": self.cache.disk_tokens,
+            "recomputed": self.cache.recomputed_tokens,
+        }
+
+    def as_body(self) -> dict[str, Any]:
+        """The `usage` object of every answer."""
+        return usage_body(self.cache, self.completion_tokens, self.drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a usage row says about a request besides its tokens."""
+
+    request_id: RequestId
+    principal: Principal
+    model: ResolvedModel
+    session_id: SessionId | None = None
+    """None for a request outside sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Opens an account for each request of a gateway."""
+
+    quota_of: Callable[[TenantId], Awaitable[Quota]]
+    quotas: QuotaKeeper
+    ledger: UsageMeter
+    telemetry: Telemetry
+    clock: Clock
+
+    async def open(self, charge: Charge, quota: Quota, estimated_tokens: int) -> "RequestAccount":
+        """Reserve the estimate with the tenant's quota. Raises LimitExceeded."""
+        tenant_id = charge.principal.tenant_id
         try:
-            async with aclosing(self._engine.generate(request)) as events:
-                async for event in events:
-                    self._count(event)
-                    yield event
+            reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens)
+        except LimitExceeded:
+            self.telemetry.count_request(tenant_id, "refused")
+            raise
+        return RequestAccount(self, charge, reservation)
+
+
+class RequestAccount:
+    """The account of one request, closed once.
+
+    `usage` is None in all methods if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
+    """
+
+    def __init__(self, accounting: Accounting, charge: Charge, reservation: Reservation) -> None:
+        self.reservation = reservation
+        self._accounting = accounting
+        self._charge = charge
+
+    async def record(self, usage: Usage | None, outcome: str) -> None:
+        """Write the usage row and count it in the metrics. A second call changes nothing.
+
+        Raises CapacityAbsent if the database does not answer.
+        """
+        if usage is None:
+            return
+        accounting, charge = self._accounting, self._charge
+        principal = charge.principal
+        is_new = await accounting.ledger.record(
+            UsageEvent(
+                request_id=charge.request_id,
+                tenant_id=principal.tenant_id,
+                key_id=principal.key_id,
+                model=charge.model.requested,
+                adapter=charge.model.adapter_label,
+                session_id=charge.session_id,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                at=accounting.clock.now(),
+                outcome=outcome,
+            )
+        )
+        if is_new:
+            telemetry = accounting.telemetry
+            telemetry.count_tokens(principal.tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
+            telemetry.count_request(principal.tenant_id, outcome)
+
+    async def close(self, usage: Usage | None, outcome: str) -> None:
+        """Record, then settle, even if recording fails."""
+        try:
+            await self.record(usage, outcome)
         finally:
-            self.prompt_computed.set()
+            await self.settle(usage, outcome)
 
-    def _count(self, event: EngineEvent) -> None:
-        if isinstance(event, PromptAdmitted):
-            self.cache = event.cache
-        elif isinstance(event, TokensGenerated):
-            self.completion_tokens += len(event.token_ids)
-            self.prompt_computed.set()
-        elif isinstance(event, RequestFinished):
-            self.drafts = event.drafts
+    async def settle(self, usage: Usage | None, outcome: str) -> None:
+        """Charge the quota with what was used, or refund the reservation if nothing was."""
+        if usage is not None:
+            await self.reservation.settle(usage.total_tokens)
+            return
+        self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
+        await self.reservation.refund()
 
-    async def describe(self) -> EngineDescription:
-        return await self._engine.describe()
 
-    async def stats(self) -> EngineStats:
-        return await self._engine.stats()
-
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return await self._engine.tend_session(tending)
-
-    async def probe_adapter(self, digest: str) -> None:
-        await self._engine.probe_adapter(digest)
-
-    async def forget_adapter(self, digest: str) -> None:
-        await self._engine.forget_adapter(digest)
-
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
-        await self._engine.forget_domain(isolation)
-
-    async def close(self) -> None:
-        """The engine is shared; its owner closes it."""
+def kv_limits(quota: Quota) -> KvLimits:
+    """The limits of a quota that the engine enforces."""
+    return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

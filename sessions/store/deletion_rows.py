@@ -1,7 +1,8 @@
-"""Taking the rows of a session away, with everything that only it stands on.
+"""Deletes the rows of sessions.
 
-Owns the statements; never a rule, never a transaction. The one place where a history's rows are deleted.
-Every statement is scoped by tenant, but for the search for what nobody stands on any more.
+Owns the statements, never a rule or a transaction. No other module deletes rows of a history.
+A row that a fork or a response still needs is kept. Every statement is scoped by tenant, except the two searches for
+sessions to delete.
 """
 
 from dataclasses import asdict
@@ -27,13 +28,13 @@ from graftwork.sessions.store.tables import (
 
 
 async def is_used(database: ReadSession, scope: TenantScope, session_id: SessionId) -> bool:
-    """Whether a response is one of its turns, or another session was forked from its checkpoints."""
+    """Whether a response refers to the session, or another session was forked from it."""
     statement = select(SessionRow.id).where(SessionRow.id == session_id, SessionRow.tenant_id == scope, _is_used())
     return await database.scalar(statement) is not None
 
 
 async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
-    """Chains of responses without a response, at rest and untouched since `before`."""
+    """Find response chains that no response refers to, not running and unchanged since `before`."""
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         SessionRow.kind == SessionKind.RESPONSES.value,
         SessionRow.status != SessionStatus.RUNNING.value,
@@ -44,8 +45,10 @@ async def find_unused(database: ReadSession, before: float) -> list[tuple[Tenant
     return [(TenantId(tenant_id), SessionId(session_id)) for tenant_id, session_id in rows]
 
 
-async def find_maker(database: ReadSession, scope: TenantScope, checkpoint_id: CheckpointId) -> SessionId | None:
-    """The session that made a checkpoint."""
+async def find_session_of_checkpoint(
+    database: ReadSession, scope: TenantScope, checkpoint_id: CheckpointId
+) -> SessionId | None:
+    """Find the session whose turn made a checkpoint."""
     statement = select(CheckpointRow.session_id).where(
         CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope
     )
@@ -54,7 +57,7 @@ async def find_maker(database: ReadSession, scope: TenantScope, checkpoint_id: C
 
 
 async def delete_unused_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Delete a session that is not used, and every row of its own."""
+    """Delete a session that is not used, with all its rows."""
     own = select(CheckpointRow.id).where(CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope)
     await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(own), ItemRow.tenant_id == scope))
     for table in (EventRow, ToolCallRow, CheckpointRow, TurnRow):
@@ -63,7 +66,7 @@ async def delete_unused_session(database: WriteSession, scope: TenantScope, sess
 
 
 def _is_used() -> ColumnElement[bool]:
-    """Of a row of sessions. Whoever stands on a session's checkpoints was forked from one of them."""
+    """Whether a row of `sessions` is used. A session that shares its checkpoints was forked from one of them."""
     fork = aliased(SessionRow)
     response = exists().where(ResponseRow.session_id == SessionRow.id)
     own = select(CheckpointRow.id).where(CheckpointRow.session_id == SessionRow.id).correlate(SessionRow)
@@ -74,12 +77,12 @@ def _is_used() -> ColumnElement[bool]:
 async def find_expired(
     database: ReadSession, now: float, retention_s: float, before: SessionId | None, limit: int
 ) -> list[tuple[TenantId, SessionId]]:
-    """Sessions that `AgentSession.is_over` says are over, and those of which more can go; the youngest ids first.
+    """Find sessions that are over, and expired ones of which more rows can be deleted; newest ids first.
 
-    `before` continues a search: forks are younger than what they were forked from, so they are found first.
+    `before` continues a search. A fork is newer than its origin, so it is found first.
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
-        or_(is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _can_lose_more()))
+        or_(is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _has_more_to_delete()))
     )
     if before is not None:
         statement = statement.where(SessionRow.id < before)
@@ -88,9 +91,9 @@ async def find_expired(
 
 
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Take a session that this transaction has locked out of everybody's sight, and empty its row and its ledger.
+    """Mark a session as expired, so that nobody can read it, and empty its row. The transaction has locked it.
 
-    What was answered in it as responses goes too: nobody can read those any more.
+    Deletes its ledger and its responses.
     """
     await database.execute(
         update(SessionRow)
@@ -111,7 +114,7 @@ async def mark_expired(database: WriteSession, scope: TenantScope, session_id: S
 
 
 async def delete_events(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
-    """Delete the oldest of a session's events, at most `limit` numbers of them; how many went."""
+    """Delete the oldest events of a session, at most `limit`, and return how many."""
     mine = and_(EventRow.session_id == session_id, EventRow.tenant_id == scope)
     oldest = await database.scalar(select(func.min(EventRow.seq)).where(mine))
     if oldest is None:
@@ -121,7 +124,7 @@ async def delete_events(database: WriteSession, scope: TenantScope, session_id: 
 
 
 async def delete_checkpoints(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
-    """Delete checkpoints that no other session stands on, with their items, the deepest first; how many went."""
+    """Delete checkpoints that no other session needs, with their items, deepest first, and return how many."""
     kept = _kept_checkpoints(scope, session_id)
     statement = (
         select(CheckpointRow.id)
@@ -143,7 +146,7 @@ async def delete_checkpoints(database: WriteSession, scope: TenantScope, session
 
 
 async def delete_turns(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Delete the turns whose checkpoint has gone, or that never had one."""
+    """Delete the turns that have no checkpoint, or whose checkpoint is deleted."""
     made_checkpoints = select(CheckpointRow.turn_id).where(
         CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope
     )
@@ -155,7 +158,7 @@ async def delete_turns(database: WriteSession, scope: TenantScope, session_id: S
 
 
 async def delete_expired_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> bool:
-    """Delete an expired session's row, unless checkpoints of it are kept; whether it went."""
+    """Delete an expired session's row unless it still has checkpoints, and return whether it is deleted."""
     result = await database.execute(
         delete(SessionRow).where(
             SessionRow.id == session_id,
@@ -168,7 +171,7 @@ async def delete_expired_session(database: WriteSession, scope: TenantScope, ses
 
 
 def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
-    """`AgentSession.is_over` in SQL, but for what is marked as expired; null for what has no end. Indexed."""
+    """`AgentSession.is_over` in SQL, without the sessions marked as expired. Null for a session without an end."""
     closed_without_its_own = and_(
         SessionRow.status == SessionStatus.CLOSED.value,
         SessionRow.retention_s.is_(None),
@@ -177,8 +180,8 @@ def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
     return or_(SessionRow.ends_at <= now, closed_without_its_own)
 
 
-def _can_lose_more() -> ColumnElement[bool]:
-    """Of an expired session: events are left, or no checkpoint is, or one at the end of a branch is nobody's ground."""
+def _has_more_to_delete() -> ColumnElement[bool]:
+    """Whether an expired session has events, or no checkpoints, or a last checkpoint that no fork needs."""
     its_checkpoints = exists().where(CheckpointRow.session_id == SessionRow.id)
     child = aliased(CheckpointRow)
     loose = exists().where(
@@ -190,13 +193,13 @@ def _can_lose_more() -> ColumnElement[bool]:
 
 
 def _is_fork_point(tenant: Any) -> ColumnElement[bool]:
-    """Whether a session was forked at a checkpoint. Expired sessions have given up where they came from."""
+    """Whether a session was forked at a checkpoint. An expired session has no origin any more."""
     fork = aliased(SessionRow)
     return exists().where(fork.tenant_id == tenant, fork.origin_id == CheckpointRow.id)
 
 
 def _kept_checkpoints(scope: TenantScope, session_id: SessionId) -> CTE:
-    """The ids of a session's checkpoints that others stand on: walked back from where others begin."""
+    """The ids of a session's checkpoints that other sessions share, walked back from their fork points."""
     child = aliased(CheckpointRow)
     is_continued = exists().where(child.parent_id == CheckpointRow.id, child.session_id != session_id)
     kept = (

@@ -1,14 +1,14 @@
 """The rows of sessions and of their ledgers of tool calls.
 
-Owns the statements; never a rule, never a transaction.
-Every statement is scoped by tenant, but for the search for what a crash left behind.
+Owns the statements, never a rule or a transaction.
+Every statement is scoped by tenant, except the count by status and the search for interrupted turns.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import delete, false, func, insert, not_, or_, select, update
+from sqlalchemy import BigInteger, case, delete, false, func, insert, literal, not_, or_, select, tuple_, update
 
 from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
 from graftwork.platform.database import ReadSession, WriteSession
@@ -23,7 +23,7 @@ from graftwork.sessions.store.tables import SessionRow, ToolCallRow
 
 
 async def insert_session(database: WriteSession, session: AgentSession) -> None:
-    """Store a session that is new, its ledger apart."""
+    """Store a new session, without its ledger."""
     await database.execute(
         insert(SessionRow).values(
             id=session.session_id,
@@ -38,7 +38,7 @@ async def insert_session(database: WriteSession, session: AgentSession) -> None:
 
 
 async def update_session(database: WriteSession, session: AgentSession) -> None:
-    """Store what may change of a session that this transaction has locked, its ledger apart."""
+    """Store a changed session, without its ledger. The transaction has locked it."""
     await database.execute(
         update(SessionRow)
         .where(SessionRow.id == session.session_id, SessionRow.tenant_id == session.tenant_id)
@@ -49,7 +49,7 @@ async def update_session(database: WriteSession, session: AgentSession) -> None:
 async def find_session(
     database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
 ) -> AgentSession | None:
-    """A session with the ledger of its head; `lock` keeps other writers away until the transaction ends."""
+    """Find a session with the ledger of its head. `lock` keeps other writers out until the transaction ends."""
     statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
     row = await database.scalar(statement.with_for_update() if lock else statement)
     if row is None:
@@ -61,9 +61,9 @@ async def find_session(
 async def list_sessions(
     database: ReadSession, scope: TenantScope, page: PageRequest, now: float, retention_s: float
 ) -> Page[AgentSession]:
-    """One page of what a tenant knows as sessions, by the time they were made, each with its ledger.
+    """Read one page of a tenant's sessions by creation time, each with its ledger.
 
-    Without those that `AgentSession.is_over` says are over.
+    Leaves out sessions of other kinds, and those that are over.
     """
     ascending = page.order is Order.ASCENDING
     statement = select(SessionRow).where(
@@ -81,13 +81,13 @@ async def list_sessions(
     return cut([_session_from_row(row, ledgers.get((row.id, row.head_id), ())) for row in rows], page)
 
 
-async def hold_tenant(database: WriteSession, scope: TenantScope) -> None:
-    """Let this tenant's new sessions be counted one at a time, so that its limit is exact."""
+async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
+    """Lock the tenant, so that two requests cannot both take its last free session."""
     await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
 
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
-    """How many of what a tenant knows as sessions are neither closed nor over."""
+    """Count a tenant's sessions that are neither closed nor over."""
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,
@@ -98,8 +98,18 @@ async def count_open_sessions(database: ReadSession, scope: TenantScope, now: fl
     return await database.scalar(statement) or 0
 
 
+async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
+    """Count the sessions of all tenants by status, without conversations and response chains. Reads an index alone."""
+    statement = (
+        select(SessionRow.status, func.count())
+        .where(SessionRow.kind == SessionKind.SESSION.value, SessionRow.status != SessionStatus.EXPIRED.value)
+        .group_by(SessionRow.status)
+    )
+    return {SessionStatus(status): count for status, count in (await database.execute(statement)).all()}
+
+
 async def find_interrupted(database: ReadSession, owner: str, now: float) -> list[tuple[TenantId, SessionId, TurnId]]:
-    """Running turns whose lease has run out, or is `owner`'s: it knows itself whether it runs them still."""
+    """Find running turns whose lease has expired or belongs to `owner`, of all tenants."""
     statement = select(SessionRow.tenant_id, SessionRow.id, SessionRow.running_turn_id).where(
         SessionRow.status == SessionStatus.RUNNING.value,
         or_(SessionRow.lease_expires_at <= now, SessionRow.lease_owner == owner),
@@ -108,32 +118,33 @@ async def find_interrupted(database: ReadSession, owner: str, now: float) -> lis
     return [(TenantId(tenant), SessionId(session), TurnId(turn)) for tenant, session, turn in rows if turn is not None]
 
 
-async def extend_lease(
-    database: WriteSession, lease: SessionLease, expires_at: float, num_events: int = 0
-) -> tuple[int, bool] | None:
-    """Prolong the lease and number new events: (the last number, whether a cancel is asked for).
+async def extend_leases(
+    database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
+) -> dict[SessionId, bool]:
+    """Renew leases, and return for each session whether a cancel is requested. Locks the rows.
 
-    None if the lease is no longer the session's. Locks the row.
+    Leaves out sessions whose lease is lost. `last_seqs`, if given, holds each session's new last event number.
     """
+    held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
+    values: dict[str, Any] = {"lease_expires_at": expires_at}
+    if last_seqs:
+        numbers = {lease.session_id: literal(seq, BigInteger) for lease, seq in zip(leases, last_seqs, strict=True)}
+        values["last_seq"] = case(numbers, value=SessionRow.id)
     statement = (
         update(SessionRow)
-        .where(
-            SessionRow.id == lease.session_id,
-            SessionRow.tenant_id == lease.scope,
-            SessionRow.epoch == lease.epoch,
-            SessionRow.running_turn_id == lease.turn_id,
-        )
-        .values(lease_expires_at=expires_at, last_seq=SessionRow.last_seq + num_events)
-        .returning(SessionRow.last_seq, SessionRow.cancel_requested)
+        .where(held.in_([(lease.session_id, lease.scope, lease.epoch, lease.turn_id) for lease in leases]))
+        .values(**values)
+        .returning(SessionRow.id, SessionRow.cancel_requested)
+        .execution_options(synchronize_session=False)
     )
-    row = (await database.execute(statement)).one_or_none()
-    return None if row is None else (row.last_seq, row.cancel_requested)
+    rows = (await database.execute(statement)).all()
+    return {SessionId(session_id): cancel_requested for session_id, cancel_requested in rows}
 
 
 async def insert_ledger(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall]
 ) -> None:
-    """Open a session's ledger for a checkpoint: each call unanswered, whatever was answered there before."""
+    """Open a session's ledger at a checkpoint with every call unanswered. Replaces an earlier one."""
     if not calls:
         return
     await database.execute(
@@ -150,7 +161,7 @@ async def insert_ledger(
 async def find_ledger(
     database: ReadSession, scope: TenantScope, session_id: str, checkpoint_id: str
 ) -> tuple[LedgerCall, ...]:
-    """The calls at the end of a checkpoint, as one session has answered them."""
+    """Find the calls at the end of a checkpoint, with the outputs that this session has."""
     ledgers = await _ledgers_by_session(database, scope, [session_id], [checkpoint_id])
     return tuple(ledgers.get((session_id, checkpoint_id), ()))
 
@@ -158,7 +169,7 @@ async def find_ledger(
 async def find_answered_calls(
     database: ReadSession, scope: TenantScope, session_id: SessionId, call_ids: Sequence[CallId]
 ) -> list[LedgerCall]:
-    """Calls of those ids at any checkpoint the session has stood at, the latest answered last."""
+    """Find calls by id at all checkpoints that were the session's head. The latest answered comes last."""
     statement = (
         select(ToolCallRow)
         .where(
@@ -174,14 +185,14 @@ async def find_answered_calls(
 async def save_output(
     database: WriteSession, scope: TenantScope, session_id: SessionId, call: LedgerCall, output: str, at: float
 ) -> None:
-    """Store the answer to one call."""
+    """Store the output of one call."""
     await database.execute(_update_call(scope, session_id, call).values(output=output, answered_at=at))
 
 
-async def mark_taken(
+async def note_turn_of_outputs(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall], turn_id: TurnId
 ) -> None:
-    """Note which turn took the answers."""
+    """Note the turn that uses the outputs of these calls."""
     for call in calls:
         await database.execute(_update_call(scope, session_id, call).values(turn_id=turn_id))
 

@@ -1,8 +1,8 @@
-"""Sessions at rest in the database: made, read, forked, rewound, answered, closed.
+"""Sessions in the database: create, read, fork, rewind, store tool outputs, close.
 
-Owns the transactions of everything that happens to a session but its running turn.
-Never starts a model; the rules are AgentSession's.
-Invariant: whatever moves the head, the model or the lease raises the epoch, so that a plan made before is found out.
+Owns every transaction on a session, except those of its running turn. The rules are AgentSession's.
+Never starts a turn.
+Invariant: a change of the head, the model or the lease raises the epoch, so that a turn planned before it is refused.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -27,45 +27,42 @@ from graftwork.sessions.core.session import (
     new_outputs,
 )
 from graftwork.sessions.core.transcript import Checkpoint
-from graftwork.sessions.store import deletion_rows as removal
-from graftwork.sessions.store import history_rows as history
-from graftwork.sessions.store import session_rows as repository
-from graftwork.sessions.store import turn_rows as turn_log
+from graftwork.sessions.store import deletion_rows, history_rows, session_rows, turn_rows
 from graftwork.sessions.store.turn_store import ledger_of
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedOutputs:
-    """A session after tool outputs came in."""
+    """A session after it took tool outputs."""
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
-    """What is stored for the calls that were named, in the order they were named."""
+    """The stored outputs of the calls in the request, in its order."""
     concerns_head: bool
-    """Whether one of them is a call that the head ends in."""
+    """Whether one of them is a call at the end of the head."""
     turn_id: TurnId | None
-    """The latest turn that took one of them."""
+    """The latest turn that used one of them."""
 
     @property
     def may_continue(self) -> bool:
-        """Whether every call that the head ends in is answered, and no turn runs that took the answers."""
+        """Whether every call of the head has an output, and no turn that uses them runs."""
         waits = self.session.status in (SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED)
         return waits and self.concerns_head and not self.session.awaited_call_ids
 
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """What a PATCH asks for; None leaves a thing as it is."""
+    """What a PATCH changes; None changes nothing."""
 
     model: ResolvedModel | None = None
     metadata: Mapping[str, str] | None = None
 
 
 class SessionStore:
-    """Sessions of all tenants; each verb is one transaction."""
+    """Sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
-        """`retention_s`: seconds that a closed session stays readable if it does not say otherwise."""
+        """`retention_s`: how long a closed session without a time to live of its own stays readable."""
         self._database = database
         self._clock = clock
         self._retention_s = retention_s
@@ -73,7 +70,7 @@ class SessionStore:
     async def create(
         self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Store a new session, which begins with these items; the first turn encodes them.
+        """Store a new session with `items` as its history. Its first turn encodes them.
 
         Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
         """
@@ -82,38 +79,43 @@ class SessionStore:
         async with self._database.write() as database:
             await self._insert(database, scope, [session], max_sessions)
             if first is not None:
-                await turn_log.insert_turn(database, scope, turn_without_events(first, items))
-                await history.insert_checkpoint(database, scope, first, items)
+                await turn_rows.insert_turn(database, scope, turn_without_events(first, items))
+                await history_rows.insert_checkpoint(database, scope, first, items)
         return session
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """A session as it is now. Raises NotFound."""
+        """Read a session. Raises NotFound."""
         async with self._database.read() as database:
-            return self._known(await repository.find_session(database, scope, session_id), session_id)
+            return self._checked(await session_rows.find_session(database, scope, session_id), session_id)
 
     async def list_sessions(self, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
-        """One page of a tenant's sessions, closed ones included until their time is up."""
+        """Read one page of a tenant's sessions, with closed ones that are still kept."""
         async with self._database.read() as database:
-            return await repository.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
+            return await session_rows.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
+
+    async def count_by_status(self) -> Mapping[SessionStatus, int]:
+        """Count the sessions of all tenants by status, for metrics. Leaves out conversations and response chains."""
+        async with self._database.read() as database:
+            return await session_rows.count_by_status(database)
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
-        """One page of a session's history, up to its head."""
+        """Read one page of a session's history, up to its head."""
         if session.head_id is None:
             return Page((), has_more=False)
         async with self._database.read() as database:
-            return await history.list_items(database, scope, session.head_id, page)
+            return await history_rows.list_items(database, scope, session.head_id, page)
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
-        """The checkpoint that a session stands at."""
+        """Read the checkpoint at a session's head."""
         if session.head_id is None:
             return None
         async with self._database.read() as database:
-            return await history.find_checkpoint(database, scope, session.head_id)
+            return await history_rows.find_checkpoint(database, scope, session.head_id)
 
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Store the outputs that are new, all of them or none. Raises NotFound, Conflict."""
+        """Store the outputs that are new: all of them, or none. Raises NotFound, Conflict."""
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -144,7 +146,7 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """New sessions that share the history up to `at`, the head by default. Raises NotFound, BudgetSpent."""
+        """Create sessions that share the history up to `at`, or up to the head. Raises NotFound, BudgetSpent."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
@@ -154,7 +156,7 @@ class SessionStore:
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
-        """Move the head to a checkpoint of the session's own, forward as well as back. Raises NotFound, Conflict."""
+        """Move the head to any checkpoint of the session. Raises NotFound, Conflict."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             checkpoint = await self._own_checkpoint(database, scope, session, to)
@@ -164,7 +166,7 @@ class SessionStore:
             return await self._update(database, _resting(moved))
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
-        """Apply a PATCH. Another model needs a session at rest. Raises Conflict."""
+        """Apply a PATCH. Raises Conflict if the model changes while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             if change.metadata is not None:
@@ -175,13 +177,13 @@ class SessionStore:
             return await self._update(database, session)
 
     async def suspend(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Put a session that is at rest to sleep; its next turn or tool output wakes it. Raises Conflict."""
+        """Suspend a session until its next turn or tool output. Raises Conflict while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             return await self._update(database, replace(session, status=SessionStatus.SUSPENDED))
 
     async def close(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Make a session read-only; nothing happens if it is. Raises Conflict while a turn runs."""
+        """Make a session read-only. Does nothing if it is closed. Raises Conflict while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             if session.status is SessionStatus.CLOSED:
                 return session
@@ -190,21 +192,21 @@ class SessionStore:
             return await self._update(database, replace(closed, closed_at=self._clock.now()))
 
     async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Ask whichever process runs the session's turn, that one if it is named, to stop it; nothing if none runs."""
+        """Ask the process that runs the session's turn to stop it. Does nothing if no turn, or another one, runs."""
         async with self._locked(scope, session_id) as (database, session):
             if session.status is not SessionStatus.RUNNING or turn_id not in (None, session.running_turn_id):
                 return session
             return await self._update(database, replace(session, cancel_requested=True))
 
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Keep a session only for the responses that stand on it."""
+        """Turn a session into a response chain, which clients cannot list or read as a session."""
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
-        """Take away a chain of responses that nothing stands on, then the one it was forked from, and so on.
+        """Delete a response chain that nothing uses, then the chain it was forked from, and so on.
 
-        One that is used, that runs, or that is no such chain stays as it is.
+        Stops at a session that is used, that runs, or that is no response chain.
         """
         following: SessionId | None = session_id
         while following is not None:
@@ -212,46 +214,50 @@ class SessionStore:
                 following = await self._remove(database, scope, following)
 
     async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
-        """Chains of responses of all tenants that nothing stands on, untouched since `before`."""
+        """Find response chains of all tenants that nothing uses, unchanged since `before`."""
         async with self._database.read() as database:
-            found = await removal.find_unused(database, before)
+            found = await deletion_rows.find_unused(database, before)
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
 
     async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
-        """Take one away if nothing stands on it; the session that it stood on."""
-        session = await repository.find_session(database, scope, session_id, lock=True)
+        """Delete a response chain if nothing uses it, and return the session that it was forked from."""
+        session = await session_rows.find_session(database, scope, session_id, lock=True)
         if session is None or session.kind is not SessionKind.RESPONSES or session.status is SessionStatus.RUNNING:
             return None
-        if await removal.is_used(database, scope, session_id):
+        if await deletion_rows.is_used(database, scope, session_id):
             return None
-        await removal.delete_unused_session(database, scope, session_id)
-        return None if session.origin_id is None else await removal.find_maker(database, scope, session.origin_id)
+        await deletion_rows.delete_unused_session(database, scope, session_id)
+        return (
+            None
+            if session.origin_id is None
+            else await deletion_rows.find_session_of_checkpoint(database, scope, session.origin_id)
+        )
 
     @asynccontextmanager
     async def _locked(self, scope: TenantScope, session_id: str) -> AsyncGenerator[tuple[WriteSession, AgentSession]]:
-        """A transaction in which nobody else can change the session. Raises NotFound."""
+        """Open a transaction that locks the session. Raises NotFound."""
         async with self._database.write() as database:
-            session = await repository.find_session(database, scope, session_id, lock=True)
-            yield database, self._known(session, session_id)
+            session = await session_rows.find_session(database, scope, session_id, lock=True)
+            yield database, self._checked(session, session_id)
 
     async def _update(self, database: WriteSession, session: AgentSession) -> AgentSession:
         updated = replace(session, updated_at=self._clock.now())
-        await repository.update_session(database, updated)
+        await session_rows.update_session(database, updated)
         return updated
 
     async def _insert(
         self, database: WriteSession, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None
     ) -> None:
         if max_sessions is not None:
-            await repository.hold_tenant(database, scope)
-            num_open = await repository.count_open_sessions(database, scope, self._clock.now())
+            await session_rows.lock_tenant(database, scope)
+            num_open = await session_rows.count_open_sessions(database, scope, self._clock.now())
             if num_open + len(sessions) > max_sessions:
                 raise BudgetSpent(
                     f"{num_open} sessions are open and at most {max_sessions} may be: close some first.",
                     code="max_sessions",
                 )
         for session in sessions:
-            await repository.insert_session(database, session)
+            await session_rows.insert_session(database, session)
 
     def _child(self, parent: AgentSession, checkpoint: Checkpoint | None, kind: SessionKind) -> AgentSession:
         now = self._clock.now()
@@ -280,33 +286,33 @@ class SessionStore:
         checkpoint: Checkpoint | None,
         sessions: Sequence[AgentSession],
     ) -> tuple[LedgerCall, ...]:
-        """Every call at the end of the checkpoint awaited, in each of the sessions."""
+        """Open the ledger of each session with every call of the checkpoint unanswered."""
         if checkpoint is None or not checkpoint.awaits_tools:
             return ()
-        ledger = ledger_of(checkpoint, await history.find_items(database, scope, checkpoint.checkpoint_id))
+        ledger = ledger_of(checkpoint, await history_rows.find_items(database, scope, checkpoint.checkpoint_id))
         for session in sessions:
-            await repository.insert_ledger(database, scope, session.session_id, ledger)
+            await session_rows.insert_ledger(database, scope, session.session_id, ledger)
         return ledger
 
     async def _own_checkpoint(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, checkpoint_id: str | None
     ) -> Checkpoint | None:
-        """A checkpoint that the session made, or that stands before its fork. Raises NotFound."""
+        """Find a checkpoint in the session's history, or before its fork point. Raises NotFound."""
         if checkpoint_id is None:
             return None
-        found = await history.find_checkpoint(database, scope, checkpoint_id)
+        found = await history_rows.find_checkpoint(database, scope, checkpoint_id)
         if found is not None:
             if found.session_id == session.session_id:
                 return found
-            if session.origin_id and await history.is_in_chain(database, scope, session.origin_id, checkpoint_id):
+            if session.origin_id and await history_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
                 return found
         raise NotFound(f"The checkpoint {checkpoint_id} does not exist in this session.", code="checkpoint_not_found")
 
     async def _known_calls(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
     ) -> dict[CallId, LedgerCall]:
-        """Which of those calls stand in the session's ledger, at its head or where it has stood before."""
-        earlier = await repository.find_answered_calls(database, scope, session.session_id, call_ids)
+        """Find the calls with those ids at the session's head and at its earlier heads."""
+        earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
         named = (call for call in session.ledger if call.call_id in call_ids)
         return {call.call_id: call for call in [*earlier, *named]}
 
@@ -318,10 +324,10 @@ class SessionStore:
         calls: Mapping[CallId, LedgerCall],
         call_ids: Sequence[CallId],
     ) -> dict[CallId, str | None]:
-        """The output of each call, None if it has none yet; those from before a fork too. Raises NotFound, Conflict."""
+        """The output of each call, None without one. Reads the history before a fork too. Raises NotFound, Conflict."""
         stored = {call.call_id: call.output for call in calls.values()}
         if session.origin_id is not None and not stored.keys() >= set(call_ids):
-            inherited = await history.find_outputs(database, scope, session.origin_id)
+            inherited = await history_rows.find_outputs(database, scope, session.origin_id)
             stored = {item.call_id: item.body["output"] for item in inherited} | stored
         for call_id in call_ids:
             if call_id not in stored:
@@ -329,9 +335,9 @@ class SessionStore:
         return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
-        """The session with its ledger as it is now; answering ends a suspension."""
+        """Read the ledger again, and end a suspension."""
         assert session.head_id is not None
-        ledger = await repository.find_ledger(database, scope, session.session_id, session.head_id)
+        ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))
 
     async def _answer(
@@ -349,9 +355,9 @@ class SessionStore:
                 code="call_not_awaited",
                 details={"call_id": call.call_id, "head": session.head_id},
             )
-        await repository.save_output(database, scope, session.session_id, call, given.output, self._clock.now())
+        await session_rows.save_output(database, scope, session.session_id, call, given.output, self._clock.now())
 
-    def _known(self, session: AgentSession | None, session_id: str) -> AgentSession:
+    def _checked(self, session: AgentSession | None, session_id: str) -> AgentSession:
         if session is None or self._is_gone(session):
             raise NotFound(f"The session {session_id} does not exist.", code="session_not_found")
         return session
@@ -361,7 +367,7 @@ class SessionStore:
 
 
 def _unknown_call(session: AgentSession, call_id: CallId) -> GraftworkError:
-    """Why there is nothing that such an output could answer."""
+    """The error for an output of a call that the session does not know."""
     if not session.ledger:
         return Conflict(
             f"The session awaits no tool output, and made no call {call_id}: read its items to see where it stands.",
@@ -376,7 +382,7 @@ _ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", Sess
 
 
 def new_session_id(kind: SessionKind) -> SessionId:
-    """A new id, which tells what it is of."""
+    """A new id. Its prefix tells the kind."""
     return SessionId(new_id(_ID_PREFIXES[kind]))
 
 

@@ -1,8 +1,8 @@
-"""The tables of sessions: the append-only tree of checkpoints and items, and what stands on it.
+"""The tables of sessions: turns, checkpoints, items, tool calls, events and responses.
 
-Owns the columns; never a rule.
-Text from outside lives in JSON columns: PostgreSQL's text cannot hold every character that JSON can.
-Ids of other rooms (tenants) are plain strings here.
+Owns the columns, never a rule. Checkpoints and items form a tree; their rows are added and never changed.
+Text from clients lives in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
+Ids of other rooms, such as tenant ids, are plain strings here.
 """
 
 from typing import Any
@@ -21,6 +21,7 @@ class SessionRow(Base):
     __tablename__ = "sessions"
     __table_args__ = (
         Index(None, "tenant_id", "kind", "id"),
+        Index(None, "kind", "status"),
         Index(None, "status", "lease_expires_at"),
         Index(None, "ends_at"),
     )
@@ -32,10 +33,10 @@ class SessionRow(Base):
     model: Mapped[dict[str, Any]] = mapped_column(_Json)
     settings: Mapped[dict[str, Any]] = mapped_column(_Json)
     labels: Mapped[dict[str, str]] = mapped_column(_Json)
-    """What clients call `metadata`, a name that declarative tables keep for themselves."""
+    """The session's metadata. SQLAlchemy reserves the name `metadata`."""
     retention_s: Mapped[float | None]
     ends_at: Mapped[float | None]
-    """`AgentSession.ends_at`, for the sweep to look up."""
+    """`AgentSession.ends_at`, indexed for the sweep."""
     head_id: Mapped[str | None] = mapped_column(_Id)
     origin_id: Mapped[str | None] = mapped_column(_Id)
     forked_from: Mapped[str | None] = mapped_column(_Id)
@@ -85,11 +86,11 @@ class CheckpointRow(Base):
     num_answer_items: Mapped[int]
     num_tokens: Mapped[int]
     token_ids: Mapped[bytes] = mapped_column(LargeBinary)
-    """Little-endian int32: what this turn added to its parent's ids, prompt first."""
+    """Little-endian int32: the ids that this turn added, prompt first."""
     closed: Mapped[bool]
     awaits_tools: Mapped[bool]
     opening: Mapped[str | None] = mapped_column(String(64))
-    """Digest of the instructions and tools that stand before the history."""
+    """Digest of the instructions and tools at the start of the prompt."""
     created_at: Mapped[float]
 
 
@@ -101,13 +102,13 @@ class ItemRow(Base):
     tenant_id: Mapped[str] = mapped_column(_Id)
     checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"))
     position: Mapped[int]
-    """Counts from the start of the history."""
+    """Counted from the start of the history, from 0."""
     type: Mapped[str] = mapped_column(_Name)
     body: Mapped[dict[str, Any]] = mapped_column(_Json)
 
 
 class ToolCallRow(Base):
-    """A session's ledger: the calls at the end of each checkpoint that it has stood at."""
+    """A session's ledger: the tool calls at the end of each checkpoint that was its head."""
 
     __tablename__ = "tool_calls"
     __table_args__ = (Index(None, "session_id", "call_id"),)
@@ -123,7 +124,7 @@ class ToolCallRow(Base):
     answered_at: Mapped[float | None]
     deadline_at: Mapped[float | None]
     turn_id: Mapped[str | None] = mapped_column(_Id)
-    """The latest turn that took the output."""
+    """The latest turn that used the output."""
 
 
 class EventRow(Base):
@@ -139,7 +140,7 @@ class EventRow(Base):
 
 
 class ResponseRow(Base):
-    """A response of the Responses API: a turn, and what was asked for with it. Its id is the turn's, renamed."""
+    """A response of the Responses API: its turn, and its request. Its id is the turn's with another prefix."""
 
     __tablename__ = "responses"
     __table_args__ = (Index(None, "session_id"), Index(None, "created_at"))

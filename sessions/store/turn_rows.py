@@ -1,13 +1,14 @@
 """The rows of turns and of their events.
 
-Owns the statements; never a rule, never a transaction. An event's row never changes.
+Owns the statements, never a rule or a transaction. An event's row never changes.
 Every statement is scoped by tenant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import CheckpointId, SessionId, TurnId
@@ -19,7 +20,7 @@ from graftwork.sessions.store.tables import EventRow, TurnRow
 
 
 async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Store a turn that starts."""
+    """Store a new turn."""
     await database.execute(
         insert(TurnRow).values(
             id=turn.turn_id,
@@ -36,22 +37,20 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Store how a turn ended; its output is the items of its checkpoint."""
+    """Store how a turn ended. Its output is stored as the items of its checkpoint."""
     await database.execute(
         update(TurnRow).where(TurnRow.id == turn.turn_id, TurnRow.tenant_id == scope).values(**_changing_columns(turn))
     )
 
 
 async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> Turn | None:
-    """One turn, without its output."""
+    """Find one turn, without its output."""
     row = await database.scalar(select(TurnRow).where(TurnRow.id == turn_id, TurnRow.tenant_id == scope))
     return None if row is None else _turn_from_row(row)
 
 
-async def insert_events(database: WriteSession, scope: TenantScope, events: Sequence[SessionEvent], at: float) -> None:
-    """Store events under their numbers."""
-    if not events:
-        return
+async def insert_events(database: WriteSession, events: Iterable[tuple[TenantScope, SessionEvent]], at: float) -> None:
+    """Store events under their numbers. Skips an event whose number is stored already."""
     rows: list[dict[str, Any]] = [
         {
             "session_id": event.session_id,
@@ -62,15 +61,16 @@ async def insert_events(database: WriteSession, scope: TenantScope, events: Sequ
             "fields": dict(event.fields),
             "at": at,
         }
-        for event in events
+        for scope, event in events
     ]
-    await database.execute(insert(EventRow), rows)
+    insert_or_skip = sqlite.insert if database.get_bind().dialect.name == "sqlite" else postgresql.insert
+    await database.execute(insert_or_skip(EventRow).on_conflict_do_nothing(), rows)
 
 
 async def list_events(
     database: ReadSession, scope: TenantScope, session_id: SessionId, after: int, limit: int
 ) -> tuple[SessionEvent, ...]:
-    """The events behind number `after`, in order."""
+    """List up to `limit` events whose number is above `after`, in order."""
     statement = (
         select(EventRow)
         .where(EventRow.session_id == session_id, EventRow.tenant_id == scope, EventRow.seq > after)

@@ -6,7 +6,6 @@ Keeps: all that `push` and `flush` answer, joined, is the decoding of all tokens
 
 import codecs
 import re
-from collections.abc import Iterable
 
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
@@ -24,23 +23,29 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_mid_character = False
         self._spaces_to_strip = tokenizer.bytes.leading_spaces
 
-    def push(self, token_ids: Iterable[int]) -> str:
-        """The characters that these tokens complete."""
-        text = self._decoder.decode(b"".join(map(self._bytes, token_ids)))
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes."""
+        if token_id in self._hidden:
+            return ""
+        data = self._tokenizer.token_bytes(token_id)
+        text = data.decode() if data.isascii() and not self._is_mid_character else self._decode(data)
+        return self._stripped(text) if self._spaces_to_strip else text
+
+    def flush(self) -> str:
+        """The rest when no token follows: U+FFFD for a character that is incomplete."""
+        return self._stripped(self._decoder.decode(b"", final=True))
+
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
         begun, _ = self._decoder.getstate()
         if _SURROGATES.match(begun):
             text += self._decoder.decode(b"", final=True)
-        return self._stripped(text)
-
-    def flush(self) -> str:
-        """What is left when no token follows: U+FFFD for a character that was begun."""
-        return self._stripped(self._decoder.decode(b"", final=True))
-
-    def _bytes(self, token_id: int) -> bytes:
-        token = None if token_id in self._hidden else self._tokenizer.token_text(token_id)
-        return b"" if token is None else self._tokenizer.bytes.of(token)
+            begun = b""
+        self._is_mid_character = bool(begun)
+        return text
 
     def _stripped(self, text: str) -> str:
         """SentencePiece's space before the first word is no part of the text."""

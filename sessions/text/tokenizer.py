@@ -33,6 +33,7 @@ class TextTokenizer:
         added: dict[int, AddedToken] = self.backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._bytes_by_id: dict[int, bytes] = {}
         self._leads_with_space = self._encode_after_newline("a") != self._ids(self.backend, "a")
 
     @classmethod
@@ -80,6 +81,14 @@ class TextTokenizer:
     def token_text(self, token_id: int) -> str | None:
         """The token as its vocabulary spells it; None for an id without one."""
         found: str | None = self.backend.id_to_token(token_id)
+        return found
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which may be part of a character; none for an id without a token."""
+        found = self._bytes_by_id.get(token_id)
+        if found is None:
+            spelling = self.token_text(token_id)
+            found = self._bytes_by_id[token_id] = b"" if spelling is None else self.bytes.of(spelling)
         return found
 
     def _declare_special(self, special_tokens: Iterable[str]) -> None:

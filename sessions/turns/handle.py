@@ -46,7 +46,7 @@ class RunningTurn:
     @property
     def rate_limit_headers(self) -> Mapping[str, str]:
         """As of the turn's reservation; empty for a turn that this request did not start."""
-        return {} if self._running is None else self._running[0].ticket.rate_limit_headers()
+        return {} if self._running is None else self._running[0].account.reservation.rate_limit_headers()
 
     @property
     def unenforced(self) -> tuple[str, ...]:

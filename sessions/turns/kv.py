@@ -14,6 +14,7 @@ from graftwork.engine.core.session_commands import SessionMemory, SessionTending
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.tenancy.principals import isolation_of
 from graftwork.sessions.core.session import AgentSession
+from graftwork.sessions.generation.public_prefixes import PublicPrefixes
 
 _log = logging.getLogger("graftwork.sessions")
 
@@ -29,9 +30,10 @@ class History:
 class SessionKv:
     """Tends the KV of all sessions, on one engine."""
 
-    def __init__(self, engine: EngineClient, pepper: bytes) -> None:
+    def __init__(self, engine: EngineClient, pepper: bytes, public_prefixes: PublicPrefixes) -> None:
         self._engine = engine
         self._pepper = pepper
+        self._public_prefixes = public_prefixes
 
     async def hold(self, history: History, waits: Iterable[ToolWait] = ()) -> SessionMemory | None:
         """A turn has ended, with calls of these tools."""
@@ -64,6 +66,7 @@ class SessionKv:
             adapters=history.session.model.adapters,
             token_ids=tuple(history.token_ids),
             waits=waits,
+            public_tokens=self._public_prefixes.tokens_of(history.token_ids),
         )
         try:
             return await self._engine.tend_session(tending)

@@ -7,32 +7,30 @@ Invariant: nothing reaches the engine that was not reserved with the quota and b
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityAbsent, InvalidRequest
 from graftwork.platform.ids import RequestId, SessionId, TurnId, new_id
-from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.events import EventFeed
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.lease import Pause
-from graftwork.sessions.core.quota_gate import AdmissionGate, AdmissionTicket
-from graftwork.sessions.core.session import AgentSession, SessionSettings
+from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings
 from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.constraints import AnswerPlan, AnswerPlanner
-from graftwork.sessions.generation.generator import GenerationRequest
-from graftwork.sessions.generation.usage import TallyingEngine
+from graftwork.sessions.generation.generator import GenerationRequest, Generator
+from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, kv_limits
+from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.turns.event_reader import EventReader
 from graftwork.sessions.turns.handle import RunningTurn
 from graftwork.sessions.turns.kv import SessionKv
-from graftwork.sessions.turns.runner import NO_HINTS, AnswerSource, ToolHints, TurnPlan, TurnRunner, TurnSurroundings
+from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnPlan, TurnRunner, TurnSurroundings
 from graftwork.sessions.turns.settings import (
     answer_demands,
     check_vocabulary,
@@ -48,21 +46,17 @@ _log = logging.getLogger("graftwork.sessions")
 class LauncherResources:
     """What turns are made with."""
 
-    engine: EngineClient
-    source_for: Callable[[EngineClient], AnswerSource]
-    """A Generator on the engine it is given: that one counts the turn's tokens."""
+    generator: Generator
+    accounting: Accounting
     encoder: TurnEncoder | None
     """None for a model without a chat template."""
-    description: EngineDescription
-    gate: AdmissionGate
-    meter: UsageMeter
     clock: Clock
     pepper: bytes
     heartbeat_s: float
     planner: AnswerPlanner = field(default_factory=AnswerPlanner)
-    """Of the model's own form of calls; `source_for` reads them in the same."""
+    """For the same tool call format as the generator's."""
     pause: Pause = asyncio.sleep
-    """Between two tries to reach a database that is away."""
+    """How the event log waits for a group, and for a database that is away."""
 
 
 Launched = tuple[TurnRunner, asyncio.Task[None]]
@@ -75,12 +69,13 @@ class TurnLauncher:
     def __init__(self, resources: LauncherResources, store: TurnStore) -> None:
         self._resources = resources
         self._store = store
+        self._log = EventLog(store.append, resources.clock, resources.pause)
         self._runners: dict[SessionId, TurnRunner] = {}
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
         self._starting: set[TurnId] = set()
         self._launches: dict[asyncio.Task[Launched], SessionId] = {}
         self._is_closing = False
-        self.kv = SessionKv(resources.engine, resources.pepper)
+        self.kv = SessionKv(resources.generator.engine, resources.pepper, resources.generator.public_prefixes)
 
     @property
     def turn_ids(self) -> frozenset[TurnId]:
@@ -156,17 +151,20 @@ class TurnLauncher:
     ) -> Launched:
         turn_id = TurnId(new_id("turn"))
         plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
-        plan = replace(plan, tool_hints=tool_hints)
-        ticket = await self._resources.gate.reserve(principal, expected_tokens)
+        accounting = self._resources.accounting
+        quota = await accounting.quota_of(principal.tenant_id)
+        request = replace(plan.request, kv_limits=kv_limits(quota))
+        plan = replace(plan, request=request, tool_hints=tool_hints)
+        account = await accounting.open(_charge(plan), quota, expected_tokens)
         runner = None
         self._starting.add(turn_id)
         try:
-            runner = await self._begin(plan, turn_id, ticket)
+            runner = await self._begin(plan, turn_id, account)
             return runner, self._start(runner)
         finally:
             self._starting.discard(turn_id)
             if runner is None:
-                await ticket.refund()
+                await account.settle(None, "failed")
 
     async def _plan(
         self,
@@ -181,9 +179,9 @@ class TurnLauncher:
         transcript = await self._store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = await asyncio.to_thread(transcript.encode_next, self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
-        budget = token_budget(settings, len(prompt), self._resources.description.context_tokens)
+        budget = token_budget(settings, len(prompt), self._resources.generator.description.context_tokens)
         sampling = sampling_params(settings, budget.max_tokens)
-        check_vocabulary(sampling, self._resources.description.vocab_size)
+        check_vocabulary(sampling, self._resources.generator.description.vocab_size)
         isolation = principal.isolation(self._resources.pepper)
         request = GenerationRequest(
             request_id=RequestId(turn_id),
@@ -198,30 +196,28 @@ class TurnLauncher:
             parse_tool_calls=answer.calls_tools,
             parallel_tool_calls=answer.parallel_tool_calls,
             session=SessionUse(SessionKey(session.session_id), len(transcript.token_ids)),
-            kv_limits=await self._resources.gate.kv_limits(principal),
             grammar=answer.grammar,
         )
         plan = TurnPlan(principal, session, transcript, tuple(new_items), new_token_ids, request)
         return plan, budget.expected_tokens
 
-    async def _begin(self, plan: TurnPlan, turn_id: TurnId, ticket: AdmissionTicket) -> TurnRunner:
+    async def _begin(self, plan: TurnPlan, turn_id: TurnId, account: RequestAccount) -> TurnRunner:
         resources = self._resources
-        noted = made_with(plan.request, self._encoder(), resources.description)
+        noted = made_with(plan.request, self._encoder(), resources.generator.description)
         lease, turn = await self._store.begin(plan.principal.scope(), plan.session, turn_id, plan.new_items, noted)
         surroundings = TurnSurroundings(
             store=self._store,
-            meter=resources.meter,
+            log=self._log,
             clock=resources.clock,
             encoder=self._encoder(),
             heartbeat_s=resources.heartbeat_s,
             kv=self.kv,
             pause=resources.pause,
         )
-        return TurnRunner(plan, lease, turn, ticket, surroundings)
+        return TurnRunner(plan, lease, turn, account, surroundings)
 
     def _start(self, runner: TurnRunner) -> asyncio.Task[None]:
-        tally = TallyingEngine(self._resources.engine)
-        task = asyncio.create_task(runner.run(self._resources.source_for(tally), tally))
+        task = asyncio.create_task(runner.run(self._resources.generator.start(runner.plan.request)))
         turn_id, session_id = runner.turn.turn_id, runner.turn.session_id
         self._runners[session_id] = runner
         self._tasks[turn_id] = task
@@ -275,6 +271,13 @@ class SessionTurns:
         """A turn that was started before, here or elsewhere."""
         turn = await self._store.find_turn(scope, turn_id)
         return None if turn is None else RunningTurn(scope, turn, self._store, self._reader)
+
+
+def _charge(plan: TurnPlan) -> Charge:
+    """A chain of responses is no session that its user knows."""
+    session = plan.session
+    session_id = None if session.kind is SessionKind.RESPONSES else session.session_id
+    return Charge(plan.request.request_id, plan.principal, session.model, session_id)
 
 
 def made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """One turn, from the engine's first token to its outcome in the store.
 
-    generate ──► EventWriter ──► store, then feed        while the heartbeat keeps the lease
+    generate ──► EventStream ──► store, then feed        while the heartbeat keeps the lease
         │
         └─ answered, failed, cancelled, or the lease lost ──► usage recorded ──► outcome stored ──► quota settled
 
@@ -11,23 +11,20 @@ Invariant: the turn ends with exactly one terminal event, in the transaction tha
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from graftwork.engine.core.events import CacheReport
 from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityAbsent, GraftworkError, InternalFailure
-from graftwork.platform.ids import CheckpointId, RequestId, TurnId, new_id
-from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
+from graftwork.platform.ids import CheckpointId, TurnId, new_id
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import (
     EventDraft,
     EventFeed,
     EventType,
-    SessionEvent,
     output_text_delta,
     tool_call_arguments_delta,
     tool_call_done,
@@ -36,13 +33,12 @@ from graftwork.sessions.core.events import (
 )
 from graftwork.sessions.core.items import Item, answer_message_id, call_item_id, function_call, message
 from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease, keep_alive
-from graftwork.sessions.core.quota_gate import AdmissionTicket
-from graftwork.sessions.core.session import AgentSession, SessionKind, Turn, TurnStatus
+from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, Transcript, TurnEncoder
-from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_answer, usage_body
+from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_answer
 from graftwork.sessions.generation.generator import (
     AnswerEvent,
-    GenerationEvent,
+    Generation,
     GenerationFinished,
     GenerationRequest,
     PromptAdmitted,
@@ -50,21 +46,15 @@ from graftwork.sessions.generation.generator import (
     ToolCallArgumentsDelta,
     ToolCallStarted,
 )
-from graftwork.sessions.generation.usage import TallyingEngine
+from graftwork.sessions.generation.usage import RequestAccount, Usage
+from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
-from graftwork.sessions.turns.event_writer import AGAIN_AFTER_S, EventWriter
 from graftwork.sessions.turns.kv import History, SessionKv
 
 _log = logging.getLogger("graftwork.sessions")
 
 _STORE_TRIES = 40
 """Of an outcome, in the time in which nobody may take the turn over."""
-
-
-class AnswerSource(Protocol):
-    """What a turn needs of a Generator."""
-
-    def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +93,7 @@ class TurnSurroundings:
     """What a running turn works with."""
 
     store: TurnStore
-    meter: UsageMeter
+    log: EventLog
     clock: Clock
     encoder: TurnEncoder
     heartbeat_s: float
@@ -111,6 +101,14 @@ class TurnSurroundings:
     kv: SessionKv
     pause: Pause
     """Between two tries to reach a database that is away."""
+
+
+_USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
+    TurnStatus.COMPLETED: "completed",
+    TurnStatus.AWAITING_TOOL: "completed",
+    TurnStatus.FAILED: "failed",
+    TurnStatus.CANCELLED: "cancelled",
+}
 
 
 class TurnRunner:
@@ -121,12 +119,12 @@ class TurnRunner:
         plan: TurnPlan,
         lease: SessionLease,
         turn: Turn,
-        ticket: AdmissionTicket,
+        account: RequestAccount,
         surroundings: TurnSurroundings,
     ) -> None:
         self.plan = plan
         self.turn = turn
-        self.ticket = ticket
+        self.account = account
         self.feed = EventFeed(turn.first_seq - 1)
         self.is_admitted = False
         """Whether the engine has taken the prompt out of its queue."""
@@ -134,7 +132,7 @@ class TurnRunner:
         """Why the turn failed, once it has."""
         self._lease = lease
         self._surroundings = surroundings
-        self._writer = EventWriter(self._append, self.feed, surroundings.pause)
+        self._events = surroundings.log.open(lease, self.feed, self.cancel)
         self._stop_wanted = asyncio.Event()
         self._shutting_down = False
         self._settled = asyncio.Event()
@@ -154,50 +152,52 @@ class TurnRunner:
         if not self.is_admitted and self.failure is not None:
             raise self.failure
 
-    async def run(self, source: AnswerSource, tally: TallyingEngine) -> None:
-        """Generate and store the turn. `tally` counts what `source` takes from the engine.
+    async def run(self, generation: Generation) -> None:
+        """Generate and store the turn.
 
         Raises CapacityAbsent when the outcome cannot be stored; the turn is then found by recovery.
         """
         try:
-            await self._store(tally, await self._outcome(source, tally))
+            await self._store(generation, await self._outcome(generation))
         except LeaseLost:
             _log.warning("the lease of %s was lost: somebody else has ended it", self.turn.turn_id)
         finally:
             self._settled.set()
             self.feed.close()
-            await (self.ticket.refund() if tally.cache is None else self.ticket.settle(tally.total_tokens))
+            await self.account.settle(generation.usage, "failed")
 
-    async def _outcome(self, source: AnswerSource, tally: TallyingEngine) -> TurnOutcome:
+    async def _outcome(self, generation: Generation) -> TurnOutcome:
         """How the turn ended, with the events that are still to be stored. Raises LeaseLost."""
-        generation = asyncio.create_task(self._generate(source))
-        writing = asyncio.create_task(self._writer.run())
+        generating = asyncio.create_task(self._generate(generation))
+        storing = asyncio.create_task(self._events.failure())
         beating = asyncio.create_task(keep_alive(self._lease, self._surroundings.store, self._surroundings.heartbeat_s))
         stopping = asyncio.create_task(self._stop_wanted.wait())
-        tasks: tuple[asyncio.Task[Any], ...] = (generation, writing, beating, stopping)
+        tasks: tuple[asyncio.Task[Any], ...] = (generating, storing, beating, stopping)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._writer.stop()
-            await asyncio.wait({writing})
+            await self._events.close()
         finally:
             await _cancel(tasks)
-        error = _error_of(writing) or _error_of(beating) or _error_of(generation)
+        error = _told(self._events.error) or _error_of(beating) or _error_of(generating)
         if isinstance(error, LeaseLost):
             raise error
-        if error is None and not generation.cancelled():
-            answer = generation.result()
-            return self._answered(answer, tally, await self._hold(answer))
-        return self._broken_off(error, tally)
+        if error is None and not generating.cancelled():
+            answer = generating.result()
+            outcome = self._answered(answer, generation, await self._hold(answer))
+        else:
+            outcome = self._broken_off(error, generation)
+        after_seq = self._events.last_seq if self._events.error is None else None
+        return replace(outcome, drafts=[*self._events.rest(), *outcome.drafts], after_seq=after_seq)
 
-    async def _generate(self, source: AnswerSource) -> GenerationFinished:
-        async with aclosing(source.stream(self.plan.request)) as events:
+    async def _generate(self, generation: Generation) -> GenerationFinished:
+        async with aclosing(generation.events()) as events:
             async for event in events:
                 if isinstance(event, GenerationFinished):
                     return event
                 if isinstance(event, PromptAdmitted):
                     self.is_admitted = True
                     self._settled.set()
-                self._writer.put(_draft(event))
+                await self._events.put(_draft(event))
         raise InternalFailure("The answer broke off without saying why; send the turn again.")
 
     async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
@@ -207,11 +207,12 @@ class TurnRunner:
         names = dict.fromkeys(call.name for call in answer.tool_calls)
         return await self._surroundings.kv.hold(history, [ToolWait(name, _expected_ms(hints, name)) for name in names])
 
-    def _answered(self, answer: GenerationFinished, tally: TallyingEngine, memory: SessionMemory | None) -> TurnOutcome:
+    def _answered(
+        self, answer: GenerationFinished, generation: Generation, memory: SessionMemory | None
+    ) -> TurnOutcome:
         answer_items = _answer_items(answer, self.turn.turn_id)
         checkpoint = self._checkpoint(answer, answer_items)
-        cache = tally.cache or answer.cache
-        usage = usage_body(cache, tally.completion_tokens, tally.drafts)
+        usage = Usage(answer.cache, generation.completion_tokens, generation.drafts).as_body()
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
             call_ids: list[str] = [call.call_id for call in answer.tool_calls]
@@ -221,12 +222,12 @@ class TurnRunner:
             fields = completed_fields(checkpoint.checkpoint_id, usage, answer.reason)
         return TurnOutcome(
             status=status,
-            drafts=[*self._writer.rest(), EventDraft(type_, fields)],
+            drafts=[EventDraft(type_, fields)],
             checkpoint=checkpoint,
             items=(*self.plan.new_items, *answer_items),
             finish_reason=answer.reason,
             usage=usage,
-            cache=cache_body(cache),
+            cache=cache_body(answer.cache),
             deadlines=self._deadlines(checkpoint.created_at),
         )
 
@@ -234,7 +235,7 @@ class TurnRunner:
         hints = self.plan.tool_hints.items()
         return {name: now + hint.deadline_ms / 1000.0 for name, hint in hints if hint.deadline_ms is not None}
 
-    def _broken_off(self, error: GraftworkError | None, tally: TallyingEngine) -> TurnOutcome:
+    def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
         """Failed with `error`, or stopped from outside without one."""
         if error is None and self._shutting_down:
             error = CapacityAbsent(
@@ -244,12 +245,12 @@ class TurnRunner:
             )
         self.failure = error
         terminal = EventDraft(EventType.TURN_CANCELLED) if error is None else failure_event(error)
-        cache: CacheReport | None = tally.cache
+        usage = generation.usage
         return TurnOutcome(
             status=TurnStatus.CANCELLED if error is None else TurnStatus.FAILED,
-            drafts=[*self._writer.rest(), terminal],
-            usage=None if cache is None else usage_body(cache, tally.completion_tokens, tally.drafts),
-            cache=None if cache is None else cache_body(cache),
+            drafts=[terminal],
+            usage=None if usage is None else usage.as_body(),
+            cache=None if usage is None else cache_body(usage.cache),
             error=None if error is None else error.body()["error"],
         )
 
@@ -275,46 +276,22 @@ class TurnRunner:
             opening=self.plan.transcript.opening,
         )
 
-    async def _append(self, drafts: Sequence[EventDraft]) -> tuple[SessionEvent, ...]:
-        """Store events; a cancel that another process has asked for is heard on the way."""
-        events, cancel_requested = await self._surroundings.store.append_events(self._lease, drafts)
-        if cancel_requested:
-            self.cancel()
-        return events
+    async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
+        """Store how the turn ended, after its usage: no turn ends unmetered.
 
-    async def _store(self, tally: TallyingEngine, outcome: TurnOutcome) -> None:
-        """Store how the turn ended; a database that is away is waited for a while. Raises LeaseLost, CapacityAbsent."""
+        Tries again while the database does not answer. Raises LeaseLost, CapacityAbsent.
+        """
         for tries_left in reversed(range(_STORE_TRIES)):
             try:
-                await self._record_usage(tally, outcome.status)
-                self.feed.publish(await self._surroundings.store.end(self._lease, outcome))
+                await self.account.record(generation.usage, _USAGE_OUTCOMES[outcome.status])
+                events = await self._surroundings.store.end(self._lease, outcome)
+                if self._events.error is None:
+                    self.feed.publish(events)
                 return
             except CapacityAbsent:
                 if not tries_left:
                     raise
-            await self._surroundings.pause(AGAIN_AFTER_S)
-
-    async def _record_usage(self, tally: TallyingEngine, status: TurnStatus) -> None:
-        """Before the outcome is stored, so that no turn ends unmetered; recording it twice changes nothing."""
-        if tally.cache is None:
-            return
-        principal, session, model = self.plan.principal, self.plan.session, self.plan.session.model
-        outcomes: Mapping[TurnStatus, str] = {TurnStatus.FAILED: "failed", TurnStatus.CANCELLED: "cancelled"}
-        await self._surroundings.meter.record(
-            UsageEvent(
-                request_id=RequestId(self.turn.turn_id),
-                tenant_id=principal.tenant_id,
-                key_id=principal.key_id,
-                model=model.requested,
-                adapter=None if model.version is None else model.label,
-                session_id=None if session.kind is SessionKind.RESPONSES else session.session_id,
-                prompt_tokens=tally.cache.prompt_tokens,
-                cached_tokens=tally.cache.cached_tokens,
-                completion_tokens=tally.completion_tokens,
-                at=self._surroundings.clock.now(),
-                outcome=outcomes.get(status, "completed"),
-            )
-        )
+            await self._surroundings.pause(RETRY_AFTER_S)
 
 
 def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
@@ -352,8 +329,12 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _error_of(task: asyncio.Task[Any]) -> GraftworkError | None:
-    """Why a task ended early; a bug is logged here and told to the client as one."""
-    error = None if task.cancelled() else task.exception()
+    """Why a task ended early."""
+    return None if task.cancelled() else _told(task.exception())
+
+
+def _told(error: BaseException | None) -> GraftworkError | None:
+    """The error as the client is told it. A bug is logged here and told as one."""
     if error is None or isinstance(error, GraftworkError):
         return error
     _log.error("a turn failed", exc_info=error)

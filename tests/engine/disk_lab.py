@@ -1,4 +1,4 @@
-"""Pages that tell whose they are, and a folder of files that crashes or refuses on demand."""
+"""Pages whose content follows from their key, and a folder that fails or crashes on demand."""
 
 import errno
 import hashlib
@@ -19,26 +19,26 @@ ONE_PAGE_FILE = file_bytes(1, PAGE_BYTES)
 
 
 def quick_folder() -> TemporaryDirectory[str]:
-    """A folder in memory where there is one: bringing thousands of files to the disk takes its time."""
+    """Returns a folder in memory if there is one, because syncing thousands of files to a disk is slow."""
     memory = Path("/dev/shm")
     return TemporaryDirectory(dir=memory if memory.is_dir() else None)
 
 
 class Crash(BaseException):
-    """The process ends here; nothing of it may catch this."""
+    """Stands for the end of the process. Only the test may catch it."""
 
 
 class FragileFiles(LocalFiles):
-    """A folder whose operations can be made to fail or to be the last; watches the bytes that lie there meanwhile."""
+    """A folder whose operations fail or crash on demand. It records the largest number of bytes in the folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.folder = folder
         self.num_operations = 0
         self.crash_at: int | None = None
-        """The number of the operation that is the last; a file is then left half written."""
+        """The number of the operation at which the process ends. A file is then half written."""
         self.refused: set[str] = set()
-        """Operations that the disk refuses."""
+        """Operations that raise OSError."""
         self.most_bytes = 0
 
     def entries(self) -> list[FileEntry]:
@@ -89,7 +89,7 @@ class FragileFiles(LocalFiles):
 
 
 def bytes_in(folder: Path) -> int:
-    """What lies in a folder."""
+    """Returns the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
@@ -98,7 +98,7 @@ def domain_named(name: str) -> bytes:
 
 
 def chain(scope: str, num_pages: int) -> list[PageKey]:
-    """The keys of the first pages of a scope; a longer chain begins with a shorter one."""
+    """Returns the keys of the first pages of a scope. A longer chain starts with a shorter one."""
     keys = [root_key(scope.encode())]
     for number in range(num_pages):
         keys.append(child_key(keys[-1], [number]))
@@ -106,7 +106,7 @@ def chain(scope: str, num_pages: int) -> list[PageKey]:
 
 
 def page_of(key: PageKey) -> bytes:
-    """The content that belongs to a key and to no other."""
+    """Returns the content that belongs to a key and to no other."""
     return hashlib.shake_128(key).digest(PAGE_BYTES)
 
 
@@ -115,22 +115,22 @@ def pages_of(keys: Sequence[PageKey]) -> list[bytes]:
 
 
 def opened(folder: Path, max_bytes: int = 2**20, layout: bytes = LAYOUT, files: LocalFiles | None = None) -> DiskStore:
-    """A tier on a folder, on a clock that stands still."""
-    tier = DiskStore(folder, max_bytes, layout, files, ManualClock())
-    tier.open()
-    return tier
+    """Returns an open disk store on a manual clock."""
+    disk = DiskStore(folder, max_bytes, layout, files, ManualClock())
+    disk.open()
+    return disk
 
 
-def store(tier: DiskStore, domain: str, keys: Sequence[PageKey]) -> int:
-    return tier.write(domain_named(domain), keys, pages_of(keys))
+def store(disk: DiskStore, domain: str, keys: Sequence[PageKey]) -> int:
+    return disk.write(domain_named(domain), keys, pages_of(keys))
 
 
-def readable(tier: DiskStore, keys: Sequence[PageKey]) -> list[PageKey]:
-    """The keys whose pages can be read; fails if any page has other bytes than its own."""
+def readable(disk: DiskStore, keys: Sequence[PageKey]) -> list[PageKey]:
+    """Returns the keys whose pages can be read. Fails if a page has wrong bytes."""
     found = []
     for key in keys:
         space = bytearray(PAGE_BYTES)
-        if tier.read(key, memoryview(space)):
+        if disk.read(key, memoryview(space)):
             assert bytes(space) == page_of(key), "a page was answered with wrong bytes"
             found.append(key)
     return found

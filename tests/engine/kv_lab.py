@@ -1,7 +1,7 @@
-"""A KV memory over a device that holds tags: what a page's KV stands for is the hash of (scope, exact prefix).
+"""A KV cache over small real memory, for tests.
 
-The device's frames are real, and small: a page's tag is bytes in its frame, and adapters of a few frames lie among
-them, so that whatever is carried elsewhere is found to be there.
+A page contains its tag instead of KV. The tag is the page's key, so a test can check that a page holds the KV of
+exactly its scope and prefix. Adapters of a few frames lie between the pages.
 """
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -27,11 +27,11 @@ from graftwork.engine.lora.torch_backend import Segment
 from graftwork.platform.clock import ManualClock
 
 Tag = PageKey
-"""A page's key is a digest of its scope and its whole prefix: exactly what its KV depends on."""
+"""The key of a page. It depends on the same things as the page's KV."""
 
 
 LOAD_ALL = LoadCost(TransferCost(0.0, 1e-6), TransferCost(0.0, 2e-6), PrefillCost(0.01, 0.0, 0.0))
-"""Loading is always worth it."""
+"""Costs under which every load is worth it."""
 
 
 def load_always() -> CostTracker:
@@ -41,7 +41,7 @@ def load_always() -> CostTracker:
 
 @dataclass
 class FakeDisk:
-    """Pages by key; `corrupt` ones are there until they are read."""
+    """A disk without files: tags by key."""
 
     pages: dict[PageKey, Tag] = field(default_factory=dict)
     max_pages: int = 1_000_000
@@ -73,7 +73,7 @@ class FakeDisk:
 
 
 class DeviceTags(MutableMapping[PageId, Tag | None]):
-    """The tags of pages, as bytes in the frames of an device_memory: a length, and so many bytes."""
+    """The tags of device pages, stored in their frames: one byte of length, then the tag."""
 
     def __init__(self, device_memory: DeviceMemory) -> None:
         device_memory.frames.zero_()
@@ -98,7 +98,7 @@ class DeviceTags(MutableMapping[PageId, Tag | None]):
 
 
 class FakeCopies:
-    """A CopyEngine whose events fire when the test says so, and in whatever order."""
+    """A CopyEngine whose plans end when and in the order that the test says."""
 
     def __init__(self, disk: FakeDisk, device: DeviceTags) -> None:
         self.tags: dict[Tier, MutableMapping[PageId, Tag | None]] = {Tier.DEVICE: device, Tier.HOST: {}}
@@ -112,7 +112,7 @@ class FakeCopies:
         self.under_way.append((plan, [self._source(plan, index) for index in range(len(plan.moves))]))
 
     def fire(self, index: int = 0, num_good: int | None = None) -> TransferDone:
-        """Carry one plan out, its first `num_good` moves at least in name, and report it."""
+        """Carries out one plan, of which the first `num_good` moves succeed. Returns its report."""
         plan, sources = self.under_way.pop(index)
         good = len(plan.moves) if num_good is None else min(num_good, len(plan.moves))
         for number, (move, tag) in enumerate(zip(plan.moves, sources, strict=True)):
@@ -127,10 +127,10 @@ class FakeCopies:
         return TransferDone(plan, good, seconds=1e-6 * len(plan.moves))
 
     def sweep(self) -> None:
-        """What is forgotten is gone at once."""
+        """Has nothing to do: forgotten pages are gone at once."""
 
     def close(self) -> None:
-        """Nothing runs by itself."""
+        """Has nothing to end."""
 
     def _source(self, plan: TransferPlan, index: int) -> Tag | None:
         move = plan.moves[index]
@@ -150,8 +150,8 @@ class FakeCopies:
         self.tags[Tier.HOST if plan.kind is TransferKind.SAVE else Tier.DEVICE][move.target] = tag
 
 
-class FixedAdvice:
-    """Every tool takes ten seconds, more or less."""
+class FixedLeases:
+    """A lease model in which every lease lasts ten seconds."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, float]] = []
@@ -167,7 +167,7 @@ class FixedAdvice:
 
 
 class ShownLora:
-    """A LoraBackend that knows adapters only as it was shown them."""
+    """A LoraBackend that records which adapters it was given."""
 
     def __init__(self) -> None:
         self.shown: dict[str, ResidentAdapter] = {}
@@ -185,7 +185,7 @@ class ShownLora:
 
 
 def adapter_of(number: int) -> ResidentAdapter:
-    """An adapter of one, two or five frames of the lab's device, unlike all others."""
+    """Returns an adapter of one, two or five frames, different from all others."""
     rows = (1, 2, 5)[number % 3]
     A = torch.full((rows, 16), float(number)) + torch.arange(16)  # 64 bytes a row, as a frame
     return compacted(f"adapter-{number}", {(0, "o"): GroupDelta(A, None, ())}, None, None, None)
@@ -196,7 +196,7 @@ def scope_of(name: str) -> PrefixScope:
 
 
 class KvLab:
-    """A memory of few pages, with what is in them."""
+    """A KV cache of a few pages, and the content of each page."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class KvLab:
         return TokenPath(scope_of(scope), tokens, scope.encode())
 
     def tags(self, path: TokenPath) -> list[Tag]:
-        """What the KV of a path's whole pages stands for."""
+        """Returns the expected tags of a path's whole pages."""
         tags: list[Tag] = []
         for index in range(len(path.token_ids) // self.size):
             tokens = tuple(path.token_ids[index * self.size : (index + 1) * self.size])
@@ -234,11 +234,11 @@ class KvLab:
         return tags
 
     def compute(self, path: TokenPath, allocation: PageAllocation) -> None:
-        """The forward pass: check what was cached, write the rest."""
+        """Replaces the forward pass: checks the tags of cached pages and writes the others."""
         pool, on_device = self.memory.page_store.device, self.copies.tags[Tier.DEVICE]
         for index, (page, tag) in enumerate(zip(allocation.pages, self.tags(path), strict=False)):
             if index < len(allocation.tiers):
-                assert on_device[page] == tag, "a cached page holds somebody else's KV"
+                assert on_device[page] == tag, "a cached page holds the KV of another prefix"
             else:
                 assert pool.holders(page) == 1, "a page that is shared is written"
                 assert not pool.is_in_flight(page), "a page is written while it is copied"
@@ -247,7 +247,7 @@ class KvLab:
             on_device[page] = None
 
     def run(self, scope: str, tokens: Sequence[int], session: str | None = None) -> PageAllocation | None:
-        """A whole request whose answer is nothing: settle, wait, compute, enter, release."""
+        """Runs a whole request with an empty answer: allocate, load, compute, insert, release."""
         use = None if session is None else SessionUse(SessionKey(session))
         path = self.path(scope, tokens)
         allocation = self.memory.allocate_path(path, self.memory.match(path), len(tokens))
@@ -262,12 +262,12 @@ class KvLab:
         return allocation
 
     def fire_all(self) -> None:
-        """Let every transfer land, and those that follow from it."""
+        """Ends all copies, and those that follow from them."""
         while self.copies.under_way:
             self.memory.finish_transfer(self.copies.fire())
 
     def check(self, num_held: int = 0) -> None:
-        """Every invariant that does not need to know what happened. `num_held`: device pages held by sequences."""
+        """Checks every invariant that holds at any time. `num_held` is the number of device pages that requests hold."""
         page_store = self.memory.page_store
         self.memory.check_integrity()
         for tier in (Tier.DEVICE, Tier.HOST):
@@ -285,7 +285,7 @@ class KvLab:
         self.check_adapters()
 
     def check_adapters(self) -> None:
-        """Each is what it was made as, wherever it lies, and so is what the backend was shown of it."""
+        """Checks that every adapter has its content, wherever it was moved, and that the backend has the same view."""
         self.adapters.check_integrity()
         assert self.lora.shown.keys() == set(self.adapters.digests)
         for digest, shown in self.lora.shown.items():

@@ -225,11 +225,11 @@ async def test_refused_admission_keeps_the_outputs(world: World) -> None:
     """A tenant over its limit is refused the turn that its tool output would start, but not the output."""
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
-    world.gate.is_shut = True
+    world.quotas.is_shut = True
 
     with pytest.raises(LimitExceeded):
         await world.service.tool_outputs(me, session_id, outputs)
-    world.gate.is_shut = False
+    world.quotas.is_shut = False
     answer = await world.service.tool_outputs(me, session_id, outputs)
 
     assert answer.turn is not None
@@ -269,8 +269,8 @@ async def test_turns_that_start_at_once(world_on_either: World) -> None:
     assert len(running) == 1
     assert all(isinstance(turn, Conflict) for turn in started if turn is not running[0])
     await running[0].result()
-    assert [ticket.settled is None for ticket in world.gate.tickets].count(False) == 1
-    assert all(ticket.settled is not None or ticket.is_refunded for ticket in world.gate.tickets)
+    assert [reservation.settled is None for reservation in world.quotas.reservations].count(False) == 1
+    assert all(reservation.settled is not None or reservation.is_refunded for reservation in world.quotas.reservations)
 
 
 async def test_if_head(world: World) -> None:
@@ -318,7 +318,7 @@ async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> Non
     made = (len(text_tokenizer().encode("A long story", allow_special=True)) + 1) // 2
     rows = await world.meter.summarise(me.tenant_id, 0.0, 1e12, UsageGroup.SESSION)
     assert [(row.group, row.requests, row.completion_tokens) for row in rows] == [(session.session_id, 1, made)]
-    assert world.gate.tickets[0].settled == len(world.engine.requests[0].prompt_token_ids) + made
+    assert world.quotas.reservations[0].settled == len(world.engine.requests[0].prompt_token_ids) + made
 
 
 async def test_reader_that_goes_away_stops_nothing(world: World) -> None:
@@ -372,7 +372,7 @@ async def test_refusal_before_admission(world: World) -> None:
         "param": None,
         "code": "queue_full",
     }
-    assert world.gate.tickets[0].is_refunded
+    assert world.quotas.reservations[0].is_refunded
 
 
 async def test_bug_fails_the_turn(world: World) -> None:
@@ -672,7 +672,7 @@ async def test_full_context(world: World) -> None:
     assert caught.value.details["prompt_tokens"] > 2048
     assert "2048" in caught.value.message
     assert (await world.service.get(me, session.session_id)).status is SessionStatus.IDLE
-    assert world.gate.tickets == []
+    assert world.quotas.reservations == []
 
 
 async def test_overrides_hold_for_one_turn(world: World) -> None:
@@ -733,7 +733,7 @@ async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> Non
 async def test_session_limit(world: World) -> None:
     """A tenant that has all the sessions it may have gets no more until it closes one."""
     me = new_principal()
-    world.gate.limit = 2
+    world.quotas.limit = 2
     session = await world.session(me)
 
     with pytest.raises(LimitExceeded):
@@ -756,7 +756,7 @@ async def test_session_limit_holds_for_those_made_at_once(world_on_either: World
             ),
             {"id": me.tenant_id},
         )
-    world.gate.limit = 3
+    world.quotas.limit = 3
 
     made = await asyncio.gather(*(world.session(me) for _ in range(8)), return_exceptions=True)
 

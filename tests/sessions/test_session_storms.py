@@ -16,7 +16,7 @@ from graftwork.platform.pagination import Order, PageRequest
 from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
 from graftwork.sessions.core.transcript import join_chain
-from graftwork.sessions.store import history_rows as history
+from graftwork.sessions.store import history_rows
 from graftwork.sessions.turns.handle import RunningTurn
 from tests.sessions.fakes_responses import Responses
 from tests.sessions.fakes_sessions import WEATHER, World, call, new_principal
@@ -142,7 +142,7 @@ class Storm:
         if session.head_id is None:
             return
         async with self.world.database.read() as database:
-            chain = await history.find_chain(database, self.me.scope(), session.head_id)
+            chain = await history_rows.find_chain(database, self.me.scope(), session.head_id)
         sent = {str(request.request_id): request for request in self.world.engine.requests}
         for length, checkpoint in enumerate(chain, 1):
             prompt = sent[str(checkpoint.turn_id)].prompt_token_ids
@@ -177,7 +177,9 @@ async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, i
     for steps in blows:
         await storm.blow(steps)
     await storm.check()
-    assert all(ticket.settled is not None or ticket.is_refunded for ticket in storm.world.gate.tickets)
+    assert all(
+        reservation.settled is not None or reservation.is_refunded for reservation in storm.world.quotas.reservations
+    )
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,8 +14,8 @@ from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.service import NewSession
-from graftwork.sessions.store import deletion_rows as retention
-from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, new_principal
+from graftwork.sessions.store import deletion_rows
+from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
 TABLES = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events")
 DAY = 86_400.0
@@ -145,6 +145,7 @@ async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) ->
     world.will_say(Answer(waits=True))
     await world.service.start_turn(me, session.session_id, "Hi")
     await world.engine.half_way.wait()
+    await crash()
     after = world.restarted(owner="second")
     world.clock.advance(DAY)
 
@@ -154,7 +155,6 @@ async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) ->
 
     assert swept == [0, 1]
     assert set((await rows(world, me)).values()) == {0}
-    await world.service.close()
 
 
 async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
@@ -239,13 +239,13 @@ async def half_removed(world: World, me: Principal, session_id: SessionId, steps
     """The state after some of a removal's transactions, the first of which always happened."""
     scope = me.scope()
     async with world.database.write() as database:
-        await retention.mark_expired(database, scope, session_id)
+        await deletion_rows.mark_expired(database, scope, session_id)
         if steps > 0:
-            await retention.delete_events(database, scope, session_id, 1)
+            await deletion_rows.delete_events(database, scope, session_id, 1)
         if steps > 1:
-            await retention.delete_events(database, scope, session_id, 1000)
+            await deletion_rows.delete_events(database, scope, session_id, 1000)
         if steps > 2:
-            await retention.delete_checkpoints(database, scope, session_id, 1000)
+            await deletion_rows.delete_checkpoints(database, scope, session_id, 1000)
 
 
 async def test_expired_sessions_are_not_open_ones(world: World) -> None:
@@ -259,7 +259,7 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
     await say(world, me, fork)
     world.clock.advance(30)
     await world.service.sweep()
-    world.gate.limit = 2
+    world.quotas.limit = 2
 
     await opened(world, me)
 
@@ -271,7 +271,7 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
 async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
     """A session that nobody can see any more counts against no limit; one that is still there does."""
     me = new_principal()
-    world.gate.limit = 1
+    world.quotas.limit = 1
     await opened(world, me)
     world.clock.advance(59)
     with pytest.raises(LimitExceeded):

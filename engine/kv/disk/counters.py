@@ -1,4 +1,4 @@
-"""What the disk tier has done and what has failed, with a line in the log at most once a minute."""
+"""Counts what the disk store does, and logs failures at most once a minute."""
 
 import logging
 import threading
@@ -14,24 +14,24 @@ _SECONDS_BETWEEN_LINES = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DiskCounters:
-    """Totals since the tier was made."""
+    """Totals since the store was created."""
 
     written: int = 0
-    """Pages brought to the disk."""
+    """Pages written."""
     read: int = 0
-    """Pages read and found right."""
+    """Pages read with a correct checksum."""
     evicted: int = 0
-    """Pages removed for room or for a limit."""
+    """Pages removed to make room or to enforce a limit."""
     corrupt: int = 0
-    """Files dropped because a checksum or a length was wrong."""
+    """Files removed because a checksum or a length was wrong."""
     foreign: int = 0
-    """Files passed over at start: another layout's, or not ours at all."""
+    """Files ignored at start: they have another layout, or other programs made them."""
     failed: int = 0
-    """Operations that the file system refused: a full disk, a lost device, missing permission."""
+    """Operations that the file system refused, for example because the disk was full."""
 
 
 class DiskMonitor:
-    """Counts from any thread."""
+    """Owns the counters. Every method may be called from any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,17 +44,17 @@ class DiskMonitor:
             return DiskCounters(**self._counts)
 
     def add(self, counter: str, amount: int = 1) -> None:
-        """`counter` is the name of a field of DiskCounters."""
+        """Adds to a counter. `counter` is the name of a field of DiskCounters."""
         with self._lock:
             self._counts[counter] += amount
 
     def record_corrupt(self, name: str, reason: str) -> None:
-        """A file was not what it said it was."""
+        """Counts a file whose content was wrong."""
         self.add("corrupt")
         self._write_line("disk_tier_corrupt", name, reason)
 
     def record_failure(self, name: str, error: OSError) -> None:
-        """The file system refused an operation."""
+        """Counts an operation that the file system refused."""
         self.add("failed")
         self._write_line("disk_tier_failed", name, str(error))
 

@@ -1,4 +1,8 @@
-"""The few operations on files that the disk tier is made of, each of which can fail or be the last before a crash."""
+"""The file operations of the disk store.
+
+LocalFiles runs them on a folder. FaultTolerantFiles counts and hides errors of the file system. The process may be
+killed between any two operations.
+"""
 
 import os
 import stat
@@ -15,46 +19,46 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of the folder, as the folder lists it."""
+    """One file of the folder."""
 
     name: str
     num_bytes: int
     used_at_ns: int
-    """The time of its last use, which is kept where files keep the time of their last change."""
+    """Time of last use. It is stored as the file's modification time."""
 
 
 class FileSystem(Protocol):
-    """One folder of files; any operation may raise OSError."""
+    """One folder of files. Every operation may raise OSError."""
 
     def entries(self) -> list[FileEntry]:
-        """Every ordinary file of the folder."""
+        """Returns all regular files of the folder."""
         ...
 
     def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
-        """Write a file, stamp it and bring it to the disk. What is left after a failure is for the caller to remove."""
+        """Writes a file, sets its time and syncs it to disk. After a failure, the caller must remove what is left."""
         ...
 
     def rename(self, name: str, new_name: str) -> None: ...
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is gone already is no error."""
+        """Removes a file. A missing file is not an error."""
         ...
 
     def read(self, name: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset` on; returns how many bytes there were."""
+        """Reads into `into` from `offset` on. Returns how many bytes were read."""
         ...
 
     def stamp(self, name: str, used_at_ns: int) -> None:
-        """Note when the file was last used."""
+        """Sets the time of last use."""
         ...
 
     def sync(self) -> None:
-        """Bring the names in the folder to the disk."""
+        """Syncs the folder's names to disk."""
         ...
 
 
 class LocalFiles:
-    """A folder of the machine's own file system, readable by its domain alone: KV pages tell what was said."""
+    """A folder of the local file system. Only its user may read it: KV pages reveal what was said."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -98,7 +102,7 @@ class LocalFiles:
 
 
 def _described(entry: "os.DirEntry[str]") -> FileEntry | None:
-    """None for what is no ordinary file, or is gone since it was listed."""
+    """Returns None if the entry is no regular file or no longer exists."""
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -107,25 +111,26 @@ def _described(entry: "os.DirEntry[str]") -> FileEntry | None:
 
 
 DRAFT_SUFFIX = ".part"
-"""Behind the name of a file that is not yet whole."""
+"""Ends the name of a file that is not complete yet."""
 
 
 class FaultTolerantFiles:
-    """A FileSystem that never raises OSError; only a folder that cannot be listed cannot be worked with."""
+    """The operations of a FileSystem without OSError: failures are counted and returned."""
 
     def __init__(self, files: FileSystem, monitor: DiskMonitor) -> None:
         self._files = files
         self._monitor = monitor
 
     def entries(self) -> list[FileEntry]:
-        """Every ordinary file. Raises InvalidRequest: without knowing what is there, no budget can be kept."""
+        """Returns all regular files. Raises InvalidRequest if the folder cannot be listed, since no budget could be
+        kept."""
         try:
             return self._files.entries()
         except OSError as error:
             raise InvalidRequest(f"The folder for KV pages cannot be listed: {error.strerror}.") from error
 
     def put(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> bool:
-        """Write a file that appears under its name whole or not at all; False if it does not."""
+        """Writes a file that appears under its name complete or not at all. Returns whether it appeared."""
         draft = name + DRAFT_SUFFIX
         try:
             self._files.create(draft, contents, used_at_ns)
@@ -136,11 +141,11 @@ class FaultTolerantFiles:
         return True
 
     def remove_remains(self, name: str) -> bool:
-        """Remove what a failed `put` may have left; False if something stays."""
+        """Removes what a failed `put` may have left. Returns whether nothing is left."""
         return self.remove(name + DRAFT_SUFFIX) and self.remove(name)
 
     def remove(self, name: str) -> bool:
-        """Whether the file is gone now."""
+        """Removes a file. Returns whether it is gone."""
         try:
             self._files.remove(name)
         except OSError as error:
@@ -149,7 +154,7 @@ class FaultTolerantFiles:
         return True
 
     def read(self, name: str, offset: int, into: memoryview) -> int | None:
-        """How many bytes of `into` could be filled, 0 where there is no such file; None if the disk refused."""
+        """Reads into `into`. Returns how many bytes were read: 0 for a missing file, None if the disk refused."""
         try:
             return self._files.read(name, offset, into)
         except FileNotFoundError:
@@ -159,7 +164,7 @@ class FaultTolerantFiles:
             return None
 
     def stamp(self, name: str, used_at_ns: int) -> None:
-        """Note when a file was last used, unless it is gone."""
+        """Sets the time of last use. A missing file is not an error."""
         try:
             self._files.stamp(name, used_at_ns)
         except FileNotFoundError:

@@ -1,11 +1,15 @@
-"""Which file holds which page, whose bytes they are, and in which order files would be missed.
+"""Knows which file holds which page, and counts the bytes of the disk store.
 
-DiskIndex alone counts the bytes of the disk tier. A file is claimed (its bytes are counted, nothing finds it), then
-published (its pages are found, and it may be chosen to make room), then retired (nothing finds it any more, but its
-bytes stay counted until the file is gone), and last discharged. So what is counted is never less than what lies there.
+Owns the life of each file entry:
 
-It never touches a file. Each method is one step under one lock that is held for no input or output, so that the
-engine's loop may ask while a worker writes; `holds` takes no lock at all.
+    claimed    its bytes are counted, but its pages are not found yet
+    published  its pages are found, and it may be evicted
+    retired    its pages are no longer found, but its bytes are counted until the file is gone
+    freed      it is forgotten
+
+Never touches a file. Each method is one step under one lock, which is never held during I/O, so the engine's loop may
+ask while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less than the bytes in the
+folder.
 """
 
 import threading
@@ -18,18 +22,18 @@ from graftwork.engine.kv.disk.file_format import FileSpan, PageFile
 
 
 class DiskIndex:
-    """The pages, files and bytes of one folder, within `max_bytes`."""
+    """The pages, files and bytes of one folder of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._locations: dict[PageKey, tuple[PageFile, int]] = {}
         self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
-        self._accounts = DomainUsage(shared_reserve_bytes)
+        self._usage = DomainUsage(shared_reserve_bytes)
         self._hidden: dict[str, PageFile] = {}
-        """Claimed or retired: counted, and not to be found."""
+        """Claimed or retired files: counted, but not found."""
         self._empty: dict[str, PageFile] = {}
-        """Published, and without a page that is found here."""
+        """Published files of which no page is found any more."""
         self._last_stamp_ns = 0
 
     @property
@@ -38,43 +42,43 @@ class DiskIndex:
 
     @property
     def bytes_used(self) -> int:
-        return self._accounts.total
+        return self._usage.total
 
     def bytes_of(self, domain: bytes) -> int:
-        return self._accounts.bytes_of(domain)
+        return self._usage.bytes_of(domain)
 
     def holds(self, key: PageKey) -> bool:
         return key in self._locations
 
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
         with self._lock:
-            self._accounts.set_limit(domain, num_bytes)
+            self._usage.set_limit(domain, num_bytes)
 
     def set_reserve(self, domain: bytes, num_bytes: int) -> None:
         with self._lock:
-            self._accounts.set_reserve(domain, num_bytes)
+            self._usage.set_reserve(domain, num_bytes)
 
-    def reserve(self, file: PageFile) -> bool:
-        """Count the bytes of a file that is about to be written; False, and nothing counted, if there is no room."""
+    def claim(self, file: PageFile) -> bool:
+        """Counts the bytes of a file that will be written. Returns False and counts nothing if there is no room."""
         with self._lock:
-            if self._accounts.total + file.num_bytes > self.max_bytes:
+            if self._usage.total + file.num_bytes > self.max_bytes:
                 return False
-            self._reserve(file)
+            self._claim(file)
             return True
 
     def publish(self, file: PageFile) -> None:
-        """From now on the pages of a claimed file are found; those that an older file has too are found here."""
+        """Makes the pages of a claimed file findable. They replace the same pages in older files."""
         with self._lock:
             self._publish(file)
 
     def add(self, file: PageFile) -> None:
-        """Count and publish a file that is there already, whether or not there is room for it."""
+        """Claims and publishes a file that exists already, even if it exceeds the budget."""
         with self._lock:
-            self._reserve(file)
+            self._claim(file)
             self._publish(file)
 
     def retire(self, file: PageFile) -> bool:
-        """Nothing finds the file any more; False if somebody else has retired it before."""
+        """Hides a published file. Returns False if it was hidden before."""
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if queue.pop(file.name, None) is None:
@@ -88,28 +92,29 @@ class DiskIndex:
             return True
 
     def free(self, file: PageFile) -> None:
-        """A claimed or retired file is gone from the disk."""
+        """Stops counting a claimed or retired file, which is gone from the disk."""
         with self._lock:
             del self._hidden[file.name]
-            self._accounts.change(file.domain, -file.num_bytes)
+            self._usage.change(file.domain, -file.num_bytes)
 
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
-        """A retired file resists: its bytes stay counted, as nobody's, and it is tried again in its turn."""
+        """Lists a retired file again, without pages or domain, because it could not be removed. Its bytes stay counted,
+        and it is tried again when room is needed."""
         with self._lock:
             del self._hidden[file.name]
-            self._accounts.change(file.domain, -file.num_bytes)
+            self._usage.change(file.domain, -file.num_bytes)
             remains = PageFile(file.name, file.num_bytes, None, self._new_stamp(now_ns))
-            self._reserve(remains)
+            self._claim(remains)
             self._publish(remains)
 
     def forget(self, key: PageKey) -> None:
-        """The page is not found any more."""
+        """Stops finding a page."""
         with self._lock:
             if key in self._locations:
                 self._remove_location(self._locations[key][0], key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """No page in a domain's files is found any more; returns how many were."""
+        """Stops finding the pages in a domain's files. Returns how many there were."""
         with self._lock:
             before = len(self._locations)
             for file in self._queues.get(domain, OrderedDict()).values():
@@ -118,7 +123,7 @@ class DiskIndex:
             return before - len(self._locations)
 
     def touch(self, file: PageFile, now_ns: int) -> int | None:
-        """The file was used just now; returns its new stamp, or None if it is gone from the index."""
+        """Marks a file as just used. Returns its new timestamp; None if it is not published."""
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if file.name not in queue:
@@ -128,12 +133,12 @@ class DiskIndex:
             return file.used_at_ns
 
     def new_stamp(self, now_ns: int) -> int:
-        """The time, or a little later where that was given already."""
+        """Returns a timestamp that is later than all before it: the time, or a little more."""
         with self._lock:
             return self._new_stamp(now_ns)
 
     def spans(self, keys: Sequence[PageKey]) -> list[FileSpan]:
-        """Where the longest held prefix of `keys` lies, neighbours together."""
+        """Returns where the longest stored prefix of `keys` is. Consecutive pages of one file form one span."""
         found: list[FileSpan] = []
         with self._lock:
             for key in keys:
@@ -149,33 +154,33 @@ class DiskIndex:
         return found
 
     def names_holding(self, keys: Iterable[PageKey]) -> set[str]:
-        """The files in which any of `keys` is found."""
+        """Returns the names of the files in which `keys` are found."""
         with self._lock:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Files whose every page was forgotten, or is found in a newer one."""
+        """Returns the files of which no page is found any more."""
         with self._lock:
             return list(self._empty.values())
 
     def victims_for(self, domain: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageFile] | None:
-        """The files to remove so that `domain` can have `num_bytes` more; None if no choice makes that room.
+        """Returns the files to remove so that `domain` can have `num_bytes` more; None if that is impossible.
 
-        Files named in `kept` stay. Changes nothing.
+        Files named in `kept` are not chosen. Changes nothing.
         """
         with self._lock:
-            choice = VictimSearch(self._accounts, self._queues, kept)
+            choice = VictimSearch(self._usage, self._queues, kept)
             return choice.victims if choice.make_room(domain, num_bytes, self.max_bytes) else None
 
     def victims_over_limits(self) -> list[PageFile]:
-        """The files to remove so that no domain has more than its limit."""
+        """Returns the files to remove so that no domain exceeds its limit."""
         with self._lock:
-            choice = VictimSearch(self._accounts, self._queues, ())
+            choice = VictimSearch(self._usage, self._queues, ())
             choice.enforce_limits()
             return choice.victims
 
     def check_integrity(self) -> None:
-        """Recount everything from scratch."""
+        """Recounts everything."""
         with self._lock:
             listed = [file for queue in self._queues.values() for file in queue.values()]
             names = [file.name for file in (*listed, *self._hidden.values())]
@@ -192,7 +197,7 @@ class DiskIndex:
         by_domain: defaultdict[bytes | None, int] = defaultdict(int)
         for file in files:
             by_domain[file.domain] += file.num_bytes
-        self._accounts.check_integrity(by_domain)
+        self._usage.check_integrity(by_domain)
 
     def _check_locations(self, listed: list[PageFile]) -> None:
         living = {id(file): 0 for file in listed}
@@ -206,13 +211,13 @@ class DiskIndex:
                 f"{file.name}: {file.num_live} pages counted, {living[id(file)]} found"
             )
 
-    def _reserve(self, file: PageFile) -> None:
+    def _claim(self, file: PageFile) -> None:
         assert file.name not in self._hidden, f"{file.name} is claimed already"
         self._hidden[file.name] = file
-        self._accounts.change(file.domain, file.num_bytes)
+        self._usage.change(file.domain, file.num_bytes)
 
     def _publish(self, file: PageFile) -> None:
-        """Enter a claimed file as the one used last, even if others were used while it was written."""
+        """Lists a claimed file as the last used one, even if others were used while it was written."""
         del self._hidden[file.name]
         self._last_stamp_ns = file.used_at_ns = max(self._last_stamp_ns, file.used_at_ns)
         self._queues.setdefault(file.domain, OrderedDict())[file.name] = file

@@ -1,4 +1,4 @@
-"""One process a folder: a lock that the system takes back when the process ends, however it ends."""
+"""Gives one process a folder for itself. The system removes the lock when the process ends, however it ends."""
 
 import fcntl
 import os
@@ -11,16 +11,16 @@ _POLL_S = 0.05
 
 
 class FolderLock:
-    """Held from `acquire` to `release`."""
+    """Locks the folder from `acquire` to `release`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._descriptor: int | None = None
 
     def acquire(self, timeout_s: float = 0.0) -> None:
-        """Make the folder, for its domain alone, if there is none, and wait so long for whoever holds it to go.
+        """Creates the folder if needed, for this user only, and waits up to `timeout_s` seconds for the lock.
 
-        Raises InvalidRequest if it cannot be ours.
+        Raises InvalidRequest if another process keeps it or the folder cannot be used.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class FolderLock:
             self._descriptor = None
 
     def _lock(self, descriptor: int, until: float) -> None:
-        """Raises BlockingIOError if somebody else still has it then."""
+        """Raises BlockingIOError if another process still has the lock at `until`, on the monotonic clock."""
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""What an earlier process left in the disk tier's folder.
+"""Reads what an earlier process left in the folder.
 
-One bounded read a file: headers are verified now, pages when they are read.
-Files that do not have the tier's names are nobody's business here: counted as foreign and left alone.
+Reads each file's header once, with a bounded read; pages are checked when they are used. Files without the store's
+names are counted as foreign and never changed.
 """
 
 import re
@@ -24,17 +24,17 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
 
 
 def file_name(last_key: PageKey, stamp: int) -> str:
-    """The name of a file by its last page, which by the chain of keys stands for all before it; never given twice."""
+    """Returns a unique name for a file. The last page's key stands for all pages before it."""
     return f"{last_key.hex()}-{stamp:016x}{_SUFFIX}"
 
 
 def is_our_name(name: str) -> bool:
-    """Whether the tier may have made this file, be it whole or not."""
+    """Whether the store may have created a file of this name, complete or not."""
     return _NAME.fullmatch(name.removesuffix(DRAFT_SUFFIX)) is not None
 
 
 class FolderScan:
-    """One look through the folder at start."""
+    """Scans the folder once, at start."""
 
     def __init__(self, files: FaultTolerantFiles, monitor: DiskMonitor, layout: bytes) -> None:
         self._files = files
@@ -42,12 +42,12 @@ class FolderScan:
         self._layout = layout
 
     def page_files(self) -> list[PageFile]:
-        """Every file that counts, least recently used first; drafts and damaged files are removed on the way."""
+        """Returns all usable files, least recently used first. Removes incomplete and damaged ones."""
         found = [file for entry in self._files.entries() if (file := self._recognise(entry)) is not None]
         return sorted(found, key=lambda file: (file.used_at_ns, file.name))
 
     def _recognise(self, entry: FileEntry) -> PageFile | None:
-        """None for a file that does not count: a stranger's, or one that was worth nothing and is removed."""
+        """Returns None if the file does not count: other programs made it, or it was damaged and is removed."""
         file = PageFile(entry.name, entry.num_bytes, None, entry.used_at_ns)
         try:
             if not is_our_name(entry.name):
@@ -62,7 +62,7 @@ class FolderScan:
         return file if is_our_name(entry.name) else None
 
     def _read_header(self, entry: FileEntry) -> PageFileHeader | None:
-        """None where the disk refuses. Raises DamagedFile, ForeignFile."""
+        """Returns None if the disk refuses to read. Raises DamagedFile, ForeignFile."""
         if entry.name.endswith(DRAFT_SUFFIX):
             raise DamagedFile("never finished")
         start = self._read_start(entry.name, BLOCK_BYTES)

@@ -1,15 +1,20 @@
-"""KV pages on disk: whole files of pages in checksummed files, within a budget of bytes.
+"""Stores KV pages on disk, in checksummed files within a budget of bytes.
 
-DiskStore alone writes, reads and removes files in its folder. It answers a page with the very bytes that were written
-under that key or with False, whatever happened to the files in between: a crash at any point, `kill -9`, a full disk, a
-flipped bit, files cut off, swapped or removed. It never raises because of what the disk does, and the folder never
-holds more than `max_bytes` of pages, not even while a file is being written.
+DiskStore owns its folder: only it writes, reads and removes files there.
 
-A file appears under its name only when it is whole: it is written under another name, brought to the disk, and
-renamed. What was used last survives a restart as each file's time of change.
+Invariants:
 
-Writes and removals file one at a time and reads beside them, on worker threads; `holds`, the counts, `forget` and
-`forget_domain` touch no file and may be called from any thread at any time. A reader that has opened a file reads it to its end even if it is evicted meanwhile.
+    A page is answered with exactly the bytes that were written under its key, or not at all. This holds after a crash
+    at any point, on a full disk, and for files that were changed, cut off, swapped or removed.
+    The folder never holds more than `max_bytes` of pages, not even while a file is being written.
+    No method raises an error because of what the disk does, except `open`.
+
+A file is written under another name, synced and renamed, so it appears complete or not at all. Its modification time is
+its time of last use, so the order of eviction survives a restart.
+
+Writes and removals run one at a time, reads run beside them; all of these belong on worker threads. `holds`, `forget`,
+`forget_domain` and the counts touch no file and may be called from any thread. A reader that has opened a file can
+finish even if the file is evicted.
 """
 
 import threading
@@ -34,14 +39,14 @@ from graftwork.engine.kv.disk.recovery import FolderScan, file_name, is_our_name
 from graftwork.platform.clock import Clock, SystemClock
 
 _FILE_BYTES = 64 * 2**20
-"""A file of pages is closed at this size: what is evicted at once, and lost at once to a bad sector."""
+"""The size at which a file is closed. A file is evicted as a whole and lost as a whole to one bad sector."""
 _FILES_AT_LEAST = 16
-"""Files that the budget has room for, where it is small: eviction takes a part of it, not the whole."""
+"""A small budget still has room for this many files, so that an eviction never takes all of it."""
 _DIGEST_BYTES = 32
 
 
 class DiskStore:
-    """The disk pages of one engine."""
+    """The pages on disk of one engine."""
 
     def __init__(
         self,
@@ -52,9 +57,10 @@ class DiskStore:
         clock: Clock | None = None,
         reserve_share: float = 0.0,
     ) -> None:
-        """`layout` is a 32-byte digest of all that decides what a page's bytes mean, their number included.
+        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, the page size
+        included.
 
-        `reserve_share` of `max_bytes` is parted equally among the domains that have files, and kept for each.
+        `reserve_share` of `max_bytes` is divided equally among the domains that have files.
         """
         assert len(layout) == _DIGEST_BYTES, "a layout is a digest of 32 bytes"
         self._layout = layout
@@ -68,12 +74,12 @@ class DiskStore:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes in the folder, with those of a file that is being written."""
+        """Bytes in the folder, a file that is being written included."""
         return self._index.bytes_used
 
     @property
     def num_pages(self) -> int:
-        """Pages that `holds` affirms."""
+        """Pages for which `holds` is true."""
         return self._index.num_pages
 
     @property
@@ -81,27 +87,25 @@ class DiskStore:
         return self._monitor.snapshot()
 
     def bytes_of(self, domain: bytes) -> int:
-        """Bytes of all files that a domain wrote."""
+        """Returns the bytes of all files of a domain."""
         return self._index.bytes_of(domain)
 
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
-        """The most that a domain may have; None lifts it.
+        """Sets the most that a domain may have. None removes the limit.
 
-        What it has above that goes before anybody else's when room is needed, or with `enforce_limits`.
+        What exceeds the limit goes first when room is needed, or with `enforce_limits`.
         """
         self._index.set_limit(domain, num_bytes)
 
     def set_reserve(self, domain: bytes, num_bytes: int) -> None:
-        """What a domain keeps against everyone else's need for room."""
+        """Sets the bytes that others cannot take from a domain."""
         self._index.set_reserve(domain, num_bytes)
 
     def open(self, timeout_s: float = 0.0) -> None:
-        """Find what an earlier process left; it may take `timeout_s` to go.
+        """Opens the folder and finds the pages of an earlier process. Waits up to `timeout_s` for that process to end.
 
-        Raises InvalidRequest if the folder is no use or in use.
-
-        Unfinished and damaged files are removed; files of other layouts stay until room is needed, in the order of
-        their age; files that do not have our names are left alone and do not count.
+        Removes incomplete and damaged files. Keeps files of other layouts until room is needed. Ignores files with
+        other names; they do not count. Raises InvalidRequest if the folder cannot be used.
         """
         self._folder_lock.acquire(timeout_s)
         for file in FolderScan(self._files, self._monitor, self._layout).page_files():
@@ -111,24 +115,23 @@ class DiskStore:
             self._evict(self._index.victims_for(None, 0, ()) or [])
 
     def close(self) -> None:
-        """Let another process have the folder. What was written stays."""
+        """Releases the folder. The files stay."""
         self._folder_lock.release()
 
     def holds(self, key: PageKey) -> bool:
-        """Whether a page is there, as far as is known without reading it. O(1), from any thread."""
+        """Whether a page is stored, as far as is known without reading it. O(1), from any thread."""
         return self._index.holds(key)
 
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
     ) -> int:
-        """Store a file of pages, all of one size, those of the beginning first; returns how many are new.
+        """Stores pages that follow each other in one prompt, first page first. Returns how many are new.
 
-        `above` are the pages that the file stands behind, from the root down: without them it is worth nothing.
-        Those that are there already are skipped; neither they, nor those above, nor what is stored now is evicted for
-        the rest of the file, and all of them have been used now. Less is stored where no more room can be made, and
-        nothing more once the disk refuses.
+        `above` are the keys of all pages before them; without those the new pages are worthless. All pages of one call
+        have the same size. Pages that are stored already are skipped. None of these pages is evicted during the call,
+        and all of them count as just used. Stores less if no more room can be made, and stops when the disk refuses.
         """
-        assert len(domain) == _DIGEST_BYTES, "an domain is a digest of 32 bytes"
+        assert len(domain) == _DIGEST_BYTES, "a domain is a digest of 32 bytes"
         path = [*above, *keys]
         with self._writing:
             self._remove_all(self._index.empty_files())
@@ -146,14 +149,14 @@ class DiskStore:
         return stored
 
     def read(self, key: PageKey, into: memoryview) -> bool:
-        """Fill `into` with one page; False if it is not there, or not as it was written."""
+        """Reads one page into `into`. Returns False if it is not stored or was damaged."""
         return self.read_run([key], into) == 1
 
     def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
-        """Fill `into`, which has room for exactly `keys`, with the longest prefix of them that can be had.
+        """Reads the longest available prefix of `keys` into `into`, which must have room for all of them.
 
-        Returns how many pages are right; what is in `into` behind them means nothing.
-        A file in which anything is wrong is dropped as a whole.
+        Returns how many pages are correct; the bytes after them are undefined. Removes a file in which anything is
+        wrong.
         """
         space = into.cast("B")
         spans = self._index.spans(keys)
@@ -162,7 +165,7 @@ class DiskStore:
         for span in spans:
             page_bytes = span.header.page_bytes
             assert len(space) == len(keys) * page_bytes, f"a page has {page_bytes} bytes"
-            got = self._read_stretch(span, space[done * page_bytes : (done + span.count) * page_bytes])
+            got = self._read_span(span, space[done * page_bytes : (done + span.count) * page_bytes])
             done += got
             if got < span.count:
                 break
@@ -170,29 +173,30 @@ class DiskStore:
         return done
 
     def touch(self, keys: Sequence[PageKey]) -> None:
-        """Note that a prefix was used though it was not read from here, so that it is not evicted as if idle."""
+        """Marks pages as just used although they were read from another tier."""
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Answer this page no more. Its bytes go with its file's last page; until then a restart finds it again."""
+        """Stops answering for a page. Its bytes go when all pages of its file are forgotten; a restart before that
+        finds it again."""
         self._index.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Answer no page any more that a domain wrote; returns how many there were."""
+        """Stops answering for all pages of a domain. Returns how many there were."""
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
-        """Remove the files of which every page was forgotten."""
+        """Removes files of which every page was forgotten."""
         with self._writing:
             self._remove_all(self._index.empty_files())
 
     def enforce_limits(self) -> int:
-        """Evict what domains have above their limits; returns how many pages went."""
+        """Evicts what domains have above their limits. Returns how many pages were evicted."""
         with self._writing:
             return self._evict(self._index.victims_over_limits())
 
     def check_integrity(self) -> None:
-        """Recount the index and compare it with the folder. For a tier at rest."""
+        """Recounts the index and compares it with the folder. Call it only while nothing is written."""
         self._index.check_integrity()
         there = sum(entry.num_bytes for entry in self._files.entries() if is_our_name(entry.name))
         assert there <= self.bytes_used, f"{there} bytes lie in the folder and {self.bytes_used} are counted"
@@ -201,7 +205,7 @@ class DiskStore:
     def _write_file(
         self, domain: bytes, fresh: Sequence[tuple[PageKey, memoryview]], kept: set[str]
     ) -> PageFile | None:
-        """Write one file of as many of the first pages as find room; None if none could be written."""
+        """Writes one file of as many of the first pages as fit; None if none could be written."""
         page_bytes = len(fresh[0][1])
         assert page_bytes > 0
         assert all(len(view) == page_bytes for _, view in fresh), "the pages of one file are of one size"
@@ -212,10 +216,10 @@ class DiskStore:
         header = PageFileHeader(self._layout, domain, page_bytes, keys, checksums_of(views))
         stamp = self._index.new_stamp(self._now_ns())
         file = PageFile(file_name(keys[-1], stamp), header.file_bytes, header, stamp)
-        return file if self._index.reserve(file) and self._put(file, [header.encode(), *views]) else None
+        return file if self._index.claim(file) and self._put(file, [header.encode(), *views]) else None
 
     def _make_room(self, domain: bytes, num_pages: int, page_bytes: int, kept: set[str]) -> int:
-        """Evict for one file, smaller where not all pages can have room; returns how many it may hold."""
+        """Makes room for one file, of fewer pages if needed. Returns how many pages it may hold."""
         count = min(num_pages, MAX_PAGES, max(self._file_bytes // page_bytes, 1))
         while count > 0:
             victims = self._index.victims_for(domain, file_bytes(count, page_bytes), kept)
@@ -226,7 +230,8 @@ class DiskStore:
         return 0
 
     def _put(self, file: PageFile, contents: Sequence[Buffer]) -> bool:
-        """Bring a claimed file to the disk and publish it. What a failure leaves stays counted until a restart."""
+        """Writes and publishes a claimed file. If a failed write cannot be cleaned up, its bytes stay counted until a
+        restart."""
         if self._files.put(file.name, contents, file.used_at_ns):
             self._index.publish(file)
             return True
@@ -235,13 +240,13 @@ class DiskStore:
         return False
 
     def _finish_write(self, path: Sequence[PageKey], files: list[PageFile]) -> None:
-        """Make new names last, and the file with the beginning of a path the last of its files to be evicted."""
+        """Syncs new names to disk. Marks all files of a path as used, so that its first file is evicted last."""
         self._touch([*(span.file for span in self._index.spans(path)), *files])
         if files:
             self._files.sync()
 
-    def _read_stretch(self, span: FileSpan, space: memoryview) -> int:
-        """How many pages from the first on are right."""
+    def _read_span(self, span: FileSpan, space: memoryview) -> int:
+        """Returns how many pages are correct, counted from the first."""
         file, header, size = span.file, span.header, span.header.page_bytes
         num_bytes = self._files.read(file.name, header.page_offset(span.first), space)
         if num_bytes is None:
@@ -259,7 +264,7 @@ class DiskStore:
         return span.count
 
     def _touch(self, files: Iterable[PageFile]) -> None:
-        """Mark files as used, the first of them last: a prefix without its beginning is worth nothing."""
+        """Marks files as used, the first one last: later pages are worthless without earlier ones."""
         for file in reversed(list(dict.fromkeys(files))):
             stamp = self._index.touch(file, self._now_ns())
             if stamp is not None:
@@ -274,7 +279,7 @@ class DiskStore:
         return lost
 
     def _remove_all(self, files: list[PageFile]) -> int:
-        """Remove files; returns how many pages went with them."""
+        """Removes files. Returns how many findable pages they had."""
         lost = 0
         for file in files:
             num_live = file.num_live
@@ -283,7 +288,7 @@ class DiskStore:
         return lost
 
     def _remove(self, file: PageFile) -> bool:
-        """Let nothing find a file, then remove it; False if somebody else is at it already."""
+        """Hides a file and then removes it. Returns False if another thread has hidden it already."""
         if not self._index.retire(file):
             return False
         if self._files.remove(file.name):

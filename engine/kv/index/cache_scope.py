@@ -1,7 +1,8 @@
-"""The identity of cached KV: everything that must agree before two requests may share a page.
+"""Decides which requests may share cached KV: those with the same cache scope.
 
-Each part is framed by its length and the whole by a domain tag, so that no two lists of parts can collide
-(vllm#44701: an adapter's name and a salt, joined without frames, named each other's cache).
+A scope is a digest of the model, the KV layout, the isolation domain and the adapters. Every part is preceded by its
+length and the whole by a tag, so two different lists of parts never hash the same bytes. Source: vllm#44701, where an
+adapter's name and a salt were joined without lengths and two caches were mixed.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ _PUBLIC_TAG = b"graftwork/public-scope/1"
 
 
 def framed_digest(tag: bytes, *parts: bytes) -> bytes:
-    """SHA-256 over a tag and parts, each preceded by its length."""
+    """Returns the SHA-256 of a tag and some parts, each preceded by its length."""
     digest = hashlib.sha256()
     for part in (tag, *parts):
         digest.update(len(part).to_bytes(8, "big"))
@@ -25,22 +26,22 @@ def framed_digest(tag: bytes, *parts: bytes) -> bytes:
 
 
 class CacheScopes:
-    """Makes the scopes of one engine: its model, its KV dtype and its page layout are the same for all."""
+    """Makes the scopes of one engine. Its model, KV dtype and page layout are part of every scope."""
 
     def __init__(self, model_fingerprint: str, kv_layout: str) -> None:
         self._engine = (model_fingerprint.encode(), kv_layout.encode())
 
-    def scope(self, isolation: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
-        """The scope of one isolation domain under one adapter or mixture; the base model is the empty mixture."""
-        return CacheScope(framed_digest(_TAG, *self._engine, isolation, *_parts(adapters)))
+    def scope(self, domain: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
+        """Returns the scope of one isolation domain under some adapters; no adapters means the base model."""
+        return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
 
-    def of(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
-        """Where a request's pages may be shared; a page that is public in part only is not."""
+    def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
+        """Returns the scopes of a request's pages. A page that is only partly public stays in the domain's own scope."""
         own = self.scope(request.isolation, request.adapters)
-        return self.within(own, request.adapters, request.public_tokens // page_tokens)
+        return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
 
-    def within(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
-        """A scope whose first pages every domain may share."""
+    def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
+        """Returns scopes in which all domains share the first `public_pages` pages."""
         if not public_pages:
             return PrefixScope(own)
         public = CacheScope(framed_digest(_PUBLIC_TAG, *self._engine, *_parts(adapters)))

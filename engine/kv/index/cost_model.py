@@ -1,11 +1,11 @@
-"""What it costs to load pages and what it costs to compute them again, and so how many to load.
+"""Decides how much of a cached prefix to load and how much to compute again.
 
-A load costs something for having to be done at all and something for each page; a prefill costs something for each
-token, for each position that each token attends to, and once. The numbers are measured on the engine's own device at
-start (`fit_transfer`, `fit_prefill`) and follow what is seen since (CostTracker).
+Owns the estimated costs. A load costs a fixed time and a time for each page. A prefill costs a fixed time, a time for
+each token, and a time for each position that a token attends to. The engine measures its own device at start
+(`fit_transfer`, `fit_prefill`) and corrects the estimates while it runs (CostTracker).
 
-Loading in order and computing the rest is one decision: since a later token can only be computed on what stands before
-it, what is loaded is always the beginning of what is missing.
+A token can only be computed after all tokens before it. So what is loaded is always the first part of what is missing,
+and the rest is computed.
 """
 
 from collections.abc import Sequence
@@ -17,69 +17,68 @@ import numpy as np
 from graftwork.engine.core.tiers import Tier
 
 _SHORTEST_S = 1e-9
-"""No cost is less: a fit to noise would otherwise call something free and do it without bounds."""
-
+"""The lower bound of every cost. Without it, a fit to noise could make an operation look free."""
 
 _MOST = 8.0
-"""How many times more or less than expected one observation may say."""
+"""One observation counts at most as this many times slower or faster than expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """Bringing pages from one tier to the device."""
+    """The cost of loading pages from one tier to the device."""
 
     fixed_s: float
     page_s: float
 
     def seconds(self, num_pages: int) -> float:
-        """Nothing for no pages."""
+        """Returns the seconds that a load takes; 0 for no pages."""
         return self.fixed_s + num_pages * self.page_s if num_pages > 0 else 0.0
 
     def scaled(self, factor: float) -> "TransferCost":
-        """All of it slower by a factor."""
+        """Returns the cost on hardware that is slower by `factor`."""
         return TransferCost(self.fixed_s * factor, self.page_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Computing tokens."""
+    """The cost of computing tokens."""
 
     token_s: float
     attended_s: float
-    """For each token and each position that it attends to."""
+    """Seconds for each pair of a token and a position that it attends to."""
     fixed_s: float
 
     def seconds(self, num_tokens: int, context_tokens: int) -> float:
-        """Of `num_tokens` behind `context_tokens` that are there already. Nothing for no tokens."""
+        """Returns the seconds to compute `num_tokens` after `context_tokens`; 0 for no tokens."""
         if num_tokens <= 0:
             return 0.0
         return self.token_s * num_tokens + self.attended_s * _attended(num_tokens, context_tokens) + self.fixed_s
 
     def scaled(self, factor: float) -> "PrefillCost":
-        """All of it slower by a factor."""
+        """Returns the cost on hardware that is slower by `factor`."""
         return PrefillCost(self.token_s * factor, self.attended_s * factor, self.fixed_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """Estimated seconds of everything that can bring a prefix onto the device."""
+    """The costs of all ways to bring a prefix to the device."""
 
     host: TransferCost
     disk: TransferCost
     prefill: PrefillCost
 
     def of_tier(self, tier: Tier) -> TransferCost:
-        """What a load from a tier costs; from the device itself nothing."""
+        """Returns the cost of loading from a tier; zero for the device."""
         return {Tier.DEVICE: TransferCost(0.0, 0.0), Tier.HOST: self.host, Tier.DISK: self.disk}[tier]
 
     def best_prefix(self, pages_by_tier: Sequence[Tier], total_tokens: int, page_tokens: int) -> int:
-        """How many of the pages that are not on the device to load, from the first on; the rest is computed.
+        """Returns how many missing pages to load, from the first on. The rest is computed.
 
-        `pages_by_tier` says where each page of the cached prefix lies, and `total_tokens` how long the prompt is,
-        what is not cached anywhere included. Of equally fast ways the one that moves least is taken.
+        `pages_by_tier` is the nearest tier of each page of the cached prefix. `total_tokens` is the length of the
+        prompt, uncached tokens included. Among equally fast choices it returns the smallest.
 
-        Only the borders between tiers are tried: along pages of one tier the load grows by a straight line and the
-        prefill falls ever faster, since early tokens attend to less, so the least is at one of the ends.
+        Only the borders between tiers are tried. Within one tier, load time grows linearly and the time saved per page
+        rises, because later tokens attend to more. So the minimum is at a border.
         """
         best, best_s = 0, float("inf")
         counts = dict.fromkeys(Tier, 0)
@@ -97,7 +96,7 @@ class LoadCost:
 
 
 UNMEASURED = LoadCost(TransferCost(0.0, 1.0), TransferCost(0.0, 1.0), PrefillCost(1.0, 0.0, 0.0))
-"""Of an engine that has yet to be measured, and so serves nobody yet."""
+"""The costs of an engine that has not been measured and serves no requests yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class TransferSample:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """One measured prefill of `num_tokens` behind `context_tokens`."""
+    """One measured prefill of `num_tokens` after `context_tokens`."""
 
     num_tokens: int
     context_tokens: int
@@ -118,14 +117,14 @@ class PrefillSample:
 
 
 def fit_transfer(samples: Sequence[TransferSample]) -> TransferCost:
-    """The cost that is nearest to what was measured, by relative error."""
+    """Fits a cost to measurements by least relative error."""
     features = [[1.0, float(sample.num_pages)] for sample in samples]
     fixed_s, page_s = fit_costs(features, [sample.seconds for sample in samples])
     return TransferCost(fixed_s, max(page_s, _SHORTEST_S))
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
-    """The cost that is nearest to what was measured, by relative error."""
+    """Fits a cost to measurements by least relative error."""
     features = [
         [float(sample.num_tokens), _attended(sample.num_tokens, sample.context_tokens), 1.0] for sample in samples
     ]
@@ -134,10 +133,10 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
 
 
 class CostTracker:
-    """The present estimate, which follows what is observed.
+    """The present estimate. It follows the observed times.
 
-    Each observation moves the costs of its kind, all by one factor, a `smoothing` part of the way (of the logarithm)
-    towards what was seen; a single one counts at most eightfold, so that one stall does not turn the engine around.
+    An observation scales all costs of its kind by one factor: the ratio of seen to expected time, to the power of
+    `smoothing`. The ratio is limited to 8, so one stall does not reverse a decision.
     """
 
     def __init__(self, cost: LoadCost, smoothing: float = 0.1) -> None:
@@ -146,15 +145,15 @@ class CostTracker:
 
     @property
     def cost(self) -> LoadCost:
-        """What to decide by now."""
+        """The costs to decide with now."""
         return self._cost
 
     def start_from(self, cost: LoadCost) -> None:
-        """Begin anew, from what was measured."""
+        """Replaces the estimate with measured costs."""
         self._cost = cost
 
     def observe_load(self, tier: Tier, num_pages: int, seconds: float) -> None:
-        """A load of some pages from the host or the disk took so long."""
+        """Corrects the estimate after a load of `num_pages` from the host or the disk."""
         assert tier is not Tier.DEVICE, "what is on the device is not loaded"
         transfer = self._cost.of_tier(tier)
         if num_pages > 0:
@@ -162,7 +161,7 @@ class CostTracker:
             self._cost = replace(self._cost, host=moved) if tier is Tier.HOST else replace(self._cost, disk=moved)
 
     def observe_prefill(self, num_tokens: int, context_tokens: int, seconds: float) -> None:
-        """A prefill of some tokens took so long."""
+        """Corrects the estimate after a prefill."""
         if num_tokens > 0:
             expected = self._cost.prefill.seconds(num_tokens, context_tokens)
             self._cost = replace(self._cost, prefill=self._cost.prefill.scaled(self._factor(seconds, expected)))
@@ -173,15 +172,16 @@ class CostTracker:
 
 
 def _attended(num_tokens: int, context_tokens: int) -> float:
-    """Positions that all of some new tokens attend to: the context, and half of themselves on average."""
+    """Returns how many positions all new tokens attend to together: the context and, on average, half of the new
+    tokens."""
     return num_tokens * (context_tokens + num_tokens / 2)
 
 
 def fit_costs(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """The non-negative weights of the features whose sums come nearest to the measured seconds, by relative error.
+    """Returns non-negative weights of the features whose sums are nearest to the measured seconds, by relative error.
 
-    Relative, because a short measurement says as much about the fixed part as a long one about the rest.
-    Every choice of features that may have a weight at all is tried, which is exact and cheap for two or three.
+    Relative error lets short measurements determine the fixed cost as well as long ones determine the rest. Tries every
+    subset of features, which is exact and cheap for two or three of them.
     """
     assert features, "costs cannot be fitted to nothing"
     scale = 1.0 / np.maximum(np.asarray(seconds, dtype=np.float64), 1e-12)

@@ -1,14 +1,14 @@
-"""What a cached page is worth: the order in which a tier gives its idle pages up.
+"""Ranks idle pages: the page with the lowest rank is evicted first.
 
-On the device, first to last:
+Changes nothing. On the device, pages are evicted in this order of classes:
 
-    REDUNDANT        nobody's session is_in_history it, and a copy stands below
-    SUPERSEDED   sessions have moved away from it
-    LAPSED       a session is_in_history it, its lease is over or was never given, and a copy stands below
-    VALUED       the rest, by expected loss: chance that it is wanted again × seconds to have it back
+    REDUNDANT    no session's history contains the page, and a lower tier has a copy
+    SUPERSEDED   sessions used the page, but their histories no longer contain it
+    LAPSED       a session's history contains the page, no lease protects it, and a lower tier has a copy
+    VALUED       all others, by expected loss: probability of reuse × seconds to bring the page back
 
-On the host the same, where "a copy stands below" means on disk. All pages have the same bytes, so value per byte is
-value. A lease only raises a page's rank: it never makes an allocation fail.
+On the host the classes are the same; the lower tier is the disk. All pages have the same size, so no class divides by
+bytes. A lease raises a page's rank and never makes an allocation fail.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.platform.clock import Clock
 
 _CHANCE_WITHOUT_LEASE = 0.1
-"""That a page which no session has leased is wanted again; only its order against leased ones matters."""
+"""Probability that a page without a lease is used again. Only its order against leased pages matters."""
 
 
 class EvictionClass(IntEnum):
-    """First to go first."""
+    """The lowest class is evicted first."""
 
     REDUNDANT = 0
     SUPERSEDED = 1
@@ -37,25 +37,25 @@ class EvictionClass(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvictionPolicy:
-    """Ranks idle pages. Reads the clock, and changes nothing."""
+    """Ranks pages from the state of the tree, the sessions, the disk and the clock."""
 
     clock: Clock
     costs: CostTracker
     page_tokens: int
     is_in_history: Callable[[PageKey], bool]
-    """Whether a session's history runs through a page."""
+    """Whether the history of some session contains a page."""
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
-    """Whether a running sequence holds a page: nobody has left it, though no history may run through it yet."""
+    """Whether a running request holds a page. Such a page is not superseded, even if no history contains it yet."""
 
     def rank(self, node: Node, tier: Tier) -> EvictionRank:
-        """The place of a page in the order of its tier; the lowest goes first."""
+        """Returns a page's rank among the pages of a tier."""
         eviction_class = self.eviction_class(node, tier)
         value = self._value(node, tier) if eviction_class is EvictionClass.VALUED else 0.0
         return eviction_class, value, node.last_used
 
     def eviction_class(self, node: Node, tier: Tier) -> EvictionClass:
-        """Which of the four kinds a page is."""
+        """Returns a page's class; see the module's table."""
         if not node.outlives_sessions and not self.is_in_history(node.key) and not self.is_in_use(node):
             return EvictionClass.SUPERSEDED
         if not self.has_copy_below(node, tier):
@@ -65,7 +65,7 @@ class EvictionPolicy:
         return EvictionClass.VALUED if tier is Tier.DEVICE and self._is_leased(node) else EvictionClass.LAPSED
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
-        """Whether dropping the tier's copy loses nothing."""
+        """Whether a lower tier has a copy, so that eviction loses nothing."""
         return (tier is Tier.DEVICE and node.host is not None) or self.is_on_disk(node.key)
 
     def _value(self, node: Node, tier: Tier) -> float:

@@ -1,18 +1,20 @@
-"""Which idle page of a tier is given up next, and at whose cost.
+"""Finds the idle page of a tier that is evicted next.
 
-Each domain is sure of a share of every tier: `reserve_share` of it, parted equally among those who are there. Room is
-made from whoever holds more than that, and from the domain that asks; nobody else's pages are touched. An adapter that
-asks is nobody's domain, and what it may have at most leaves all reserves whole (see KvSizes).
-Among the pages that may go, the lowest rank goes first (see EvictionPolicy); only the last pages of a path can.
+Owns the order of the idle pages of one tier, and counts the pages of each domain.
 
-To find it, the domains stand in a queue by bounds that are raised only when they are met: what a page costs does not
-grow with the number of domains.
+Each domain has a reserve: an equal part of `reserve_share` of the tier. A page is taken from a domain that holds more
+than its reserve, or from the domain that asks. An adapter that needs frames belongs to no domain; KvSizes limits
+adapters so that all reserves fit. Among the pages that may go, the lowest rank is evicted first (see EvictionPolicy),
+and only pages without a child on the tier.
 
-Invariant: what another domain keeps is never below its reserve because of this one.
+Domains are kept in a heap by a lower bound of their lowest rank, and a bound is raised only when it is read. So the
+cost of an eviction does not grow with the number of domains.
+
+Invariant: no domain falls below its reserve because of another one.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Protocol
 
@@ -21,20 +23,18 @@ from graftwork.engine.kv.index.page_pool import PagePool
 from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
 
 EvictionRank = tuple[int, float, int]
-"""Class, value within it, and when it was last used."""
-
+"""Class, value within the class, time of last use. Lower is evicted first."""
 
 Ranking = Callable[[Node, Tier], EvictionRank]
-
 
 _Entry = tuple[EvictionRank, int, Node]
 
 
 class EvictionQueue:
-    """The pages of one tier that could go, by domain and rank. Entries may be stale: they are checked when taken."""
+    """The evictable pages of one tier, by domain and rank. An entry may be stale and is checked when it is read."""
 
     def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
-        """`reserved_pages` of the tier are parted equally among the domains that have pages there."""
+        """`reserved_pages` of the tier are divided equally among the domains that have pages there."""
         self.tier = tier
         self._pool = pool
         self._ranking = ranking
@@ -42,36 +42,37 @@ class EvictionQueue:
         self._used: dict[Domain, int] = {}
         self._heaps: dict[Domain, list[_Entry]] = {}
         self._queue: list[tuple[EvictionRank, int, Domain]] = []
-        """Parties above their reserve, each by a rank that none of its pages is below; entries may be stale."""
+        """Domains above their reserve, each with a lower bound of its lowest rank. Entries may be stale."""
         self._bounds: dict[Domain, EvictionRank] = {}
-        """The rank by which each of them is found in the queue."""
+        """The bound of each domain's valid entry in `_queue`."""
         self._protected: set[Domain] = set()
-        """Parties that were found at or below their reserve, and left out since."""
+        """Domains that were found at or below their reserve and are not in `_queue`."""
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
-        """Pages of this domain that the tree holds on this tier."""
+        """Returns how many of the tier's pages the tree holds for a domain."""
         return self._used.get(domain, 0)
 
     def reserve_pages(self) -> int:
-        """Pages that each domain which is here keeps for sure."""
+        """Returns how many pages each present domain cannot lose to others."""
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Pages that may have to stay whoever else needs room: up to its reserve of each domain, and all that is public,
-        since others' pages may hang on it."""
+        """Returns how many pages may be impossible to evict for others.
+
+        These are each domain's pages up to its reserve, and all public pages, because other pages may depend on them.
+        """
         reserve = self.reserve_pages()
         return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())
 
     def count_copy(self, node: Node, change: int) -> None:
-        """The tree has gained or lost a copy on this tier."""
+        """Records that the tree has gained (+1) or lost (-1) a copy on this tier."""
         domain, is_new = node.domain, node.domain not in self._used
         used = self._used.get(domain, 0) + change
         if used:
             self._used[domain] = used
-            self._recheck_protected(
-                self._protected if is_new else [domain]
-            )  # one domain more, and reserves are smaller
+            # A new domain makes every reserve smaller.
+            self._recheck_protected(self._protected if is_new else [domain])
         else:
             del self._used[domain]
             self._heaps.pop(domain, None)
@@ -79,7 +80,7 @@ class EvictionQueue:
             self._protected.discard(domain)
 
     def add(self, node: Node) -> None:
-        """Consider a page whose state has changed: it became idle, the last of its path, or less worth keeping."""
+        """Queues a page if it is evictable. Call it when a page became idle, became a leaf, or lost rank."""
         if self._is_evictable(node):
             heap = self._heaps.setdefault(node.domain, [])
             heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
@@ -87,41 +88,44 @@ class EvictionQueue:
                 self._rebuild(node.domain)
             self._enqueue(node.domain)
 
-    # ---- who gives --------------------------------------------------------------------------------------------
+    # ---- victims ----------------------------------------------------------------------------------------------
 
     def victim_domain(self, domain: Domain | None) -> Domain | None:
-        """The domain whose page goes first to make room for `domain`, or for an adapter; None if there is none to give."""
+        """Returns the domain that loses a page so that `domain` gets one; None if no page may go.
+
+        None as `domain` stands for an adapter.
+        """
         first = self._first_above_reserve()
-        own = None if domain is None else self._top(domain)
+        own = None if domain is None else self._lowest_entry(domain)
         if own is None or (first is not None and self._heaps[first][0][:2] < own[:2]):
             return first
         return domain
 
     def victim_domain_ignoring_reserves(self) -> Domain | None:
-        """The same, with no regard for reserves. Looks at every domain."""
-        tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._top(one)) is not None]
+        """Returns the domain with the lowest-ranked page of all; None if no page is idle. O(number of domains)."""
+        tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
         return min(tops)[2] if tops else None
 
     def lowest_rank(self, domain: Domain) -> EvictionRank:
-        """Of the page that goes first of a domain that has one to give."""
+        """Returns the rank of a domain's first page. Call it only after `victim_domain` has named the domain."""
         return self._heaps[domain][0][0]
 
     def pop(self, domain: Domain) -> Node:
-        """That page; it must be dropped, or offered again."""
+        """Removes and returns that page. The caller must evict it or add it again."""
         return heapq.heappop(self._heaps[domain])[2]
 
     def pop_or_none(self, domain: Domain) -> Node | None:
-        """The page that goes when a domain must give up one of its own."""
-        return None if self._top(domain) is None else self.pop(domain)
+        """Removes and returns the first page of a domain; None if it has no evictable page."""
+        return None if self._lowest_entry(domain) is None else self.pop(domain)
 
     def _first_above_reserve(self) -> Domain | None:
         reserve = self.reserve_pages()
         while self._queue:
             bound, _, domain = self._queue[0]
             if self._bounds.get(domain) != bound:
-                heapq.heappop(self._queue)  # it was offered something lower since
+                heapq.heappop(self._queue)  # a lower bound was entered later
                 continue
-            top = self._top(domain) if self.used_pages(domain) > reserve else None
+            top = self._lowest_entry(domain) if self.used_pages(domain) > reserve else None
             if top is not None and top[0] == bound:
                 return domain
             heapq.heappop(self._queue)
@@ -133,7 +137,7 @@ class EvictionQueue:
         return None
 
     def _enqueue(self, domain: Domain) -> None:
-        """See that the queue knows of a domain no later than by its first entry."""
+        """Puts a domain into `_queue`, or lowers its bound, to match its first entry."""
         heap = self._heaps.get(domain)
         if not heap or domain in self._protected:
             return
@@ -148,8 +152,9 @@ class EvictionQueue:
             self._protected.remove(domain)
             self._enqueue(domain)
 
-    def _top(self, domain: Domain) -> _Entry | None:
-        """The first entry of a heap that is true now, left in place."""
+    def _lowest_entry(self, domain: Domain) -> _Entry | None:
+        """Returns the first valid entry of a domain's heap and leaves it there. Removes or updates stale entries before
+        it."""
         heap = self._heaps.get(domain, [])
         while heap:
             rank, _, node = heap[0]
@@ -171,16 +176,18 @@ class EvictionQueue:
         heapq.heapify(self._heaps[domain])
 
     def check_integrity(self, nodes: list[Node]) -> None:
-        """Every page that may go can be found, given all nodes that have a copy here."""
+        """Checks counts and that every evictable page can be found. `nodes` are all that have a copy on the tier."""
         used: dict[Domain, int] = {}
         for node in nodes:
             used[node.domain] = used.get(node.domain, 0) + 1
             if self._is_evictable(node):
-                assert any(entry[2] is node for entry in self._heaps.get(node.domain, [])), "a page cannot be dropped"
+                assert any(entry[2] is node for entry in self._heaps.get(node.domain, [])), (
+                    "an evictable page is not queued"
+                )
         assert used == self._used, "pages of domains were counted wrongly"
         queued = {(bound, domain) for bound, _, domain in self._queue}
         for domain in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
-            top = self._top(domain)
+            top = self._lowest_entry(domain)
             if top is not None:
                 bound = self._bounds.get(domain)
                 assert bound is not None, "a domain above its reserve cannot be found"
@@ -188,34 +195,54 @@ class EvictionQueue:
                 assert (bound, domain) in queued, "a domain is not in the queue"
 
 
+class LeaseExpiryQueue:
+    """Remembers when each lease ends, so that the rank of its pages is lowered then.
+
+    A path is remembered by its last node. Leases that have ended stay here until `pop_expired` returns them.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, int, Node]] = []
+        self._numbers = count()
+
+    def add(self, until: float, last: Node) -> None:
+        """Enters a lease on a path. It ends at `until`, in seconds; `last` is the path's last node."""
+        heapq.heappush(self._ends, (until, next(self._numbers), last))
+
+    def pop_expired(self, now: float) -> Iterator[Node]:
+        """Yields the last node of each path whose lease has ended by `now`, and forgets it."""
+        while self._ends and self._ends[0][0] <= now:
+            yield heapq.heappop(self._ends)[2]
+
+
 class Evictable(Protocol):
-    """Holds something that it could do without."""
+    """Something that holds memory which it can give up in parts."""
 
     def next_rank(self) -> EvictionRank | None:
-        """Of what it would give next; None if it has nothing to give."""
+        """Returns the rank of what it would evict next; None if it cannot evict anything."""
         ...
 
     def evict_next(self) -> None:
-        """Give up what `rank` has just spoken of."""
+        """Evicts what the last `next_rank` described."""
         ...
 
 
 class FrameUser(Evictable, Protocol):
-    """Lives in the frames of a tier beside its pages, and gives way like them."""
+    """Uses frames of a tier beside the pages, and evicts in the same order as they do."""
 
     @property
     def evictable_pages(self) -> int:
-        """Pages that would be free once it had given all it can."""
+        """Pages that would become free if it evicted all that it can."""
         ...
 
     @property
     def claimed_pages(self) -> int:
-        """Pages that it has waited for so long that nobody new is let in at their cost."""
+        """Pages that it has waited for so long that no new request may take them."""
         ...
 
 
 class NoFrameUser:
-    """A tier of pages alone."""
+    """The frame user of a tier that holds pages only."""
 
     evictable_pages = 0
     claimed_pages = 0
@@ -224,12 +251,14 @@ class NoFrameUser:
         return None
 
     def evict_next(self) -> None:
-        """There is nothing to give."""
+        """Has nothing to evict."""
 
 
 def evict_one(candidates: Sequence[Evictable]) -> bool:
-    """The lowest of what all of them would give goes, the first named at a tie; False if nobody has anything."""
-    ranked = [(rank, place) for place, domain in enumerate(candidates) if (rank := domain.next_rank()) is not None]
+    """Evicts the lowest-ranked of all candidates, the first one at a tie. Returns False if none can evict anything."""
+    ranked = [
+        (rank, place) for place, candidate in enumerate(candidates) if (rank := candidate.next_rank()) is not None
+    ]
     if not ranked:
         return False
     candidates[min(ranked)[1]].evict_next()

@@ -1,12 +1,12 @@
-"""Runs of consecutive frames for adapters, on a device whose frames they share with KV pages.
+"""Allocates runs of consecutive frames to adapters. Adapters and KV pages share the frames of one device.
 
-Free frames are found anywhere; a run of them is made. Pages that stand where a run is to be are carried to free frames
-elsewhere and renamed, active ones too; where adapters lie so scattered that no run is left between them, they are slid
-to the top of the device. All of it happens on the loop's thread between steps, in the order of the device's stream, so
-a step sees either all old numbers or all new ones.
+Free frames may lie anywhere, so pages inside the chosen run are moved to free frames and get new numbers, even pages in
+use. If adapters are so scattered that no run fits between them, they are moved to the top of the device. All moves run
+on the loop's thread between steps and in the order of the device's stream, so a step sees old numbers or new numbers
+only.
 
-Invariants: a page under a copy is never moved, no frame belongs to two, and whoever lists a page or views a run has
-been told of its new place when `allocate` returns.
+Invariants: a page that is being copied never moves; no frame has two users; all listeners know the new places when
+`allocate` returns.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,30 +38,30 @@ class FrameRun:
 
 
 class FrameMover(Protocol):
-    """The memory itself; see DeviceMemory."""
+    """Moves the content of frames; see DeviceMemory."""
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None: ...
 
 
 class FrameAllocator:
-    """Gives out runs of a device's frames, and takes them back."""
+    """Owns the runs that adapters hold, and moves pages and runs to make place for new ones."""
 
     def __init__(self, page_store: PageStore, frames: FrameMover) -> None:
         self._page_store = page_store
         self._frames = frames
         self._runs: set[FrameRun] = set()
         self.on_pages_moved: Callable[[Mapping[PageId, PageId]], None] = lambda moves: None
-        """Told of pages that have new numbers, by their old ones; the tree knows already."""
+        """Called with the new number of each moved page, by its old number. The tree is up to date by then."""
         self.on_runs_moved: Callable[[Mapping[FrameRun, FrameRun]], None] = lambda moves: None
-        """Told of runs whose content stands elsewhere now."""
+        """Called with the new run of each moved run."""
         self.num_relocated_pages = 0
         self.num_moved_runs = 0
 
     def allocate(self, num_frames: int) -> FrameRun | None:
-        """A run of frames; so many must be free, wherever they are.
+        """Returns a run of frames. At least `num_frames` frames must be free, anywhere on the device.
 
-        None, and nothing has changed, while copies that are under way stand in the way of every run. They end by
-        themselves: whoever waits asks again after the next message.
+        Returns None and changes nothing if running copies block every run. They end by themselves, so try again after
+        the next message.
         """
         pool = self._page_store.device
         assert num_frames <= pool.free_pages, f"{num_frames} frames wanted, {pool.free_pages} free"
@@ -77,12 +77,12 @@ class FrameAllocator:
         return run
 
     def free(self, run: FrameRun) -> None:
-        """The run's frames are free again."""
+        """Makes the run's frames free."""
         self._runs.remove(run)
         self._page_store.device.reclaim(run.pages)
 
     def _clear(self, run: FrameRun) -> None:
-        """Carry the pages within a run to be to the lowest free frames outside."""
+        """Moves the pages inside a run to the lowest free frames outside."""
         occupancy = self._page_store.device.occupancy()
         inside = np.zeros_like(occupancy.is_held)
         inside[run.first : run.end] = True
@@ -93,7 +93,7 @@ class FrameAllocator:
         self._rename_pages(moves)
 
     def _compact(self, num_frames: int) -> bool:
-        """Slide runs upwards if that opens a window of `num_frames`; False, and nothing has changed, if it does not."""
+        """Moves runs to the top if that opens a window of `num_frames`. Otherwise changes nothing and returns False."""
         pool = self._page_store.device
         occupancy = pool.occupancy()
         is_lent = np.zeros_like(occupancy.is_fixed)
@@ -133,14 +133,17 @@ class FrameAllocator:
         self.on_pages_moved(moves)
 
     def check_integrity(self) -> None:
-        """No two runs overlap, and every lent frame is in one."""
+        """Checks that no two runs overlap and that the runs cover all lent frames."""
         frames = [page for run in self._runs for page in run.pages]
         assert len(set(frames)) == len(frames), "a frame belongs to two adapters"
-        assert len(frames) == self._page_store.device.lent_pages, "a lent frame belongs to nobody"
+        assert len(frames) == self._page_store.device.lent_pages, "a lent frame is in no run"
 
 
 def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
-    """Where `num_frames` frames stand of which none is fixed and the fewest are held; the highest of several."""
+    """Returns where the best window of `num_frames` frames starts; None if there is none.
+
+    A window contains no fixed frame. The best one has the fewest held frames; at a tie the highest one.
+    """
     if num_frames > len(occupancy.is_fixed):
         return None
     num_held = np.where(_in_windows(occupancy.is_fixed, num_frames) > 0, -1, _in_windows(occupancy.is_held, num_frames))
@@ -152,15 +155,15 @@ def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
 
 
 def _in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
-    """Marks within each window of a width, by where it begins."""
+    """Counts the marks in each window of `width`, by the window's start."""
     sums = np.zeros(len(marks) + 1, dtype=np.int64)
     np.cumsum(marks, out=sums[1:])
     return np.subtract(sums[width:], sums[:-width])
 
 
 def compacted_runs(runs: Iterable[FrameRun], in_flight: NDArray[np.bool_]) -> dict[FrameRun, FrameRun]:
-    """Where runs come to stand when each is slid to the top as far as those above it and pages under copies let it;
-    only of those that move."""
+    """Returns the new places of runs that move when all runs slide to the top. Runs keep their order and never pass a
+    page that is being copied."""
     moves: dict[FrameRun, FrameRun] = {}
     top = len(in_flight)
     for run in sorted(runs, reverse=True):

@@ -1,14 +1,19 @@
-"""The KV pages of one tier, who holds them, and which are being copied.
+"""Allocates the KV pages of one tier and counts their holders.
 
-PagePool alone hands pages out and takes them back.
-A page is free (nobody holds it), in flight (a copy reads or writes it), lent (its frame is part of an adapter), or
-owned (counted holders: running sequences, nodes of the prefix tree, transfers). An owned page that only the prefix tree
-holds is idle: it can be dropped, so admission counts it as available. A page that loses its last holder in flight is
-freed when it lands. Pages are handed out from the lowest number on, so that runs of free ones are found at the top.
+Owns the state of every page number. Never touches memory: the code in kv/transfer knows what a number means there.
 
-    total = free + in flight + idle + active + lent
+A page is in one of these states:
 
-It never touches memory: what a page number means on a device is the runner's business.
+    free       no holder
+    in flight  a copy reads or writes it
+    idle       only the prefix tree holds it, so it can be evicted; admission counts it as available
+    active     a request or a transfer holds it
+    lent       its frame is part of an adapter
+
+A page that loses its last holder in flight becomes free when the copy ends. Allocation takes the lowest numbers first,
+so long runs of free pages are at the top.
+
+Invariant: total = free + in flight + idle + active + lent.
 """
 
 import heapq
@@ -23,24 +28,24 @@ from graftwork.engine.core.tiers import PageId
 
 
 class PagesExhausted(Exception):
-    """More pages were taken than are free: the caller did not reserve or reclaim first."""
+    """More pages were requested than are free. The caller must make room first."""
 
 
 class Occupancy(NamedTuple):
-    """By page number."""
+    """The state of all pages, by page number."""
 
-    is_fixed: NDArray[np.bool_]  # [num_pages] lent, or under a copy: nothing may happen to it now
-    is_held: NDArray[np.bool_]  # [num_pages] owned, and may be moved
+    is_fixed: NDArray[np.bool_]  # [num_pages] lent or in flight: must stay where it is
+    is_held: NDArray[np.bool_]  # [num_pages] has a holder and may be moved
 
 
 class PagePool:
-    """Counted pages `0 … num_pages - 1`; taking one is O(log n), everything else O(1) a page."""
+    """The pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1) per page."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._queue = [PageId(page) for page in range(num_pages)]
-        """A heap of all free pages, and of some that were lent or moved to since they were."""
-        self._in_queue = [True] * num_pages
+        self._free_heap = [PageId(page) for page in range(num_pages)]
+        """A heap of all free pages. It may also contain pages that were lent or moved to since they were free."""
+        self._in_free_heap = [True] * num_pages
         self._holders = array("i", [0]) * num_pages
         self._num_copies = array("i", [0]) * num_pages
         self._in_tree = [False] * num_pages
@@ -52,27 +57,27 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody holds and no copy touches."""
+        """Pages without a holder that no copy uses."""
         return self._num_free
 
     @property
     def idle_pages(self) -> int:
-        """Pages that the prefix tree alone holds, and no copy touches."""
+        """Pages that only the prefix tree holds and no copy uses."""
         return self._num_idle
 
     @property
     def in_flight_pages(self) -> int:
-        """Pages that a copy reads or writes, whoever holds them."""
+        """Pages that a copy reads or writes, with or without other holders."""
         return self._num_in_flight
 
     @property
     def active_pages(self) -> int:
-        """Pages that a sequence or a transfer holds, and no copy touches."""
+        """Pages that a request or a transfer holds and no copy uses."""
         return self.num_pages - self._num_free - self._num_idle - self._num_in_flight - self._num_lent
 
     @property
     def lent_pages(self) -> int:
-        """Pages whose frames are parts of adapters."""
+        """Pages whose frames are part of adapters."""
         return self._num_lent
 
     @property
@@ -84,14 +89,14 @@ class PagePool:
         return self._holders[page]
 
     def is_idle(self, page: PageId) -> bool:
-        """Whether the prefix tree alone holds it and no copy touches it."""
+        """Whether only the prefix tree holds the page and no copy uses it."""
         return self._in_tree[page] and self._holders[page] == 1 and self._num_copies[page] == 0
 
     def is_in_flight(self, page: PageId) -> bool:
         return self._num_copies[page] > 0
 
     def allocate(self, count: int) -> list[PageId]:
-        """Hand out the lowest free pages, each with one holder. Raises PagesExhausted and takes none."""
+        """Allocates the lowest free pages, each with one holder. Raises PagesExhausted and allocates none."""
         if count > self._num_free:
             raise PagesExhausted(f"{count} pages wanted, {self._num_free} free of {self.num_pages}")
         taken = [self._lowest_free() for _ in range(count)]
@@ -101,14 +106,14 @@ class PagePool:
         return taken
 
     def hold(self, pages: Iterable[PageId]) -> None:
-        """Add one holder to each of some owned pages."""
+        """Adds one holder to each page. The pages must have a holder already."""
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free and cannot be shared"
             self._num_idle -= self.is_idle(page)
             self._holders[page] += 1
 
     def release(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Take one holder from each page; the last one frees it. Returns those that only the tree holds now."""
+        """Removes one holder from each page and frees pages without one. Returns the pages that became idle."""
         became_num_idle: list[PageId] = []
         for page in pages:
             assert self._holders[page] > 0, f"page {page} was released twice"
@@ -121,13 +126,13 @@ class PagePool:
         return became_num_idle
 
     def enter_tree(self, page: PageId) -> None:
-        """The prefix tree becomes one more holder of an owned page."""
+        """Makes the prefix tree a holder of the page. The page must have a holder already."""
         assert not self._in_tree[page], f"page {page} is in the tree already"
         self.hold([page])
         self._in_tree[page] = True
 
     def leave_tree(self, page: PageId) -> None:
-        """The prefix tree lets go of a page; whoever else holds it keeps it."""
+        """Removes the prefix tree from the page's holders."""
         assert self._in_tree[page], f"page {page} is not in the tree"
         self._num_idle -= self.is_idle(page)
         self._in_tree[page] = False
@@ -135,7 +140,7 @@ class PagePool:
         self._free_if_unused(page)
 
     def begin_copy(self, pages: Iterable[PageId]) -> None:
-        """A copy begins to read or write owned pages: none of them is handed out again before it has landed."""
+        """Marks held pages as in flight. None of them is allocated again before the copy ends."""
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free and cannot be copied"
             self._num_idle -= self.is_idle(page)
@@ -143,10 +148,10 @@ class PagePool:
             self._num_copies[page] += 1
 
     def end_copy(self, pages: Iterable[PageId]) -> list[PageId]:
-        """A copy's event has fired. Returns the pages that are idle now."""
+        """Ends one copy of each page. Returns the pages that became idle."""
         became_num_idle: list[PageId] = []
         for page in pages:
-            assert self._num_copies[page] > 0, f"page {page} landed twice"
+            assert self._num_copies[page] > 0, f"page {page} ended a copy that had not begun"
             self._num_copies[page] -= 1
             self._num_in_flight -= self._num_copies[page] == 0
             if self.is_idle(page):
@@ -158,7 +163,7 @@ class PagePool:
     # ---- frames for adapters ----------------------------------------------------------------------------------
 
     def lend(self, pages: Iterable[PageId]) -> None:
-        """Give free pages away whole: their frames become part of an adapter."""
+        """Lends free pages: their frames become part of an adapter."""
         for page in pages:
             assert self._is_free(page), f"page {page} is not free and cannot be lent"
             self._lent[page] = True
@@ -166,7 +171,7 @@ class PagePool:
             self._num_free -= 1
 
     def reclaim(self, pages: Iterable[PageId]) -> None:
-        """Lent pages are free again."""
+        """Makes lent pages free."""
         for page in pages:
             assert self._lent[page], f"page {page} was not lent"
             self._lent[page] = False
@@ -174,7 +179,7 @@ class PagePool:
             self._set_free(page)
 
     def relocate(self, source: PageId, target: PageId) -> None:
-        """A page's content has moved to a free one, which is held as it was; nothing may copy it meanwhile."""
+        """Moves the holders of a page to a free one, after its content has moved. No copy may use the page."""
         assert self._holders[source] > 0, f"page {source} is not held and cannot be moved"
         assert self._num_copies[source] == 0, f"page {source} is being copied and cannot be moved"
         assert self._is_free(target), f"page {target} is not free and cannot be moved to"
@@ -184,20 +189,20 @@ class PagePool:
         self._set_free(source)
 
     def occupancy(self) -> Occupancy:
-        """Where every page stands, for whoever looks for a run of them."""
+        """Returns which pages must stay where they are and which may be moved."""
         in_flight = np.frombuffer(self._num_copies, dtype=np.intc) > 0
         is_held = np.frombuffer(self._holders, dtype=np.intc) > 0
         return Occupancy(np.frombuffer(self._lent, dtype=np.bool_) | in_flight, is_held & ~in_flight)
 
-    # ---- the free ones ----------------------------------------------------------------------------------------
+    # ---- free pages -------------------------------------------------------------------------------------------
 
     def _is_free(self, page: PageId) -> bool:
         return self._holders[page] == 0 and self._num_copies[page] == 0 and not self._lent[page]
 
     def _lowest_free(self) -> PageId:
         while True:
-            page = heapq.heappop(self._queue)
-            self._in_queue[page] = False
+            page = heapq.heappop(self._free_heap)
+            self._in_free_heap[page] = False
             if self._is_free(page):
                 return page
 
@@ -207,18 +212,18 @@ class PagePool:
 
     def _set_free(self, page: PageId) -> None:
         self._num_free += 1
-        if not self._in_queue[page]:
-            heapq.heappush(self._queue, page)
-            self._in_queue[page] = True
+        if not self._in_free_heap[page]:
+            heapq.heappush(self._free_heap, page)
+            self._in_free_heap[page] = True
 
     def check_integrity(self) -> None:
-        """Recount everything from scratch."""
-        assert sorted(self._queue) == [page for page in range(self.num_pages) if self._in_queue[page]]
+        """Recounts all states."""
+        assert sorted(self._free_heap) == [page for page in range(self.num_pages) if self._in_free_heap[page]]
         free = idle = in_flight = 0
         for page in map(PageId, range(self.num_pages)):
             is_used = self._holders[page] > 0 or self._num_copies[page] > 0
             assert not (self._lent[page] and is_used), f"page {page} is lent, and held or copied"
-            assert self._in_queue[page] or not self._is_free(page), f"page {page} is free and cannot be found"
+            assert self._in_free_heap[page] or not self._is_free(page), f"page {page} is free and cannot be found"
             assert not (self._in_tree[page] and self._holders[page] == 0), f"page {page} is in the tree, unheld"
             free += self._is_free(page)
             idle += self.is_idle(page)

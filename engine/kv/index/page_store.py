@@ -1,16 +1,16 @@
-"""When leases end, and which path is worth less from then on.
+"""Holds the pages of the device and the host: allocation, eviction and the prefix tree.
 
-A drop queue notices by itself when a page has become worth more, not when it has become worth less: it must be told.
-A path is remembered by its last node, since at most one of its pages, the deepest on a tier, can be the next to go.
-Invariant: what is remembered are the leases that have not ended; whoever asks for room asks here first.
+Owns both page pools, the tree, the eviction queues and the limits of each domain. Never copies a page: what must be
+saved before it is evicted is the offloader's job.
+
+Invariant: an eviction queue notices when a page's rank rises, but must be told when it falls. Every change that lowers
+a rank therefore ends in `requeue`, and expired leases are requeued before room is made.
 """
 
-import heapq
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Protocol
 
 from graftwork.engine.core.events import MissReason
@@ -23,6 +23,7 @@ from graftwork.engine.kv.index.eviction_queue import (
     EvictionQueue,
     EvictionRank,
     FrameUser,
+    LeaseExpiryQueue,
     NoFrameUser,
     Ranking,
     evict_one,
@@ -33,7 +34,7 @@ from graftwork.platform.clock import Clock
 
 
 class DiskPages(Protocol):
-    """What the loop must know of the disk tier."""
+    """What the engine's loop needs to know of the pages on disk. No method waits for the disk."""
 
     @property
     def num_pages(self) -> int: ...
@@ -45,20 +46,20 @@ class DiskPages(Protocol):
     def counters(self) -> DiskCounters: ...
 
     def holds(self, key: PageKey) -> bool:
-        """Whether a page is there, as far as can be known without reading it."""
+        """Whether the page is on disk, as far as is known without reading it."""
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Answer a page no more, at once; a sweep removes what lies there."""
+        """Stops answering for a page at once. A later sweep removes its bytes."""
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """The same for all pages of a domain, by its name in files; returns how many there were."""
+        """Stops answering for all pages of a domain, given its digest. Returns how many there were."""
         ...
 
 
 class NoDisk:
-    """A disk tier of no bytes."""
+    """A disk of zero bytes."""
 
     num_pages = 0
     bytes_used = 0
@@ -68,42 +69,22 @@ class NoDisk:
         return False
 
     def forget(self, key: PageKey) -> None:
-        """There is nothing to forget."""
+        """Has nothing to forget."""
 
     def forget_domain(self, domain: bytes) -> int:
         return 0
 
 
-class LeaseExpiryQueue:
-    """Paths by the end of their leases."""
-
-    def __init__(self) -> None:
-        self._ends: list[tuple[float, int, Node]] = []
-        self._numbers = count()
-
-    def add(self, until: float, last: Node) -> None:
-        """The pages down to `last` have a lease until then."""
-        heapq.heappush(self._ends, (until, next(self._numbers), last))
-
-    def pop_expired(self, now: float) -> Iterator[Node]:
-        """The last nodes of paths whose leases have ended by `now`, each once."""
-        while self._ends and self._ends[0][0] <= now:
-            yield heapq.heappop(self._ends)[2]
-
-
-_MAX_REMEMBERED_REASONS = 1 << 16
-
-
-_DEVICES = range(1 << 40)
-"""Sizes of devices, in pages."""
+_DEVICE_SIZES = range(1 << 40)
+"""Possible sizes of a device, in pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """What there is of each tier in memory, and what is whose.
+    """The sizes of the tiers in memory, and which part is guaranteed to whom.
 
-    On the device pages share their frames with adapters: `context_pages` and the reserve are KV's for sure, the floor
-    is the adapters', and the rest goes to whoever needs it.
+    Pages and adapters share the frames of the device. KV is sure of `context_pages` and of the reserve, adapters are
+    sure of the floor. Whoever needs the rest takes it.
     """
 
     page_tokens: int
@@ -112,11 +93,11 @@ class KvSizes:
     """Frames of the device."""
     host_pages: int
     context_pages: int
-    """Pages of one whole context."""
+    """Pages of one context of full length."""
     reserve_share: float = 0.5
-    """Of each tier: parted among the domains present, whom others cannot push below it."""
+    """Share of each tier, in [0, 1]. It is divided equally among the present domains; others cannot evict it."""
     lora_floor_share: float = 0.0
-    """Of the device: what KV cannot push adapters below."""
+    """Share of the device, in [0, 1], that KV leaves to adapters."""
 
     @property
     def lora_floor_pages(self) -> int:
@@ -124,22 +105,27 @@ class KvSizes:
 
     @property
     def device_reserve_pages(self) -> int:
-        """Pages of the device that are parted among the domains present."""
+        """Pages of the device that are divided among the present domains."""
         most = self.device_pages - self.context_pages - self.lora_floor_pages
         return max(min(int(self.reserve_share * self.device_pages), most), 0)
 
     @property
-    def most_lora_pages(self) -> int:
-        """What adapters may take of the device: never the last context, never a reserve, and never less than the floor."""
+    def max_lora_pages(self) -> int:
+        """The most that adapters may use. It leaves KV one context and all reserves, and is never below the floor."""
         return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
 
     def device_pages_for(self, lora_pages: int) -> int:
-        """The smallest device on which adapters may have so many pages."""
-        return bisect_left(_DEVICES, lora_pages, key=lambda pages: replace(self, device_pages=pages).most_lora_pages)
+        """Returns the size of the smallest device on which adapters may use `lora_pages`."""
+        return bisect_left(
+            _DEVICE_SIZES, lora_pages, key=lambda pages: replace(self, device_pages=pages).max_lora_pages
+        )
+
+
+_MAX_REMEMBERED_REASONS = 1 << 16
 
 
 class PageStore:
-    """The device's and the host's pages."""
+    """The pages of the device and the host."""
 
     def __init__(self, sizes: KvSizes, ranking: Ranking, disk: DiskPages, clock: Clock) -> None:
         self.sizes = sizes
@@ -153,37 +139,40 @@ class PageStore:
             Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
         self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
-        """Who else lives in the frames of a tier."""
+        """What else uses the frames of each tier."""
         self._clock = clock
         self._lease_expiries = LeaseExpiryQueue()
         self._limits: dict[Domain, KvLimits] = {}
         self._eviction_reasons: OrderedDict[PageKey, MissReason] = OrderedDict()
 
     def pool(self, tier: Tier) -> PagePool:
-        """The pool of the device or the host."""
+        """Returns the pool of the device or the host."""
         return self.device if tier is Tier.DEVICE else self.host
 
     def used_pages(self, tier: Tier, domain: Domain) -> int:
-        """Pages of a domain that the tree holds on a tier."""
+        """Returns how many of the tier's pages the tree holds for a domain."""
         return self._queues[tier].used_pages(domain)
 
     def reserve_pages(self, tier: Tier) -> int:
-        """Pages that each domain present keeps for sure."""
+        """Returns how many pages of the tier each present domain cannot lose to others."""
         return self._queues[tier].reserve_pages()
 
     # ---- room -------------------------------------------------------------------------------------------------
 
     def make_room(self, tier: Tier, num_pages: int, domain: Domain) -> int:
-        """Drop what ranks lowest until `num_pages` are free, or nothing more may go; returns how many of them are."""
+        """Evicts the lowest-ranked pages until `num_pages` are free or none may go.
+
+        Returns how many of the `num_pages` are free.
+        """
         queue = self._queues[tier]
         pages = _IdlePages(self, tier, lambda: queue.victim_domain(domain))
         return self._make_room(tier, num_pages, [pages, self.frame_users[tier]])
 
     def make_room_for_frames(self, tier: Tier, num_pages: int, frame_user: Evictable) -> bool:
-        """The same for whoever lives beside the pages, of which `frame_user` gives up what it must; whether there is room.
+        """Evicts pages and parts of `frame_user` until `num_pages` are free. Returns whether they are.
 
-        Parties that hold more than their reserve give. Where nothing is in use and that is still too little, it is
-        because reserved pages hang on public ones: then those go too, as KvSizes leaves enough for pages in any case.
+        Takes pages from domains above their reserve first. If that is too little although nothing is in use, reserved
+        pages follow public ones in the tree, and then any idle page may go: KvSizes leaves enough for KV in every case.
         """
         queue, pool = self._queues[tier], self.pool(tier)
         self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
@@ -202,30 +191,33 @@ class PageStore:
         return min(pool.free_pages, num_pages)
 
     def lowest_rank(self, tier: Tier, domain: Domain) -> EvictionRank:
-        """Of the pages that a domain could give."""
+        """Returns the rank of a domain's first evictable page."""
         return self._queues[tier].lowest_rank(domain)
 
     def evict_lowest(self, tier: Tier, domain: Domain) -> None:
-        """Give up the page of that rank."""
+        """Evicts that page."""
         self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
 
     def could_allocate(self, tier: Tier, num_pages: int) -> bool:
-        """Whether that many pages are free, idle or the frame_user's to spare: a first look, which reserves may still
-        disappoint. What the frame_user claims is left to it, beside all that it could not be given."""
+        """Whether `num_pages` are free, idle or evictable from the frame user. Reserves may still prevent the
+        allocation.
+
+        Leaves the frame user what it claims, in addition to the pages that it could never get.
+        """
         pool, frame_user = self.pool(tier), self.frame_users[tier]
         claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
         missing = num_pages + claimed - pool.free_pages - pool.idle_pages
         return missing <= 0 or missing <= frame_user.evictable_pages
 
     def evict(self, node: Node, tier: Tier, reason: MissReason) -> None:
-        """Give up one idle page at the end of its path on a tier."""
+        """Evicts one idle page that is a leaf on the tier. Remembers the reason if no other copy exists."""
         other = node.host if tier is Tier.DEVICE else node.device
         if other is None and not self.disk.holds(node.key):
             self._remember_reason(node, reason)
         self.tree.remove_copy(node, tier)
 
     def forget(self, keys: Iterable[PageKey]) -> None:
-        """Give up pages on every tier, and all that stands below them; those that are nobody's session's stay."""
+        """Removes pages and all pages after them from every tier. Keeps pages that outlive sessions."""
         for key in keys:
             node = self.tree.find(key)
             if node is None:
@@ -235,44 +227,47 @@ class PageStore:
                     self.disk.forget(gone.key)
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """What a domain may keep from now on."""
+        """Sets how many bytes a domain may keep on each tier."""
         if limits == NO_KV_LIMITS:
             self._limits.pop(domain, None)
         else:
             self._limits[domain] = limits
 
     def excess_pages(self, tier: Tier, domain: Domain) -> int:
-        """Pages of a domain above its limit on a tier."""
+        """Returns how many pages of the tier a domain has above its limit."""
         limits = self._limits.get(domain, NO_KV_LIMITS)
-        most_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
-        if most_bytes is None:
+        max_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
+        if max_bytes is None:
             return 0
-        return max(self.used_pages(tier, domain) - most_bytes // self.sizes.page_bytes, 0)
+        return max(self.used_pages(tier, domain) - max_bytes // self.sizes.page_bytes, 0)
 
     def enforce_limit(self, tier: Tier, domain: Domain) -> None:
-        """Drop a domain's own idle pages until it is within its limit, or has no idle ones."""
+        """Evicts a domain's own idle pages until it is within its limit or has none left."""
         while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
             self.evict(node, tier, MissReason.EVICTED_QUOTA)
 
     # ---- changes that make pages idle -------------------------------------------------------------------------
 
     def release(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """A holder lets go; what the tree holds of the pages stays cached."""
+        """Removes one holder from each page. The tree keeps its pages cached."""
         self._queue_pages(tier, self.pool(tier).release(pages))
 
     def end_copy(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """A copy has ended on some pages."""
+        """Ends one copy of each page."""
         self._queue_pages(tier, self.pool(tier).end_copy(pages))
 
     def requeue(self, keys: Iterable[PageKey]) -> None:
-        """Pages are worth less than before: sessions have left them, or a lease is over."""
+        """Queues pages again because their rank has fallen: a session left them, or a lease ended."""
         for key in keys:
             node = self.tree.find(key)
             if node is not None:
                 self._requeue_node(node)
 
     def requeue_path(self, last: Node) -> None:
-        """The pages of a path, down to its last node, are worth less than before."""
+        """Queues a path again because its pages' rank has fallen. `last` is its last node.
+
+        Only the deepest page of the path on each tier can be evicted next, so only that one is queued.
+        """
         for tier, queue in self._queues.items():
             node: Node | None = last
             while node is not None and node.page(tier) is None:
@@ -281,7 +276,7 @@ class PageStore:
                 queue.add(node)
 
     def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
-        """Raise the rank of a path's pages; those that several sessions reach keep the lease that lasts longest."""
+        """Leases the pages of a path. A page with several leases keeps the one that ends last."""
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease
@@ -291,7 +286,7 @@ class PageStore:
     # ---- what was lost ----------------------------------------------------------------------------------------
 
     def eviction_reason(self, key: PageKey) -> MissReason | None:
-        """Why a page is nowhere; None if it has never been here, as far as is remembered."""
+        """Returns why a page was evicted from its last tier; None if that is not remembered."""
         return self._eviction_reasons.get(key)
 
     def _remember_reason(self, node: Node, reason: MissReason) -> None:
@@ -320,10 +315,10 @@ class PageStore:
             self._eviction_reasons.pop(node.key, None)
         elif node.parent is not None:
             queue.add(node.parent)
-        self._requeue_node(node)  # the copy on the other tier may be worth more, or less, than it was
+        self._requeue_node(node)  # the rank of the copy on the other tier has changed
 
     def check_integrity(self) -> None:
-        """Recount the pools, the tree and the orders."""
+        """Recounts the pools, the tree and the queues."""
         self.device.check_integrity()
         self.host.check_integrity()
         self.tree.check_integrity()
@@ -332,10 +327,10 @@ class PageStore:
 
 
 class _IdlePages:
-    """The idle pages of some domains, as a Evictable."""
+    """The idle pages of some domains, as an Evictable."""
 
     def __init__(self, page_store: PageStore, tier: Tier, find_victim: Callable[[], Domain | None]) -> None:
-        """`find_victim` is asked each time: who is above its reserve changes with what goes."""
+        """`find_victim` is called for each page, because evictions change which domains are above their reserve."""
         self._page_store = page_store
         self._tier = tier
         self._find_victim = find_victim

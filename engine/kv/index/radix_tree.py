@@ -1,13 +1,12 @@
-"""Which pages hold which prefix of which scope, on the device and on the host.
+"""Maps token prefixes to the pages that hold their KV, on the device and on the host.
 
-A node is one page of tokens below a prefix; an edge is one whole page in one scope, so nothing is ever split and
-`walk` is read-only. A node has a copy on the device, on the host, or on both; the tree is one counted holder of each.
+Owns the nodes. A node is one page of tokens after a prefix, an edge is one whole page in one scope, so nodes are never
+split. A node has a copy on the device, on the host or on both. The tree is one holder of each copy. Never decides what
+is evicted, and never contains a partial page.
 
-Invariants: on each tier, a node that has a copy has ancestors that have one (a copy that is on its way counts); a
-node without any copy is not in the tree. So pages leave a tier from the leaves, and whatever can be walked can be used.
-
-It never decides what is dropped, and never holds a partial page.
-Source: the radix cache of SGLang (Zheng et al. 2023), with pages for edges as in vLLM's prefix caching.
+Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts); a
+node without copies is not in the tree. So pages leave a tier leaf by leaf, and every node that `walk` finds is usable.
+Source: the radix cache of SGLang (Zheng et al. 2023), with whole pages as edges as in vLLM's prefix caching.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,58 +17,58 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
 
 Domain = bytes
-"""Opaque name of the domain that a page is charged to: its isolation domain."""
+"""Opaque name of the isolation domain that a page is charged to."""
 
 PUBLIC: Domain = b""
-"""Whom the pages of public prefixes are charged to."""
+"""The domain that public pages are charged to."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One page of tokens below a prefix."""
+    """One page of tokens after a prefix."""
 
     parent: "Node | None"
     scope: CacheScope
     tokens: PageTokens
     key: PageKey
     depth: int
-    """Pages above it."""
+    """Number of pages before it."""
     domain: Domain
     last_used: int
     device: PageId | None = None
     host: PageId | None = None
     is_loading: bool = False
-    """The device page is the destination of a copy that has not landed."""
+    """A copy into the device page has not ended."""
     is_saving: bool = False
-    """A copy to the host is under way."""
+    """A copy to the host has not ended."""
     in_tree: bool = True
     children: "dict[Edge, Node]" = field(default_factory=dict)
     device_children: int = 0
     host_children: int = 0
     outlives_sessions: bool = False
-    """Somebody without a session has made or used it, so it outlives the sessions that reach it."""
+    """A request without a session has used the page, so closing sessions does not remove it."""
     lease: "Lease | None" = None
 
     def page(self, tier: Tier) -> PageId | None:
         return self.device if tier is Tier.DEVICE else self.host
 
     def is_leaf_on(self, tier: Tier) -> bool:
-        """Whether it is the last of its path on that tier."""
+        """Whether no child has a copy on the tier."""
         return (self.device_children if tier is Tier.DEVICE else self.host_children) == 0
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A session's soft claim on device pages: they are dropped after all others, while it lasts."""
+    """A session's claim on device pages. While it lasts, pages without a lease are evicted first."""
 
     until: float
-    """On the engine's clock."""
+    """End of the lease in seconds, on the engine's monotonic clock."""
     chance: float
-    """Probability that the session is back by then."""
+    """Probability that the session returns by then."""
 
 
 class RadixTree:
-    """Radix tree over pages of `page_tokens` tokens."""
+    """A radix tree over pages of `page_tokens` tokens."""
 
     def __init__(self, device: PagePool, host: PagePool, page_tokens: int) -> None:
         self.page_tokens = page_tokens
@@ -79,26 +78,26 @@ class RadixTree:
         self._by_key: dict[PageKey, Node] = {}
         self._ticks = 0
         self.on_copy_changed: Callable[[Node, Tier, int], None] = lambda node, tier, change: None
-        """Told of every copy that a tier gains (+1) or loses (-1)."""
+        """Called for each copy that a tier gains (+1) or loses (-1)."""
 
     def num_copies(self, tier: Tier) -> int:
-        """Pages of a tier that the tree holds."""
+        """Returns how many pages of a tier the tree holds."""
         return len(self._nodes[tier])
 
     def node_of(self, tier: Tier, page: PageId) -> Node | None:
-        """The node whose copy this page is."""
+        """Returns the node whose copy this page is; None if there is none."""
         return self._nodes[tier].get(page)
 
     def nodes_on(self, tier: Tier) -> list[Node]:
-        """All nodes that have a copy on a tier."""
+        """Returns all nodes that have a copy on a tier."""
         return list(self._nodes[tier].values())
 
     def find(self, key: PageKey) -> Node | None:
-        """The node of a key."""
+        """Returns the node with a key; None if there is none."""
         return self._by_key.get(key)
 
     def walk(self, scope: PrefixScope, token_ids: Sequence[int]) -> list[Node]:
-        """The nodes of the longest prefix of `token_ids`, from the root down. Changes nothing."""
+        """Returns the nodes of the longest cached prefix of `token_ids`, first page first. Changes nothing."""
         nodes: list[Node] = []
         children = self._roots
         for edge in edges(scope, token_ids, self.page_tokens):
@@ -110,7 +109,7 @@ class RadixTree:
         return nodes
 
     def touch(self, nodes: Sequence[Node]) -> None:
-        """Mark nodes as used just now."""
+        """Marks nodes as just used."""
         self._ticks += 1
         for node in nodes:
             node.last_used = self._ticks
@@ -118,10 +117,10 @@ class RadixTree:
     def insert(
         self, scope: PrefixScope, token_ids: Sequence[int], pages: Sequence[PageId], domain: Domain
     ) -> list[Node]:
-        """Enter the whole pages of a computed sequence, and return their nodes.
+        """Enters the whole pages of computed tokens and returns their nodes.
 
-        Where a prefix is on the device already, the tree keeps its own page; where it is only on the host, the
-        sequence's page becomes its copy. The sequence's own holds stay and must be released as before.
+        If the tree has a device page for a prefix already, it keeps its own. Otherwise the caller's page becomes the
+        node's device copy. The caller keeps its holds and must release them later.
         """
         nodes: list[Node] = []
         parent: Node | None = None
@@ -137,7 +136,7 @@ class RadixTree:
         return nodes
 
     def add_node(self, scope: PrefixScope, parent: Node | None, edge: Edge, domain: Domain) -> Node:
-        """A new node without copies; the caller gives it one before anybody looks."""
+        """Adds a node without copies. The caller must add a copy before anything else uses the tree."""
         depth = 0 if parent is None else parent.depth + 1
         key = page_key(scope, depth, None if parent is None else parent.key, edge[1])
         charged = domain if edge[0] == scope.own else PUBLIC
@@ -147,14 +146,14 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """The tree becomes one more holder of an owned page: the node's copy on that tier."""
+        """Makes a held page the node's copy on the tier. The tree becomes one more holder."""
         self._pools[tier].enter_tree(page)
         self._nodes[tier][page] = node
         self._set_copy(node, tier, page)
         self.on_copy_changed(node, tier, 1)
 
     def move_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """A node's copy has moved to another page of the same tier, holders and all."""
+        """Renumbers a node's copy after the page and its holders have moved."""
         former = node.page(tier)
         assert former is not None, f"the node has no copy on the {tier}"
         del self._nodes[tier][former]
@@ -166,11 +165,11 @@ class RadixTree:
 
     @property
     def ticks(self) -> int:
-        """What a node that is used now has for `last_used`."""
+        """The present value of the counter that sets `last_used`."""
         return self._ticks
 
     def remove_copy(self, node: Node, tier: Tier) -> None:
-        """Give up a node's copy on one tier, of which it is the edge; with its last copy the node goes too."""
+        """Removes a node's copy from a tier on which it is a leaf. A node without copies leaves the tree."""
         assert node.is_leaf_on(tier), "a page is dropped only after those below it"
         page = node.page(tier)
         assert page is not None, f"the node has no copy on the {tier}"
@@ -184,7 +183,7 @@ class RadixTree:
             self._detach(node)
 
     def remove_subtree(self, node: Node) -> list[Node]:
-        """Take a node and all below it out, whoever else may hold their pages; returns them, leaves first."""
+        """Removes a node and all nodes after it, even if other holders keep their pages. Returns them, leaves first."""
         below = list(_leaves_first(node))
         for one in below:
             for tier in (Tier.DEVICE, Tier.HOST):
@@ -193,7 +192,7 @@ class RadixTree:
         return below
 
     def check_integrity(self) -> None:
-        """Recount the nodes and check that each is reachable, held, closed towards its root, and entered once."""
+        """Recounts the nodes. Checks that each is reachable and held, and that its ancestors have copies where it has."""
         seen: dict[Tier, set[PageId]] = {Tier.DEVICE: set(), Tier.HOST: set()}
         waiting = list(self._roots.values())
         while waiting:

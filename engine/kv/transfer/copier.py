@@ -1,10 +1,11 @@
-"""Carries transfers out: one thread between device and host, one between host, device and disk.
+"""Carries transfers out on two threads: one copies between device and host, the other reads and writes the disk.
 
-On each of them what somebody waits for goes before copies made in advance.
-Owns no page and decides nothing: every plan names what it touches, and all of it is leased until the report.
-On CUDA the copies run on a stream of their own, which waits for the compute that wrote their sources and is waited
-for before the report: what is reported as done has happened. Loads from the host are readable before that: they go a
-few layers at a time, and the step that reads them waits for each layer alone (see layer_gates).
+Owns the two threads and their queues. Decides nothing and owns no page: a plan names all pages that it uses, and the
+planner keeps them in flight until the report. Each thread carries out urgent plans before background plans.
+
+On CUDA the copies run on a stream of their own. It waits for the compute that wrote the sources, and the report waits
+for the stream, so everything that is reported as done is done. Loads from the host are readable earlier: they are
+copied in groups of layers, and a step that reads them waits for each layer (see layer_gates).
 """
 
 import logging
@@ -36,72 +37,73 @@ from graftwork.platform.clock import Clock
 _log = logging.getLogger(__name__)
 
 _LOAD_PARTS = 4
-"""Groups of layers of one load: more begin sooner and cost more calls, of which each page takes two a group."""
+"""Groups of layers per load. With more groups a step begins sooner, but each page needs two calls per group."""
 _FETCH_BYTES = 16 * 2**20
-"""Read from the disk before the first of them is copied on."""
+"""Bytes that are read from the disk before the first of them is copied to the device."""
 
 
 class DiskIO(Protocol):
-    """The disk tier, as far as bytes are concerned."""
+    """Reads and writes pages on disk. All methods may wait for the disk."""
 
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview], above: Sequence[PageKey] = ()
     ) -> int:
-        """Store a run of pages, which stand behind those of `above`; returns how many are new."""
+        """Stores pages that follow each other in one prompt. `above` are the keys of the pages before them. Returns how
+        many pages are new."""
         ...
 
     def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
-        """Read consecutive pages into one run of bytes; returns how many are good, counted from the first."""
+        """Reads consecutive pages into one buffer. Returns how many are good, counted from the first."""
         ...
 
     def sweep(self) -> None:
-        """Remove what was forgotten."""
+        """Removes files of which every page was forgotten."""
         ...
 
     def close(self) -> None:
-        """Let another process have them."""
+        """Releases the folder, so that another process may use it."""
         ...
 
 
 class PageCopier:
-    """A CopyEngine over real memory. Reports come on its own threads."""
+    """A CopyEngine over real memory. It calls `report` on its own threads."""
 
     def __init__(
         self,
         cache: KvCache,
         host: HostMemory,
-        files: DiskIO | None,
+        disk: DiskIO | None,
         report: Report,
         clock: Clock,
         *,
         overlaps_loads: bool = False,
     ) -> None:
-        """`overlaps_loads` reports loads as readable when they begin."""
+        """With `overlaps_loads`, a load is reported as readable when it begins."""
         self._cache = cache
         self._host = host
-        self._files = files
+        self._disk = disk
         self._report = report
         self._clock = clock
         self._overlaps_loads = overlaps_loads
         self._device_thread, self._disk_thread = _CopyThread("kv-copies"), _CopyThread("kv-files")
 
     def begin(self, plan: TransferPlan) -> None:
-        """Queue a plan in its thread: a way up behind those before it, a way down behind everything."""
+        """Queues a plan on its thread. Loads and fetches are urgent; saves and stores are not."""
         thread = self._device_thread if plan.kind in (TransferKind.SAVE, TransferKind.LOAD) else self._disk_thread
         is_waited_for = plan.kind in (TransferKind.LOAD, TransferKind.FETCH)
         thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
-        """Remove forgotten files, behind what is being written."""
-        if self._files is not None:
-            self._disk_thread.put(_Priority.BACKGROUND, self._files.sweep)
+        """Removes forgotten files after all writes that are queued now."""
+        if self._disk is not None:
+            self._disk_thread.put(_Priority.BACKGROUND, self._disk.sweep)
 
     def close(self) -> None:
-        """Carry out what has begun, and end the threads."""
+        """Carries out all queued plans and ends the threads."""
         self._device_thread.close()
         self._disk_thread.close()
-        if self._files is not None:
-            self._files.close()
+        if self._disk is not None:
+            self._disk.close()
 
     def _carry_out(self, plan: TransferPlan) -> None:
         started = self._clock.monotonic()
@@ -116,7 +118,7 @@ class PageCopier:
         self._report(TransferDone(plan, num_good, self._clock.monotonic() - started))
 
     def _announce(self, plan: TransferPlan) -> LayerGate | None:
-        """Let a load be planned with, where loads are overlapped."""
+        """Reports a load as readable if loads are overlapped. Returns its gate."""
         if not self._overlaps_loads or plan.kind is not TransferKind.LOAD:
             return None
         gate = LayerGate(self._cache.num_layers)
@@ -162,7 +164,7 @@ class PageCopier:
         return len(plan.moves)
 
     def _stream_wait(self) -> StreamWait:
-        """Waits, on the stream of whoever calls it, for what this thread's stream has been given so far."""
+        """Returns a function that makes its caller's stream wait for all copies that this thread has queued so far."""
         if self._cache.device.type != "cuda":
             return _nothing
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -170,7 +172,7 @@ class PageCopier:
         return event.wait
 
     def _store(self, plan: TransferPlan) -> int:
-        """One file for each run of pages of one path and one domain."""
+        """Writes one file for each sequence of pages that have one path and one domain."""
         start = 0
         for end in range(1, len(plan.nodes) + 1):
             if end == len(plan.nodes) or not _is_next(plan.nodes[end - 1], plan.nodes[end]):
@@ -179,20 +181,20 @@ class PageCopier:
         return len(plan.moves)
 
     def _store_run(self, nodes: Sequence[Node], moves: Sequence[PageMove]) -> None:
-        assert self._files is not None
+        assert self._disk is not None
         pages = [self._host.bytes_of(move.source) for move in moves if move.source is not None]
         keys = [move.key for move in moves]
-        self._files.write(domain_digest(nodes[0].domain), keys, pages, _keys_above(nodes[0]))
+        self._disk.write(domain_digest(nodes[0].domain), keys, pages, _keys_above(nodes[0]))
 
     def _fetch(self, plan: TransferPlan) -> int:
-        """A bounded number of pages at a time: what is read stands beside all that the host is allowed."""
-        assert self._files is not None
+        """Reads a limited number of pages at a time, because the buffer comes on top of the host's budget."""
+        assert self._disk is not None
         at_once = min(max(_FETCH_BYTES // self._host.page_bytes, 1), len(plan.moves))
         scratch = HostMemory(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
         for start in range(0, len(plan.moves), at_once):
             moves = plan.moves[start : start + at_once]
             space = scratch.all_bytes()[: len(moves) * scratch.page_bytes]
-            num_good = self._files.read_run([move.key for move in moves], space)
+            num_good = self._disk.read_run([move.key for move in moves], space)
             for index, move in enumerate(moves[:num_good]):
                 assert move.target is not None
                 self._cache.write_page(move.target, scratch.page(index))
@@ -202,22 +204,22 @@ class PageCopier:
 
 
 def _nothing() -> None:
-    """The copies have been made."""
+    """No wait is needed: the copies are done."""
 
 
 class _Priority(IntEnum):
-    """What goes first in a thread."""
+    """The order of jobs on a thread; the lowest first."""
 
     URGENT = 0
-    """Somebody's next token needs it."""
+    """A request waits for it."""
     BACKGROUND = 1
     SHUTDOWN = 2
 
 
 class _CopyThread:
-    """A thread that works through jobs, the more urgent first, else in their order. None of them may raise.
+    """A thread that runs jobs by priority, and jobs of one priority in their order. No job may raise.
 
-    No page is both a source and a target of plans that wait here, so plans of different kinds may overtake each other.
+    Plans of different kinds may overtake each other: no page is a source of one queued plan and a target of another.
     """
 
     def __init__(self, name: str) -> None:
@@ -239,12 +241,12 @@ class _CopyThread:
 
 
 def _is_next(node: Node, following: Node) -> bool:
-    """Whether two pages may stand in one file: on one path, and charged to one domain."""
+    """Whether two pages may be in one file: one follows the other, and both have one domain."""
     return following.parent is node and following.domain == node.domain
 
 
 def _keys_above(node: Node) -> list[PageKey]:
-    """The keys of a page's ancestors, from the root down."""
+    """Returns the keys of all pages before a page, first page first."""
     keys: list[PageKey] = []
     while node.parent is not None:
         node = node.parent

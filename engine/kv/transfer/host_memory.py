@@ -1,14 +1,14 @@
-"""The host's KV pages: one block of memory, a page of all layers to a row.
+"""The memory of the host's KV pages.
 
-Whole pages lie together, so a page is one run of bytes for the disk and one copy for the device, where it lies alike.
-Where there is CUDA the block is pinned, so that copies run beside the compute.
+Owns one block of memory with one row per page. A page has the same layout as on the device, so one copy moves it, and
+its bytes are consecutive, so it is written to disk as it is. With CUDA the block is pinned: copies run beside compute.
 """
 
 import torch
 
 
 class HostMemory:
-    """`num_pages` rows of bytes, and the same rows as KV."""
+    """`num_pages` rows, readable as bytes and as KV."""
 
     def __init__(self, num_pages: int, page_shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
         self.num_pages = num_pages
@@ -17,13 +17,13 @@ class HostMemory:
         self._pages = self._bytes.view(dtype).view(num_pages, *page_shape)
 
     def page(self, index: int) -> torch.Tensor:
-        """One page as KV; writing it writes the memory.  # page_shape"""
+        """Returns one page as KV. Writing to it writes to the memory.  # page_shape"""
         return self._pages[index]
 
     def bytes_of(self, index: int) -> memoryview:
-        """One page as bytes; writing them writes the memory."""
+        """Returns one page as bytes. Writing to them writes to the memory."""
         return self._bytes[index].numpy().data
 
     def all_bytes(self) -> memoryview:
-        """All pages as one run of bytes."""
+        """Returns the bytes of all pages, in order."""
         return self._bytes.numpy().data.cast("B")

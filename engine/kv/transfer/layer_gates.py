@@ -1,10 +1,11 @@
-"""Loads that are read while they are still under way: attention in a layer waits for that layer's KV alone.
+"""Lets a step read a load before the load has ended: attention waits in each layer for that layer's KV only.
 
-    copier    opens a gate, copies the layers from the first on, lets each group of them through
-    loop      adds the gate when its pages may be planned with, and heeds it in the steps that read them
-    attend    waits, in each layer, for the gates that are selected
+    copier     creates a gate, copies groups of layers from the first on, and opens each group when it is copied
+    loop       adds the gate when the pages become readable, and selects it for the steps that read them
+    attention  waits in each layer for the selected gates
 
-On CUDA nothing waits but the stream: the gate hands the compute stream the event that the copy stream recorded.
+LayerGates owns the gates of all running loads. On CUDA no thread waits for a copy: the gate gives the compute stream
+the event that the copy stream recorded. Invariant: a layer is never read before its KV has arrived.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -12,23 +13,23 @@ from dataclasses import dataclass
 from threading import Condition
 
 StreamWait = Callable[[], None]
-"""Makes the calling thread's stream wait for copies that were begun; does nothing where copies are made at once."""
+"""Makes the calling thread's stream wait for copies. Does nothing where copies are done at once."""
 
 
 class LoadFailed(Exception):
-    """KV that a step was planned with did not arrive: the step cannot be computed."""
+    """KV that a step should read did not arrive, so the step cannot be computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenLayers:
-    """Layers below `end` may be read, once the stream has waited."""
+    """Layers below `end` may be read after `wait` was called."""
 
     end: int
     wait: StreamWait
 
 
 class LayerGate:
-    """One load's layers. The copier's thread lets them through, in order; the loop's thread waits for them."""
+    """The layers of one load. The copier's thread opens them in order; the loop's thread waits for them."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
@@ -37,20 +38,20 @@ class LayerGate:
         self._changed = Condition()
 
     def open_layers(self, end: int, wait: StreamWait) -> None:
-        """Layers below `end` have been copied, or will have been once `wait` has returned."""
+        """Allows layers below `end` to be read. `wait` makes a stream wait for their copies."""
         with self._changed:
             assert self._end < end <= self._num_layers, "layers come in order"
             self._opened.append(_OpenLayers(end, wait))
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """What has not been let through never will be."""
+        """Makes all waits for closed layers raise LoadFailed."""
         with self._changed:
             self._has_failed = True
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Return once a layer may be read by what this thread does next. Raises LoadFailed."""
+        """Returns when this thread's next work may read a layer. Raises LoadFailed."""
         with self._changed:
             self._changed.wait_for(lambda: self._end > layer or self._has_failed)
             opened = next((one for one in self._opened if one.end > layer), None)
@@ -64,25 +65,25 @@ class LayerGate:
 
 
 class LayerGates:
-    """The gates of all loads under way, and which of them the step that runs has to heed. Used by the loop's thread."""
+    """The gates of all running loads, and the gates that the present step waits for. Only the loop's thread uses it."""
 
     def __init__(self) -> None:
         self._gates: dict[Hashable, LayerGate] = {}
         self._selected: tuple[LayerGate, ...] = ()
 
     def add(self, load: Hashable, gate: LayerGate) -> None:
-        """A load is under way."""
+        """Adds the gate of a load that has begun."""
         self._gates[load] = gate
 
     def remove(self, load: Hashable) -> None:
-        """A load has ended: everything has arrived, or its pages are nobody's any more. No error if it had no gate."""
+        """Removes the gate of a load that has ended. A load without a gate is not an error."""
         self._gates.pop(load, None)
 
     def select(self, loads: Iterable[Hashable]) -> None:
-        """The next step reads what these loads bring; what others bring is not waited for."""
+        """Makes the next step wait for these loads and for no others."""
         self._selected = tuple(self._gates[load] for load in loads if load in self._gates)
 
     def wait(self, layer: int) -> None:
-        """Return once a layer of every load that is selected may be read. Raises LoadFailed."""
+        """Returns when a layer of every selected load may be read. Raises LoadFailed."""
         for gate in self._selected:
             gate.wait(layer)

@@ -1,8 +1,7 @@
-"""Pages on their way up: what is found on lower tiers, and how it gets to the device.
+"""Allocates pages to requests and loads cached KV from the host and the disk to the device.
 
-Owns the transfers that fill device pages, and who may wait for which: a page that is on its way already is waited
-for, never copied twice.
-Invariant: a plan's sources are leased before room is made, and its destinations before it begins.
+Owns the loads that are in flight. A page that is being loaded already is never loaded twice: others wait for the same
+load. Invariant: the source pages of a load are in flight before room is made, and its target pages before it begins.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,12 @@ from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest prefix of a prompt that is cached anywhere, in whole pages."""
+    """The longest cached prefix of a prompt, on any tier, in whole pages."""
 
     nodes: tuple[Node, ...]
-    """On the device or the host."""
+    """The pages on the device or the host, first page first."""
     disk_keys: tuple[PageKey, ...]
-    """Behind them: pages that are on disk alone."""
+    """The pages after them, which are only on disk."""
 
     def __len__(self) -> int:
         return len(self.nodes) + len(self.disk_keys)
@@ -32,7 +31,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenPath:
-    """A prompt, and where its pages may be shared."""
+    """Tokens from the start of a prompt, with the scopes of their pages and the domain that pays for them."""
 
     scope: PrefixScope
     token_ids: Sequence[int]
@@ -41,16 +40,16 @@ class TokenPath:
 
 @dataclass(frozen=True, slots=True)
 class PageAllocation:
-    """Pages that a sequence was given, in order, and what they hold."""
+    """The pages that a request was given, in order."""
 
     pages: list[PageId]
     tiers: tuple[Tier, ...]
-    """Where the KV of the leading pages was found; they hold it once `loads` have ended."""
+    """The tiers on which the KV of the first pages was found. The pages hold it when `loads` have ended."""
     loads: frozenset[TransferPlan]
 
 
 class PageLoader:
-    """Gives sequences their pages, and brings cached ones to the device."""
+    """Plans loads, and records which node each one fills."""
 
     def __init__(self, page_store: PageStore, copies: CopyEngine, costs: CostTracker) -> None:
         self._page_store = page_store
@@ -59,9 +58,10 @@ class PageLoader:
         self._in_flight: dict[Node, TransferPlan] = {}
 
     def allocate(self, path: TokenPath, match: PrefixMatch, num_tokens: int) -> PageAllocation | None:
-        """Pages for the first `num_tokens` of a path, the cached ones first, each held once for the caller.
+        """Allocates pages for the first `num_tokens` of a path, cached pages first. Each gets one holder: the caller.
 
-        What is worth loading is on its way when this returns. None, and nothing held, if there is no room.
+        Loads that are worth their time have begun when this returns. Returns None and holds nothing if there is no
+        room.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
@@ -82,9 +82,9 @@ class PageLoader:
         return PageAllocation(held + pages, tuple(tiers), pending)
 
     def prefetch(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
-        """Bring the pages of a path to the device, as many as there is room for, for nobody in particular.
+        """Loads the pages of a path to the device, as many as there is room for. The caller holds none of them.
 
-        Returns the nodes of those that are there, or on their way.
+        Returns the nodes that are on the device or being loaded.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
@@ -99,7 +99,7 @@ class PageLoader:
         return nodes
 
     def finish(self, done: TransferDone) -> int | None:
-        """A load's event has fired. Returns the depth from which it failed, or None."""
+        """Takes in a load that has ended. Returns the depth of the first page that failed; None if all are good."""
         plan, page_store = done.plan, self._page_store
         for node in plan.nodes:
             node.is_loading = False
@@ -121,7 +121,7 @@ class PageLoader:
         return Tier.DEVICE if plan is None else plan.kind.source
 
     def _pages_below(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
-        """Pages behind the first `start` that are not on the device, and where they are."""
+        """Returns the cached pages after the first `start`, each with its tier and, on the host, its node."""
         on_host = [(Tier.HOST, node) for node in match.nodes[start:]]
         return [*on_host, *((Tier.DISK, None) for _ in match.disk_keys)]
 
@@ -134,7 +134,8 @@ class PageLoader:
         return below[: self._costs.cost.best_prefix(tiers, num_tokens, page_tokens)]
 
     def _make_room(self, loads: "list[tuple[Tier, Node | None]]", num_pages: int, domain: Domain) -> int:
-        """How many of the pages are free now, with the sources of what is to be loaded out of reach meanwhile."""
+        """Makes room on the device and returns how many of `num_pages` are free. Keeps the sources of `loads` from
+        eviction."""
         page_store = self._page_store
         sources = [node.host for _, node in loads if node is not None and node.host is not None]
         page_store.host.begin_copy(sources)
@@ -145,7 +146,7 @@ class PageLoader:
     def _load(
         self, path: TokenPath, above: list[Node], loads: "list[tuple[Tier, Node | None]]", pages: list[PageId]
     ) -> None:
-        """Begin the transfers into the first of `pages`."""
+        """Begins the loads into the first of `pages`."""
         tree, size = self._page_store.tree, self._page_store.sizes.page_tokens
         parent = above[-1] if above else None
         by_tier: dict[Tier, list[tuple[Node, PageId]]] = {Tier.HOST: [], Tier.DISK: []}

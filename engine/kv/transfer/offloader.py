@@ -1,8 +1,8 @@
-"""Pages on their way down: copies that let the device, and then the host, forget without losing.
+"""Copies pages down: from the device to the host, and from the host to disk.
 
-A session's pages go down as soon as its turn has ended; all others in the background, once free pages run short.
-So dropping a page under pressure is mostly a change of a number.
-Invariant: a page's parent is on the host before it is.
+Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends, all others in the
+background when free pages run short. So an eviction under pressure mostly finds a copy below and moves no bytes.
+Invariant: a page is on the host only if its parent is.
 """
 
 from collections import OrderedDict
@@ -16,15 +16,15 @@ from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
 
 LOW_WATER = 0.25
-"""Share of a tier's pages: with fewer free ones, idle pages are copied down."""
+"""Share of a tier's pages. With fewer free pages than this, idle pages are copied down."""
 _BATCH_PAGES = 64
-"""Of one background copy."""
+"""The most pages of one background copy."""
 _SLACK = 64
-"""Nodes that a queue may hold beside twice the pages of its tier, before those that left it are taken out."""
+"""Nodes that a queue may hold in addition to twice its tier's pages, before nodes that left the tier are removed."""
 
 
 class PageOffloader:
-    """Plans copies from the device to the host, and from the host to disk."""
+    """Plans copies from the device to the host (saves) and from the host to disk (stores)."""
 
     def __init__(
         self, page_store: PageStore, copies: CopyEngine, is_in_history: Callable[[PageKey], bool], *, has_disk: bool
@@ -40,7 +40,7 @@ class PageOffloader:
         self._saves = self._stores = 0
 
     def mark_dirty(self, nodes: Iterable[Node]) -> None:
-        """Nodes of a path, from the root: those without a copy on the host will want one."""
+        """Queues those nodes of a path that have no copy on the host. `nodes` start at the root."""
         if not self._page_store.host.num_pages:
             return
         self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_saving)
@@ -48,33 +48,34 @@ class PageOffloader:
             self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
 
     def start_background_copies(self) -> None:
-        """Copy some idle pages down where free ones run short, unless a background copy is under way."""
+        """Copies some idle pages down if free pages run short and no background copy is running."""
         if not self._saves and self._dirty and _runs_short(self._page_store, Tier.DEVICE):
             self._save_oldest()
         self._begin_store()
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Copy the dirty pages of a path down, from the root, as many as the host takes."""
+        """Saves the dirty pages of a path, first page first, as many as fit on the host."""
         self._save([node for node in nodes if _can_be_saved(node)])
 
     def suspend(self, nodes: Sequence[Node]) -> None:
-        """Copy the pages of a path down, and drop each from the device as soon as it stands on the host."""
+        """Saves a path, and removes each page from the device as soon as it is on the host."""
         self._suspending.update(nodes)
         self.save(nodes)
         self._drop_suspended()
 
     def keep_on_device(self, nodes: Iterable[Node]) -> None:
-        """Pages that were being given up are wanted on the device after all."""
+        """Cancels `suspend` for some nodes."""
         self._suspending.difference_update(nodes)
 
     def store(self, nodes: Iterable[Node]) -> None:
-        """Pages of a session's history are to survive this process."""
+        """Stores pages of a session's history on disk, so that they survive this process."""
         if self._has_disk:
             self._queue_store(nodes)
             self.start_background_copies()
 
     def enforce_limits(self, domain: Domain) -> None:
-        """Bring a domain within its limits: what stands on no lower tier is copied there first, if that takes it."""
+        """Brings a domain within its limits. Pages without a copy below are copied down first, where there is a tier
+        below."""
         page_store = self._page_store
         if page_store.excess_pages(Tier.DEVICE, domain):
             dirty = [node for node in self._dirty if node.domain == domain and _can_be_saved(node)]
@@ -87,7 +88,7 @@ class PageOffloader:
                 page_store.enforce_limit(Tier.HOST, domain)
 
     def finish(self, done: TransferDone) -> None:
-        """A copy down has ended."""
+        """Takes in a copy that has ended, and begins the next."""
         if done.plan.kind is TransferKind.SAVE:
             self._saves -= 1
             self._finish_save(done)
@@ -99,9 +100,12 @@ class PageOffloader:
     # ---- device to host ---------------------------------------------------------------------------------------
 
     def _save_oldest(self) -> None:
-        """Save some dirty nodes. Those that the host refuses do not stand in the way of others: they wait behind them
-        while other copies occupy the host, and otherwise until their path is used again, so that two paths for which
-        it is too small do not push each other out for ever."""
+        """Saves the nodes that have been dirty longest.
+
+        A node that does not fit on the host must not block others. While other copies use the host, it goes to the end
+        of the queue. Otherwise it leaves the queue until its path is used again; else two paths that are too large for
+        the host would evict each other for ever.
+        """
         is_busy = self._page_store.host.in_flight_pages > 0
         oldest = self._oldest_dirty()
         self._save(oldest)
@@ -112,7 +116,7 @@ class PageOffloader:
                     del self._dirty[node]
 
     def _oldest_dirty(self) -> list[Node]:
-        """Some dirty nodes of one domain, each behind its dirty ancestors."""
+        """Returns dirty nodes of one domain, each after its dirty ancestors."""
         chosen: dict[Node, None] = {}
         domain: Domain | None = None
         for node in list(islice(self._dirty, 4 * _BATCH_PAGES)):
@@ -126,13 +130,11 @@ class PageOffloader:
     def _save(self, dirty: Sequence[Node]) -> None:
         if not dirty:
             return
-        page_store, domain = (
-            self._page_store,
-            dirty[-1].domain,
-        )  # the first ones may be public, and nobody's to make room
+        page_store = self._page_store
+        domain = dirty[-1].domain  # the first nodes may be public, and the public domain has no pages to evict for them
         chosen = _with_parent_on_host(dirty)
         anchors = [node.parent.host for node in chosen if node.parent is not None and node.parent.host is not None]
-        page_store.host.begin_copy(anchors)  # the host must not make room by dropping what they hang on
+        page_store.host.begin_copy(anchors)  # the host must not evict their parents to make room
         chosen = chosen[: page_store.make_room(Tier.HOST, len(chosen), domain)]
         targets = page_store.host.allocate(len(chosen))
         page_store.end_copy(Tier.HOST, anchors)
@@ -153,8 +155,8 @@ class PageOffloader:
             assert move.source is not None
             assert move.target is not None
             node.is_saving = False
-            hangs = node.parent is None or node.parent.host is not None
-            if index < done.num_good and node.in_tree and node.host is None and hangs:
+            has_parent = node.parent is None or node.parent.host is not None
+            if index < done.num_good and node.in_tree and node.host is None and has_parent:
                 page_store.tree.add_copy(node, Tier.HOST, move.target)
             page_store.release(Tier.HOST, [move.target])
             page_store.end_copy(Tier.HOST, [move.target])
@@ -169,7 +171,7 @@ class PageOffloader:
         self._enforce_limits_of(plan.nodes)
 
     def _drop_suspended(self) -> None:
-        """Drop the device's copies of suspended pages that stand on the host, from the end of each path."""
+        """Removes suspended pages that are on the host from the device, last page of a path first."""
         for node in sorted(self._suspending, key=lambda node: -node.depth):
             if node.is_saving or any(child in self._suspending for child in node.children.values()):
                 continue
@@ -183,20 +185,20 @@ class PageOffloader:
     # ---- host to disk -----------------------------------------------------------------------------------------
 
     def _begin_store(self) -> None:
-        """Write what is wanted on disk, or else what the host may have to give up, unless something is being written."""
+        """Begins a store if none is running: queued pages first, else pages that the host may soon evict."""
         if not self._stores and self._to_store:
             self._store(self._to_store)
         elif not self._stores and self._only_on_host and _runs_short(self._page_store, Tier.HOST):
             self._store(self._only_on_host)
 
     def _queue_store(self, nodes: Iterable[Node]) -> None:
-        """Put those of some nodes that are on the host at the end of the queue to the disk."""
+        """Queues those nodes for the disk that are on the host."""
         self._to_store.update(_on_host(nodes))
         if self._is_too_long(self._to_store, Tier.HOST):
             self._to_store = _on_host(self._to_store)
 
     def _store(self, waiting: OrderedDict[Node, None]) -> None:
-        """Write the oldest of some pages."""
+        """Begins a store of the first pages of a queue."""
         chosen: list[Node] = []
         while waiting and len(chosen) < _BATCH_PAGES:
             node, _ = waiting.popitem(last=False)
@@ -215,7 +217,7 @@ class PageOffloader:
         for move in done.plan.moves:
             assert move.source is not None
             self._page_store.end_copy(Tier.HOST, [move.source])
-        for node in closed:  # while it was written
+        for node in closed:  # their sessions were closed during the write
             self._page_store.disk.forget(node.key)
         if closed:
             self._copies.sweep()
@@ -224,7 +226,7 @@ class PageOffloader:
     # ---- bookkeeping ------------------------------------------------------------------------------------------
 
     def _enforce_limits_of(self, nodes: Iterable[Node]) -> None:
-        """Bring everyone within their limits whose pages have been copied."""
+        """Enforces the limits of all domains whose pages were copied."""
         for domain in dict.fromkeys(node.domain for node in nodes):
             self.enforce_limits(domain)
 
@@ -232,7 +234,7 @@ class PageOffloader:
         return len(queue) > _SLACK + 2 * self._page_store.pool(tier).num_pages
 
     def check_integrity(self) -> None:
-        """Nothing that waits is remembered without bound."""
+        """Checks that the queues are bounded."""
         assert not self._is_too_long(self._dirty, Tier.DEVICE)
         assert not self._is_too_long(self._to_store, Tier.HOST)
         assert not self._is_too_long(self._only_on_host, Tier.HOST)
@@ -243,7 +245,7 @@ def _can_be_saved(node: Node) -> bool:
 
 
 def _on_host(queue: Iterable[Node]) -> OrderedDict[Node, None]:
-    """Those that are still there."""
+    """Returns the nodes that are on the host."""
     return OrderedDict.fromkeys(node for node in queue if node.in_tree and node.host is not None)
 
 
@@ -253,7 +255,7 @@ def _runs_short(page_store: PageStore, tier: Tier) -> bool:
 
 
 def _dirty_path(node: Node) -> list[Node]:
-    """A node behind those of its ancestors that can be saved before it."""
+    """Returns a node after those of its ancestors that must be saved before it."""
     path = [node]
     while (parent := path[-1].parent) is not None and _can_be_saved(parent):
         path.append(parent)
@@ -261,7 +263,7 @@ def _dirty_path(node: Node) -> list[Node]:
 
 
 def _with_parent_on_host(dirty: Sequence[Node]) -> list[Node]:
-    """Those whose parent is on the host, on its way there, or before them."""
+    """Returns the nodes whose parent is on the host, is being saved, or comes before them."""
     chosen: dict[Node, None] = {}
     for node in dirty:
         parent = node.parent

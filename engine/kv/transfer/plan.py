@@ -1,10 +1,11 @@
-"""Copies of pages between tiers: planned whole, carried out elsewhere, known to have landed by a message.
-
-A TransferPlan is immutable and names every page it touches; all of them are leased before the first byte moves, and
-nothing is dropped while a plan is made. Who waits for a page attaches to the plan that is under way.
+"""Describes copies of pages between tiers.
 
     SAVE   device → host      STORE  host → disk
     LOAD   host → device      FETCH  disk → device
+
+A TransferPlan is immutable and names all pages that it uses. The planner marks them as in flight before the first byte
+moves, and nothing is evicted while a plan is made. A CopyEngine carries plans out on other threads, and a TransferDone
+message tells the loop when one has ended.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ class TransferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """One page's way. A side that is on disk has no page number: the key names it."""
+    """The copy of one page. On the disk, the key names the page and its number is None."""
 
     key: PageKey
     source: PageId | None
@@ -47,56 +48,56 @@ class PageMove:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferPlan:
-    """Pages of one path, from the root down, that are copied together."""
+    """Pages of one path that are copied together, first page first."""
 
     kind: TransferKind
     domain: Domain
     moves: tuple[PageMove, ...]
     nodes: tuple[Node, ...] = field(repr=False)
-    """Whose copies they are, in the order of the moves."""
+    """The nodes whose copies they are, in the order of `moves`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """A plan's event has fired: its pages may be touched again."""
+    """A plan has ended: its pages are no longer in flight."""
 
     plan: TransferPlan
     num_good: int
-    """Moves that succeeded, counted from the first; what stands behind them was not copied."""
+    """Moves that succeeded, counted from the first. Pages after them were not copied."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReadable:
-    """A load has begun, and steps may be planned with its pages: each layer waits at the gate for what is missing."""
+    """A load has begun and steps may read its pages: at the gate, each layer waits for its KV."""
 
     plan: TransferPlan
     gate: LayerGate
 
 
 Report = Callable[[TransferDone | LoadReadable], None]
-"""Takes the end of a transfer, and before it what else is known; called on whichever thread carries it out."""
+"""Receives messages about transfers. Called on the thread that carries them out."""
 
 
 class CopyEngine(Protocol):
-    """Moves bytes. Plans of one kind are carried out in the order in which they are begun."""
+    """Moves bytes. Plans of one kind are carried out in the order in which they begin."""
 
     def begin(self, plan: TransferPlan) -> None:
-        """Start a plan and return at once; its end is reported exactly once, whatever happens.
+        """Starts a plan and returns at once. Its end is reported exactly once, whatever happens.
 
-        A load may be reported as readable before, once.
+        Before that, a load may be reported as readable once.
         """
         ...
 
     def sweep(self) -> None:
-        """Have what was forgotten removed from the disk, behind the plans that write there; returns at once."""
+        """Removes forgotten pages from the disk, after the plans that write there. Returns at once."""
         ...
 
     def close(self) -> None:
-        """Finish what has begun, and stop."""
+        """Finishes all plans that have begun, and stops."""
         ...
 
 
 def domain_digest(domain: Domain) -> bytes:
-    """How files name a domain: 32 bytes that do not tell who it is."""
+    """Returns the name of a domain in files: 32 bytes that do not reveal the domain."""
     return hashlib.sha256(domain).digest()

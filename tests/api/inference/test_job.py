@@ -1,32 +1,24 @@
 """A job's end: whoever leaves, and however often, it is settled once."""
 
-import asyncio
-
 from graftwork.api.deps.background import ServerTasks
-from graftwork.api.inference.usage import UsageFigures
+from graftwork.platform.database import Database
+from graftwork.platform.tenancy.metering import UsageMeter
 from tests.api.fakes import FakeEngine
-from tests.api.jobs import a_job
+from tests.api.jobs import TENANT, SlowReservation, a_job
 
 
-async def test_leaving_twice_settles_all_the_same() -> None:
-    """A second `abandon` does not break off the settling that the first one began."""
-    engine, tasks = FakeEngine(holds_after=2), ServerTasks()
-    settling, may_settle = asyncio.Event(), asyncio.Event()
-    settled: list[tuple[int, str]] = []
-
-    async def settle(usage: UsageFigures | None, outcome: str) -> None:
-        settling.set()
-        await may_settle.wait()
-        settled.append((usage.completion_tokens if usage else 0, outcome))
-
-    job = a_job(engine, settle)
+async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> None:
+    """A second `abandon` does not interrupt the settling that the first one began."""
+    engine, tasks, reservation = FakeEngine(holds_after=2), ServerTasks(), SlowReservation()
+    job = a_job(engine, sqlite_database, reservation)
     job.start(tasks)
     await engine.held.wait()
 
     job.abandon()
-    await settling.wait()
+    await reservation.settling.wait()
     job.abandon()
-    may_settle.set()
+    reservation.may_settle.set()
     await tasks.close()
 
-    assert settled == [(2, "cancelled")]
+    assert reservation.settled == [3 + 2]
+    assert await UsageMeter(sqlite_database).tokens_since(TENANT, 0.0) == 3 + 2

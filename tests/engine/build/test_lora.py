@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from graftwork.engine.lora import cpu_backend as native_lora
-from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.build.lora import build_lora
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora import cpu_backend as native_lora
 from graftwork.engine.lora.backend import LoraBackend
+from graftwork.engine.lora.cpu_backend import CpuLora
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import read_model_config
-from graftwork.engine.lora.cpu_backend import CpuLora
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.conftest import Lab
 

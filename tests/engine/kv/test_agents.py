@@ -1,4 +1,4 @@
-"""More agents than the device holds, in tool loops over the demo's model: what is kept anywhere is never lost."""
+"""Tests more agents than the device holds, in tool loops on the demo's model: no cached KV is lost."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ AT_ONCE = 8
 
 @dataclass
 class Agent:
-    """One session, and the turn that it is in."""
+    """One session and its present turn."""
 
     name: str
     domain: bytes
@@ -38,7 +38,7 @@ class Agent:
         return harness.tend_now(verb, self.name, self.history, *waits, adapter=self.adapter, domain=self.domain)
 
     def begin(self, harness: Harness, news: list[int]) -> None:
-        """Its tool has answered: note what is resident, and ask."""
+        """Notes where the session's KV is, and submits its next turn."""
         self.before = self.tend(harness, SessionVerb.READ)
         self.prompt = self.history + news if self.history else self.opening
         use = SessionUse(SessionKey(self.name), len(self.history))
@@ -47,13 +47,13 @@ class Agent:
         )
 
     def end(self, harness: Harness, tool: str) -> None:
-        """It has answered with a call; its KV is held while the tool runs."""
+        """Ends the turn with a tool call. The session's KV is held while the tool runs."""
         self.history = self.prompt + self.outcome.token_ids
         self.turns += 1
         self.tend(harness, SessionVerb.HOLD, ToolWait(tool))
 
     def check(self) -> None:
-        """The turn used what was resident before it, but for a twentieth."""
+        """Checks that the turn used at least 95 % of the KV that existed before it."""
         report, before = self.outcome.cache, self.before
         assert self.outcome.error is None
         assert report is not None
@@ -65,7 +65,7 @@ class Agent:
 
 
 def work(harness: Harness, agents: list[Agent], num_turns: int, tool_result: list[int], random: Random) -> Counter[str]:
-    """Every agent takes its turns, a few at once and in no order; some are suspended or prefetched between them."""
+    """Lets every agent take its turns, some at once and in random order, and suspends or prefetches some between turns."""
     found: Counter[str] = Counter()
     idle, busy = list(agents), list[Agent]()
     while idle or busy:
@@ -94,8 +94,8 @@ def work(harness: Harness, agents: list[Agent], num_turns: int, tool_result: lis
 def test_a_working_set_of_four_devices_loses_nothing_and_leaves_nothing(
     tmp_path: Path, num_agents: int, num_turns: int
 ) -> None:
-    """Every turn behind the first finds 95 % of what was resident on any tier, no request fails, both lower tiers
-    have served, and once all sessions are closed and all adapters gone every pool is empty."""
+    """Every turn after the first finds 95 % of the KV that was on any tier, no request fails, both lower tiers are
+    used, and every pool is empty after all sessions and adapters are gone."""
     demo, random = DemoLab(tmp_path / "artifacts"), Random(1)
     prompts = {job: list(demo.prompts(job, num_agents // 4)) for job in JOBS}
     growth = num_turns * (MAX_TOKENS + len(demo.tool_result(7)))

@@ -1,4 +1,4 @@
-"""The KV memory under the demo's model and adapters: wherever an agent's KV has been, it says the same."""
+"""Tests the KV cache with the demo's model and adapters: answers do not depend on where the KV was."""
 
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoLab:
 
 
 def turn(harness: Harness, prompt: list[int], known: int, adapter: str | None, session: str = "agent") -> Outcome:
-    """One turn of a session of whose prompt `known` tokens are its history."""
+    """Runs one turn of a session. The first `known` tokens of the prompt are its history."""
     return harness.run(
         prompt, adapter=adapter, session=SessionUse(SessionKey(session), known), max_tokens=MAX_TOKENS, ignore_eos=True
     )
 
 
 def cached_on(outcome: Outcome) -> tuple[int, int, int]:
-    """Whole pages that a prompt found on the device, the host and the disk."""
+    """Returns the whole pages that a prompt found on the device, the host and the disk."""
     assert outcome.cache is not None
     report = outcome.cache
     return report.device_tokens // PAGE, report.host_tokens // PAGE, report.disk_tokens // PAGE
@@ -36,10 +36,13 @@ def cached_on(outcome: Outcome) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("job", JOBS)
-def test_an_agent_says_the_same_wherever_its_kv_has_been(demo: DemoLab, tmp_path: Path, job: str, dtype: str) -> None:
-    """Warm, forked, rewound to the host, prefetched, and from the disk after a restart: the same tokens, each time from
-    where they were meant to come; in fp32 also cold. (In bf16 attention rounds a prompt's last bit otherwise than an
-    answer's, so a history that is computed again may differ at a near tie; one that was kept may not.)"""
+def test_an_answer_does_not_depend_on_where_its_kv_was(demo: DemoLab, tmp_path: Path, job: str, dtype: str) -> None:
+    """A turn has the same tokens when it is warm, forked, rewound, prefetched or read from disk after a restart, each
+    with KV from the expected tier; in fp32 a cold turn has them too.
+
+    In bf16, attention rounds a prompt differently from an answer. So recomputed history may differ at a near tie;
+    cached history may not.
+    """
     options: dict[str, Any] = {"dtype": dtype, "disk_kv_bytes": 2**26}
     cold = demo.engine(**options, kv_folder=tmp_path / "cold")
     harness = demo.engine(**options, kv_folder=tmp_path / "kv")
@@ -82,9 +85,9 @@ def test_an_agent_says_the_same_wherever_its_kv_has_been(demo: DemoLab, tmp_path
 
 
 @pytest.mark.parametrize("host_kv_bytes", [0, 2**24])
-def test_agents_that_outgrow_the_device_together_say_the_same_as_alone(demo: DemoLab, host_kv_bytes: int) -> None:
-    """With pages for one context and two adapters, and three long answers at once, each is preempted or waits for one
-    that is, and says what it says alone."""
+def test_answers_that_outgrow_the_device_together_are_the_same_as_alone(demo: DemoLab, host_kv_bytes: int) -> None:
+    """With pages for one context and two adapters, three long answers at once are the same as each alone, and some
+    request is preempted."""
     alone = demo.engine()
     jobs = JOBS[:3]
     prompts = {job: next(demo.prompts(job, 1, at_least=640))[:640] for job in jobs}

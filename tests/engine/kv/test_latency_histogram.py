@@ -1,4 +1,4 @@
-"""The latency histogram against numpy's quantiles and against sums over the samples themselves."""
+"""Compares the latency histogram with numpy's quantiles and with sums over the samples."""
 
 import math
 
@@ -17,7 +17,7 @@ from graftwork.engine.kv.latency_histogram import (
 )
 
 WIDTH = 2**0.25 * (1 + 1e-9)
-"""The ratio of a bucket's edges."""
+"""The ratio between neighbouring edges."""
 NOTHING = np.zeros(len(EDGES) + 1)
 latencies = st.lists(st.floats(SHORTEST_S * 1.01, LONGEST_S * 0.99), min_size=1, max_size=60)
 times = st.floats(0.0, 2 * LONGEST_S)
@@ -36,7 +36,7 @@ def distribution_of(samples: list[float]) -> LatencyDistribution:
 
 @given(latencies, st.floats(0.01, 1.0))
 def test_a_quantile_is_right_to_a_bucket(samples: list[float], share: float) -> None:
-    """Without forgetting, every quantile is within a quarter of an octave of numpy's."""
+    """Without decay, every quantile is within a quarter of an octave of numpy's."""
     exact = float(np.quantile(samples, share - 1e-12, method="inverted_cdf"))
 
     found = distribution_of(samples).quantile(share - 1e-12)
@@ -46,7 +46,7 @@ def test_a_quantile_is_right_to_a_bucket(samples: list[float], share: float) -> 
 
 @given(latencies, times)
 def test_a_probability_is_that_of_the_samples_to_a_bucket(samples: list[float], seconds: float) -> None:
-    """P(T <= t) lies between the samples' own shares a bucket below and a bucket above."""
+    """P(T <= t) is between the samples' shares one bucket below and one bucket above t."""
     shares = [float(np.mean(np.asarray(samples) <= limit)) for limit in (seconds / WIDTH, seconds * WIDTH)]
 
     found = distribution_of(samples).probability_within(seconds)
@@ -55,8 +55,10 @@ def test_a_probability_is_that_of_the_samples_to_a_bucket(samples: list[float], 
 
 
 @given(latencies, st.sampled_from(list(EDGES[:-1])), st.sampled_from(list(EDGES[:-1])))
-def test_what_has_waited_is_judged_by_what_waited_as_long(samples: list[float], waited: float, limit: float) -> None:
-    """At the edges, the chance of returning is exactly that among the samples that took longer than the wait."""
+def test_a_waiting_tool_is_estimated_from_tools_that_took_longer(
+    samples: list[float], waited: float, limit: float
+) -> None:
+    """At the edges, the probability of a return is that of the samples that took longer than the wait."""
     limit = max(waited, limit)
     slower = [sample for sample in samples if sample > waited]
     expected = sum(sample <= limit for sample in slower) / len(slower) if slower else 0.0
@@ -82,7 +84,7 @@ def test_the_expected_wait_is_the_integral_of_survival(samples: list[float], sec
 @settings(max_examples=20)
 @given(latencies)
 def test_the_expected_waits_of_all_edges_agree_with_one_at_a_time(samples: list[float]) -> None:
-    """The two ways to the same integral give the same numbers."""
+    """Both ways to compute the integral give the same numbers."""
     distribution = distribution_of(samples)
 
     assert distribution.expected_waits() == pytest.approx([distribution.expected_wait(edge) for edge in EDGES])
@@ -90,7 +92,7 @@ def test_the_expected_waits_of_all_edges_agree_with_one_at_a_time(samples: list[
 
 @given(latencies, latencies)
 def test_the_last_of_two_tools_is_the_product(samples: list[float], others: list[float]) -> None:
-    """At an edge, both are back in as many of all pairs of samples."""
+    """At an edge, the probability that both tools are back is the share of all pairs of samples."""
     last = LatencyDistribution.latest_of([distribution_of(samples), distribution_of(others)])
     pairs = np.maximum.outer(samples, others)
 
@@ -98,7 +100,8 @@ def test_the_last_of_two_tools_is_the_product(samples: list[float], others: list
 
 
 def test_an_observation_counts_half_after_its_half_life() -> None:
-    """After 100 latencies of a second and 10 of a minute at a half-life of 10, about half the weight is the minute."""
+    """After 100 latencies of one second and 10 of one minute with a half-life of 10, the minute has about half the
+    weight."""
     histogram = histogram_of([1.0] * 100 + [60.0] * 10, half_life=10)
 
     within = histogram.distribution(NOTHING).probability_within(10.0)
@@ -109,7 +112,7 @@ def test_an_observation_counts_half_after_its_half_life() -> None:
 
 
 def test_what_never_ends_counts_as_never() -> None:
-    """One of four that never returned: no quantile above three quarters, no certainty of a return."""
+    """If one of four never returned, no quantile above 0.75 is finite and no return is certain."""
     distribution = distribution_of([1.0, 1.0, 1.0, math.inf])
 
     assert distribution.quantile(0.7) < 1.2
@@ -119,7 +122,7 @@ def test_what_never_ends_counts_as_never() -> None:
 
 
 def test_times_shorter_than_the_first_edge_are_kept_apart_from_longer_ones() -> None:
-    """Tools that answer at once are within a millisecond, and half of them within half of it."""
+    """Tools that answer at once are all within 1 ms, and half of them within 0.5 ms."""
     distribution = distribution_of([0.0, 0.0001])
 
     assert distribution.probability_within(SHORTEST_S) == 1.0
@@ -128,7 +131,7 @@ def test_times_shorter_than_the_first_edge_are_kept_apart_from_longer_ones() -> 
 
 @given(st.floats(0.01, 1000.0), st.floats(0.2, 3.0))
 def test_a_lognormal_prior_has_its_median_and_its_spread(median: float, sigma: float) -> None:
-    """Half of it lies below the median, and 84 % below one sigma above it."""
+    """Half of the prior is below its median, and 84 % is below one sigma above it."""
     prior = LatencyDistribution.from_masses(lognormal_masses(median, sigma))
 
     assert prior.probability_within(median) == pytest.approx(0.5, abs=0.04)

@@ -1,4 +1,4 @@
-"""What a lease does to the order in which pages go, while it lasts and after."""
+"""Tests how a lease changes the order of eviction, while it lasts and after it."""
 
 from collections.abc import Collection, Mapping
 
@@ -11,12 +11,12 @@ from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import KvLab
 
-MAKER = CacheScopes("sha256:model", "float32/2")
+SCOPES = CacheScopes("sha256:model", "float32/2")
 DOMAIN = IsolationDomain(b"x")
 
 
-class AdviceByName:
-    """A tool's name is the seconds of its lease."""
+class LeasesByName:
+    """A lease model in which a tool's name is the lease in seconds."""
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
         return max(float(tool) for tool in tools)
@@ -25,18 +25,18 @@ class AdviceByName:
         return 0.9
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """Nothing is learnt."""
+        """Learns nothing."""
 
 
 class LeaseLab:
-    """A device of six pages, and sessions of two pages each that wait for tools."""
+    """A device of six pages, and sessions of two pages that wait for tools."""
 
     def __init__(self, host: int = 20) -> None:
         self.lab = KvLab(device=6, host=host)
-        self.session_cache = SessionCache(self.lab.memory, MAKER, AdviceByName(), self.lab.clock)
+        self.session_cache = SessionCache(self.lab.memory, SCOPES, LeasesByName(), self.lab.clock)
 
     def turn(self, name: str, tool: str | None) -> None:
-        """A session's turn, after which it waits for a tool, or for nobody knows what."""
+        """Runs a session's turn. It then waits for a tool, or for nothing if `tool` is None."""
         path = self.path(name)
         allocation = self.lab.memory.allocate_path(path, self.lab.memory.match(path), len(path.token_ids))
         assert allocation is not None
@@ -48,23 +48,23 @@ class LeaseLab:
         self.tend(name, SessionVerb.HOLD, () if tool is None else (ToolWait(tool),))
 
     def tend(self, name: str, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
-        """One verb, and all copies that it begins."""
+        """Runs one command and all copies that it begins."""
         path = self.path(name)
         self.session_cache.tend(SessionTending(verb, SessionKey(name), DOMAIN, (), tuple(path.token_ids), waits=waits))
         self.lab.fire_all()
 
     def path(self, name: str) -> TokenPath:
-        return TokenPath(PrefixScope(MAKER.scope(DOMAIN, ())), tuple(ord(letter) for letter in name.ljust(4)), DOMAIN)
+        return TokenPath(PrefixScope(SCOPES.scope(DOMAIN, ())), tuple(ord(letter) for letter in name.ljust(4)), DOMAIN)
 
     def is_on_device(self, name: str) -> bool:
-        """Whether both pages of a session are there."""
+        """Whether both pages of a session are on the device."""
         path = self.path(name)
         nodes = self.lab.memory.page_store.tree.walk(path.scope, path.token_ids)
         return [node.device is not None for node in nodes] == [True, True]
 
 
 def test_pages_under_a_lease_outlast_those_without_one() -> None:
-    """The session that waits for nothing known gives way, though it was used last."""
+    """A session without a lease is evicted before a leased one, although it was used later."""
     lab = LeaseLab()
     lab.turn("old", "100")
     lab.turn("new", None)
@@ -77,7 +77,7 @@ def test_pages_under_a_lease_outlast_those_without_one() -> None:
 
 
 def test_a_lease_that_has_run_out_protects_nothing() -> None:
-    """Once its time is over, a session's pages go before those of a session whose lease lasts."""
+    """After its lease has ended, a session's pages are evicted before those of a session whose lease lasts."""
     lab = LeaseLab()
     lab.turn("long", "1000")
     lab.turn("soon", "10")
@@ -90,8 +90,8 @@ def test_a_lease_that_has_run_out_protects_nothing() -> None:
     assert not lab.is_on_device("soon")
 
 
-def test_a_session_that_is_about_to_go_on_outlasts_all_that_wait() -> None:
-    """Its tools have answered and its turn is on the way: its pages stay, and a session's whose tool runs go."""
+def test_a_session_about_to_continue_outlasts_all_that_wait() -> None:
+    """A prefetched session keeps its pages, and a session whose tool is still running loses its own."""
     lab = LeaseLab()
     lab.turn("back", None)
     lab.turn("wait", "1000")
@@ -104,8 +104,8 @@ def test_a_session_that_is_about_to_go_on_outlasts_all_that_wait() -> None:
     assert not lab.is_on_device("wait")
 
 
-def test_the_end_of_a_turn_takes_back_what_its_beginning_was_given() -> None:
-    """A session that goes on is protected until its turn ends, and no longer where nothing known is waited for."""
+def test_the_lease_of_a_turn_ends_with_the_turn() -> None:
+    """A session is protected until its turn ends, and not longer if it waits for no tool."""
     lab = LeaseLab()
     lab.turn("wait", "1000")
     lab.turn("else", "1000")
@@ -120,8 +120,8 @@ def test_the_end_of_a_turn_takes_back_what_its_beginning_was_given() -> None:
     assert not lab.is_on_device("back")
 
 
-def test_a_suspended_session_that_the_host_has_no_room_for_goes_first() -> None:
-    """It said that it will not go on soon: its lease is over from then on, wherever its pages are."""
+def test_a_suspended_session_without_room_on_the_host_is_evicted_first() -> None:
+    """A suspended session loses its lease even if the host has no room for its pages, so it is evicted first."""
     lab = LeaseLab(host=0)
     for name in ("else", "gone", "idle", "next"):  # the last one at the cost of the first
         lab.turn(name, "1000")

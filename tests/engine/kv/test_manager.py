@@ -1,4 +1,4 @@
-"""The KV memory under everything at once: its promises hold after every operation, in any order of events."""
+"""Tests all invariants of the KV cache after random operations in random order."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,34 +19,47 @@ from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferKind, TransferPlan, domain_digest
 from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
-from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab, adapter_of
+from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab, adapter_of
 
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
-MAKER = CacheScopes("sha256:model", "float32/2")
+SCOPES = CacheScopes("sha256:model", "float32/2")
 DOMAINS = (b"x", b"y", b"z")
 OPERATIONS = [
-    *["open", "stranger", "cancel", "offload", "fork", "rewind", "close", "limit", "wait", "tick", "restart", "expel"],
+    *[
+        "open",
+        "request_without_session",
+        "cancel",
+        "offload",
+        "fork",
+        "rewind",
+        "close",
+        "limit",
+        "wait",
+        "tick",
+        "restart",
+        "forget_domain",
+    ],
     *["turn"] * 5,
     *["finish"] * 6,
-    *["land"] * 5,
-    *["look_after"] * 2,
-    *["graft"] * 5,
+    *["end_copy"] * 5,
+    *["command"] * 2,
+    *["place_adapters"] * 5,
     *["pin", "unpin", "prune", "prune", "compute"],
 ]
-"""By weight."""
+"""Names repeat by their weight."""
 number = st.integers(0, 7)
 new_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=2 * SIZE)
 
 
 def public_tokens(tokens: Sequence[int]) -> int:
-    """The operator has declared one beginning public: a page of zeros."""
+    """Returns how many tokens are public: the first page if it is all zeros."""
     return SIZE if not any(tokens[:SIZE]) else 0
 
 
 @dataclass(eq=False)
 class Agent:
-    """A session as it must be."""
+    """The expected state of a session."""
 
     name: str
     domain: bytes
@@ -56,7 +69,7 @@ class Agent:
 
 @dataclass(eq=False)
 class Running:
-    """A sequence that holds pages."""
+    """A request that holds pages."""
 
     agent: Agent | None
     path: TokenPath
@@ -65,22 +78,22 @@ class Running:
 
 
 class World:
-    """Agents that take turns, fork, rewind, wait and leave, while copies land in any order and some fail, and adapters
-    come, are used and go.
+    """Sessions that take turns, fork, rewind, wait and close, while copies end in any order, some fail, and adapters
+    come and go.
 
-    Every operation takes two numbers to choose by, and some tokens; what cannot be done just now does nothing.
+    Every operation gets two numbers and some tokens to choose by. It does nothing if it is impossible just now.
     """
 
     def __init__(self, *, disk_pages: int, host: int) -> None:
         self.host = host
-        self.advice = FixedAdvice()
+        self.advice = FixedLeases()
         self.agents: list[Agent] = []
         self.numbers = 0
         self.seen: Counter[str] = Counter()
         self.begin(FakeDisk(max_pages=disk_pages))
 
     def begin(self, disk: FakeDisk) -> None:
-        """A fresh process over a disk."""
+        """Starts a new process over a disk."""
         self.lab = KvLab(
             device=DEVICE,
             host=self.host,
@@ -90,18 +103,18 @@ class World:
             lora_floor_share=LORA_FLOOR_SHARE,
         )
         self.lab.adapters.frame_allocator.on_pages_moved = self.rename
-        self.session_cache = SessionCache(self.lab.memory, MAKER, self.advice, self.lab.clock)
+        self.session_cache = SessionCache(self.lab.memory, SCOPES, self.advice, self.lab.clock)
         self.running: list[Running] = []
         self.pinned: list[str] = []
 
     def operate(self, name: str, first: int, second: int, tokens: Sequence[int]) -> None:
-        """One operation, and every invariant after it."""
+        """Runs one operation and checks every invariant."""
         adapters, floor = self.lab.adapters, self.lab.memory.page_store.sizes.lora_floor_pages
         before = adapters.num_frames
         getattr(self, name)(first, second, tokens)
-        if name not in ("graft", "prune", "restart"):
+        if name not in ("place_adapters", "prune", "restart"):
             assert adapters.num_frames >= min(before, floor), "KV has pushed adapters below their floor"
-            self.seen["adapters gave way"] += adapters.num_frames < before
+            self.seen["adapters were evicted"] += adapters.num_frames < before
         self.lab.check(sum(len(one.allocation.pages) for one in self.running))
         self.check_running()
         assert set(self.pinned) <= set(self.lab.adapters.digests), "an adapter in use is gone"
@@ -118,7 +131,7 @@ class World:
             history = (*agent.tokens, *tokens)
             self.start(agent, self.path(agent.domain, history if len(history) <= CONTEXT * SIZE else tokens))
 
-    def stranger(self, first: int, second: int, tokens: Sequence[int]) -> None:
+    def request_without_session(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if len(self.running) < 4:
             self.start(None, self.path(DOMAINS[first % 3], (*tokens, *tokens)[: CONTEXT * SIZE]))
 
@@ -146,7 +159,7 @@ class World:
         self.running.append(Running(agent, path, allocation))
 
     def finish(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A turn ends; one in four is not kept, two in four wait for a tool."""
+        """Ends a turn. One in four is not kept, two in four wait for a tool."""
         if (one := self.ready(first)) is None:
             return
         self.running.remove(one)
@@ -164,7 +177,7 @@ class World:
             self.tend(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
     def compute(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A step computes what is missing of a sequence, which goes on running."""
+        """Computes what is missing of a request, which goes on running."""
         if (one := self.ready(first)) is not None:
             self.lab.compute(one.path, one.allocation)
             one.is_computed = True
@@ -181,7 +194,7 @@ class World:
             use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
             self.lab.memory.offload(one.path, one.allocation.pages, use)
 
-    def look_after(self, first: int, second: int, tokens: Sequence[int]) -> None:
+    def command(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
             self.tend(agent, (SessionVerb.PREFETCH, SessionVerb.SUSPEND, SessionVerb.READ)[second % 3])
 
@@ -199,12 +212,12 @@ class World:
             self.agents.remove(agent)
             self.tend(agent, SessionVerb.CLOSE)
 
-    def expel(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A domain's KV is given up; its sessions may come back."""
+    def forget_domain(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Forgets a domain's KV. Its sessions may come back."""
         if second < 2:
             domain, memory = DOMAINS[first % 3], self.lab.memory
             memory.forget_domain(domain)
-            self.seen["expelled"] += 1
+            self.seen["forgotten domains"] += 1
             assert all(memory.page_store.used_pages(tier, domain) == 0 for tier in (Tier.DEVICE, Tier.HOST))
             assert all(self.lab.disk.domains[key] != domain_digest(domain) for key in self.lab.disk.pages)
 
@@ -217,8 +230,8 @@ class World:
 
     # ---- copies -----------------------------------------------------------------------------------------------
 
-    def land(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A copy ends: any of those under way; one in four is cut short."""
+    def end_copy(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Ends one of the running copies. One in four fails part of the way."""
         if not self.lab.copies.under_way:
             return
         index = first % len(self.lab.copies.under_way)
@@ -231,7 +244,7 @@ class World:
                 one.allocation = self.without(one, done.plan, failed_from)
 
     def without(self, one: Running, plan: TransferPlan, failed_from: int | None) -> PageAllocation:
-        """A allocation after one of its arrivals, with fresh pages for what could not be read."""
+        """Returns an allocation after one of its loads, with new pages for those that failed."""
         pages, tiers = one.allocation.pages, one.allocation.tiers
         if failed_from is not None:
             self.lab.memory.release(pages[failed_from:])
@@ -243,15 +256,15 @@ class World:
         self.lab.memory.start_background_copies()
 
     def restart(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """The process is killed: only what is on disk is left, and nothing that was under way counts."""
+        """Kills the process. Only what is on disk survives."""
         if self.lab.disk.max_pages and first < 2:
             self.begin(self.lab.disk)
             self.seen["restarts"] += 1
 
     # ---- adapters ---------------------------------------------------------------------------------------------
 
-    def graft(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A request needs one adapter, or two at once; when nothing is in use, there is always room for them."""
+    def place_adapters(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Places one or two adapters for a request. There is always room if nothing is in use."""
         adapters, pool = self.lab.adapters, self.lab.memory.page_store.device
         group = {f"adapter-{number}": adapter_of(number) for number in {first, second if second % 2 else first}}
         adapters.wanted = set(group)
@@ -261,15 +274,15 @@ class World:
         before = room.num_relocated_pages, room.num_moved_runs, len(adapters.digests)
         is_used = pool.active_pages > 0
         sure, kept = memory.page_store.reserve_pages(Tier.DEVICE), self.used_by_domain()
-        placing = adapters.place(away, group.keys())
+        result = adapters.place(away, group.keys())
         for domain, now in self.used_by_domain().items():
             sure = min(sure, memory.page_store.reserve_pages(Tier.DEVICE))
             assert not is_used or now == kept[domain] or now >= sure, "an adapter pushed a domain below its reserve"
         is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
-        assert placing is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
-        assert all((adapter.digest in adapters) == (placing is PlacementResult.DONE) for adapter in away)
-        self.seen[placing.name] += bool(away)
-        self.seen["KV gave way"] += memory.page_store.tree.num_copies(Tier.DEVICE) < cached
+        assert result is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
+        assert all((adapter.digest in adapters) == (result is PlacementResult.DONE) for adapter in away)
+        self.seen[result.name] += bool(away)
+        self.seen["KV was evicted"] += memory.page_store.tree.num_copies(Tier.DEVICE) < cached
         self.seen["relocations"] += room.num_relocated_pages > before[0]
         self.seen["compactions"] += room.num_moved_runs > before[1]
 
@@ -277,7 +290,7 @@ class World:
         return {domain: self.lab.memory.page_store.used_pages(Tier.DEVICE, domain) for domain in DOMAINS}
 
     def pin(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """A request begins with an adapter that is here."""
+        """Pins an adapter that is on the device."""
         digests = self.lab.adapters.digests
         if digests and len(self.pinned) < 3:
             self.pinned.append(digests[first % len(digests)])
@@ -288,21 +301,21 @@ class World:
             self.lab.adapters.unpin(self.pinned.pop(first % len(self.pinned)))
 
     def prune(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """An adapter is deleted; and nobody in the queue waits for any."""
+        """Deletes an adapter, and clears the list of wanted ones."""
         self.lab.adapters.wanted = ()
         idle = [digest for digest in self.lab.adapters.digests if digest not in self.pinned]
         if idle:
             self.lab.adapters.evict(idle[first % len(idle)])
 
     def rename(self, moves: Mapping[PageId, PageId]) -> None:
-        """What the scheduler does when pages have moved."""
+        """Updates page numbers as the scheduler does."""
         for one in self.running:
             one.allocation.pages[:] = [moves.get(page, page) for page in one.allocation.pages]
 
     # ---- what must hold ---------------------------------------------------------------------------------------
 
     def check_running(self) -> None:
-        """Whatever a sequence found or wrote in its pages is there, wherever they are by now."""
+        """Checks that a request's pages still contain what it found or wrote, wherever they are."""
         on_device = self.lab.copies.tags[Tier.DEVICE]
         for one in self.running:
             num_written = len(one.path.token_ids) // SIZE if one.is_computed else len(one.allocation.tiers)
@@ -311,7 +324,7 @@ class World:
                 assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
 
     def check_match(self, path: TokenPath, matched: int) -> None:
-        """A match is the longest run of prefixes that is in a dictionary of all that is anywhere."""
+        """Checks that a match is the longest prefix of which all pages exist on some tier."""
         page_store = self.lab.memory.page_store
         anywhere = {node.key for tier in (Tier.DEVICE, Tier.HOST) for node in page_store.tree.nodes_on(tier)}
         anywhere |= self.lab.disk.pages.keys()
@@ -323,7 +336,7 @@ class World:
         assert matched == expected
 
     def end(self) -> None:
-        """Everybody leaves: what no stranger has used is gone from every tier, and all the rest can go."""
+        """Closes everything and checks that no session's page is left and that all other pages can be evicted."""
         memory = self.lab.memory
         for one in self.running:
             memory.release(one.allocation.pages)
@@ -348,7 +361,7 @@ class World:
     # ---- helpers ----------------------------------------------------------------------------------------------
 
     def path(self, domain: bytes, tokens: Sequence[int]) -> TokenPath:
-        scope = MAKER.within(MAKER.scope(IsolationDomain(domain), ()), (), public_tokens(tokens) // SIZE)
+        scope = SCOPES.with_public_pages(SCOPES.scope(IsolationDomain(domain), ()), (), public_tokens(tokens) // SIZE)
         return TokenPath(scope, tuple(tokens), domain)
 
     def idle(self, index: int) -> Agent | None:
@@ -381,7 +394,7 @@ class World:
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    """Hypothesis looks for the shortest way to break a promise."""
+    """Lets Hypothesis search for the shortest sequence of operations that breaks an invariant."""
 
     @initialize(disk_pages=st.sampled_from([0, 6, 200]), host=st.sampled_from([0, HOST]))
     def begin(self, disk_pages: int, host: int) -> None:
@@ -401,8 +414,9 @@ TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=60, d
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_thousands_of_operations_break_no_promise(seed: int) -> None:
-    """Four worlds of 4,000 operations each, in which every kind of copy, loss, move and wait has happened."""
+def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
+    """Four worlds of 4,000 operations each break no invariant, and every kind of copy, failure, move and wait occurs in
+    them."""
     random = Random(seed)
     world = World(disk_pages=(200, 12)[seed % 2], host=HOST)
 
@@ -413,10 +427,12 @@ def test_thousands_of_operations_break_no_promise(seed: int) -> None:
 
     cut_short = {f"{kind} cut short" for kind in TransferKind}
     told = {
-        "adapters gave way",
-        "KV gave way",
+        "adapters were evicted",
+        "KV was evicted",
         "relocations",
         "compactions",
-        *(placing.name for placing in PlacementResult),
+        *(result.name for result in PlacementResult),
     }
-    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "expelled", "no room", *told} <= set(+world.seen)
+    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "forgotten domains", "no room", *told} <= set(
+        +world.seen
+    )

@@ -1,4 +1,4 @@
-"""Which of the KV memory's promises bend under pressure, one scene each."""
+"""Tests the KV cache when room is short, one scene per test."""
 
 from graftwork.engine.core.prefix_keys import PageKey, PrefixScope
 from graftwork.engine.core.requests import SessionKey, SessionUse
@@ -8,24 +8,24 @@ from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.session_index import SessionIndex
 from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.ids import IsolationDomain
-from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab
+from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab
 
-MAKER = CacheScopes("sha256:model", "float32/2")
+SCOPES = CacheScopes("sha256:model", "float32/2")
 ALICE, BOB = b"alice", b"bob"
 
 
 class Scene:
-    """A memory of few pages of two tokens, and the session_cache of its sessions."""
+    """A KV cache of a few pages of two tokens."""
 
     def __init__(self, *, device: int, host: int, disk_pages: int = 0, context: int = 4) -> None:
         self.lab = KvLab(device=device, host=host, context=context, disk=FakeDisk(max_pages=disk_pages))
-        self.session_cache = SessionCache(self.lab.memory, MAKER, FixedAdvice(), self.lab.clock)
+        self.session_cache = SessionCache(self.lab.memory, SCOPES, FixedLeases(), self.lab.clock)
 
     def path(self, domain: bytes, tokens: list[int]) -> TokenPath:
-        return TokenPath(PrefixScope(MAKER.scope(IsolationDomain(domain), ())), tokens, domain)
+        return TokenPath(PrefixScope(SCOPES.scope(IsolationDomain(domain), ())), tokens, domain)
 
     def turn(self, domain: bytes, tokens: list[int], session: str | None = None) -> bool:
-        """A whole request whose answer is nothing; whether there was room for it."""
+        """Runs a whole request with an empty answer. Returns whether there was room for it."""
         memory, path = self.lab.memory, self.path(domain, tokens)
         use = None if session is None else SessionUse(SessionKey(session))
         allocation = memory.allocate_path(path, memory.match(path), len(tokens), use)
@@ -53,9 +53,8 @@ def tokens_from(first: int, num_pages: int) -> list[int]:
     return [100 * first + place for place in range(2 * num_pages)]
 
 
-def test_a_party_that_the_host_has_no_room_for_does_not_keep_others_from_it() -> None:
-    """With the host full of the beginning of Alice's one path, the rest of which finds no room, Bob's pages behind it
-    in the line are copied down."""
+def test_a_domain_without_room_on_the_host_does_not_block_others() -> None:
+    """Alice's path fills the host and its rest finds no room; Bob's pages, which are queued after it, are still saved."""
     scene = Scene(device=15, host=4, context=8)
     memory, long = scene.lab.memory, tokens_from(1, 8)
     scene.turn(ALICE, long, "a")
@@ -70,8 +69,7 @@ def test_a_party_that_the_host_has_no_room_for_does_not_keep_others_from_it() ->
 
 
 def test_an_expired_lease_is_no_better_than_none() -> None:
-    """Pages whose lease has run out give way before those that were used since, though nothing has happened to them
-    in between."""
+    """Pages with an expired lease are evicted before pages that were used later, even if nothing happened in between."""
     scene = Scene(device=8, host=16)
     leased, recent = tokens_from(1, 4), tokens_from(2, 4)
     scene.turn(ALICE, leased, "waits")
@@ -89,9 +87,8 @@ def test_an_expired_lease_is_no_better_than_none() -> None:
     assert scene.device_tokens(ALICE, leased) == 0
 
 
-def test_what_was_prefetched_stays_for_the_turn_it_was_fetched_for() -> None:
-    """A session that is prefetched from the host is still on the device after somebody else has needed room that a
-    third, used before it, could give."""
+def test_prefetched_pages_stay_for_their_turn() -> None:
+    """A prefetched session stays on the device while another request evicts a session that was used before it."""
     scene = Scene(device=8, host=16)
     returning, idle = tokens_from(1, 3), tokens_from(2, 4)
     scene.turn(ALICE, returning, "returns")
@@ -110,9 +107,9 @@ def test_what_was_prefetched_stays_for_the_turn_it_was_fetched_for() -> None:
     assert scene.device_tokens(ALICE, returning) == 6
 
 
-def test_a_prefetch_takes_what_room_it_can_have() -> None:
-    """Where the reserve of others leaves room for a part of a path, that part is fetched; and nobody's page is given
-    up for a part that is not."""
+def test_a_prefetch_loads_what_there_is_room_for() -> None:
+    """If other domains' reserves leave room for part of a path, that part is loaded and no page is evicted for the
+    rest."""
     scene = Scene(device=8, host=16)
     long = tokens_from(1, 6)
     scene.turn(ALICE, long, "long")
@@ -133,7 +130,7 @@ def test_a_prefetch_takes_what_room_it_can_have() -> None:
 
 
 def test_pages_on_their_way_from_disk_are_counted_there() -> None:
-    """While a fetch is under way its pages are on the disk and nowhere nearer."""
+    """While a fetch runs, its pages are counted on disk and on no nearer tier."""
     scene = Scene(device=8, host=0, disk_pages=100)
     tokens = tokens_from(1, 3)
     path = scene.path(ALICE, tokens)
@@ -146,9 +143,8 @@ def test_pages_on_their_way_from_disk_are_counted_there() -> None:
     assert scene.device_tokens(ALICE, tokens) == 6
 
 
-def test_sessions_that_never_end_a_turn_are_forgotten_in_time() -> None:
-    """However many sessions are begun and left, and however often one rewrites its history, the table of sessions
-    stays within its bound."""
+def test_the_session_index_is_bounded() -> None:
+    """The session index stays within its bound for any number of unfinished sessions and rewritten histories."""
     table = SessionIndex(max_keys=100)
 
     for number in range(1000):

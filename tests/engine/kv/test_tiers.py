@@ -1,4 +1,4 @@
-"""Where the KV has been in the meantime changes no token and no byte."""
+"""Tests that no token and no byte depends on the tier from which KV came."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,12 +32,12 @@ MakeEngine = Callable[..., Harness]
 FIRST = [5 + n % 50 for n in range(41)]
 SECOND = [9, 8, 7, 6, 5, 4, 3]
 ONE_CONTEXT = 2**16
-"""Bytes of the least device that the lab's model runs on."""
+"""Bytes of the smallest device on which the test model runs."""
 ADAPTERS = [None, "sha256:wide", "sha256:narrow"]
 
 
 def first_turn(harness: Harness, adapter: str | None) -> list[int]:
-    """A session's first turn; returns its history."""
+    """Runs a session's first turn. Returns its history."""
     outcome = harness.run(FIRST, adapter=adapter, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
     return FIRST + outcome.token_ids
 
@@ -49,18 +49,20 @@ def second_turn(harness: Harness, history: list[int], adapter: str | None, **opt
 
 
 def cold(make_engine: MakeEngine, history: list[int], adapter: str | None, **options: Any) -> list[int]:
-    """The second turn of an engine that has seen nothing."""
+    """Returns the second turn's tokens from a new engine."""
     return second_turn(make_engine(**options), history, adapter).token_ids
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_session_goes_on_alike_from_the_device_the_host_and_the_disk(
+def test_a_session_continues_the_same_from_the_device_the_host_and_the_disk(
     make_engine: MakeEngine, tmp_path: Path, adapter: str | None, dtype: str
 ) -> None:
-    """Warm, after the host, after the disk of a process that is gone: the same tokens, and a report of where each came
-    from that adds up. A cold engine says the same, but for bf16: it computes in chunks what was computed token by
-    token, and rounds otherwise."""
+    """The second turn has the same tokens from the device, from the host and from the disk of an ended process, and
+    each report adds up; in fp32 a cold engine gives them too.
+
+    In bf16 a cold engine computes in chunks what was computed token by token, and rounds differently.
+    """
     options = {"dtype": dtype, "disk_kv_bytes": 2**22, "kv_folder": tmp_path}
     harness = make_engine(**options)
     history = first_turn(harness, adapter)
@@ -89,7 +91,7 @@ def test_a_session_goes_on_alike_from_the_device_the_host_and_the_disk(
 
 
 def test_forks_and_rewinds_share_what_they_have_in_common(make_engine: MakeEngine) -> None:
-    """A child, and the parent rewound to before its last turn, answer as cold engines do, from the cache."""
+    """A fork and a rewound session use the cache and answer as cold engines do."""
     harness = make_engine()
     history = first_turn(harness, None)
     second = second_turn(harness, history, None)
@@ -106,10 +108,10 @@ def test_forks_and_rewinds_share_what_they_have_in_common(make_engine: MakeEngin
 
 
 @pytest.mark.parametrize("host_kv_bytes", [0, 2**22])
-def test_requests_that_outgrow_the_device_together_answer_as_if_alone(
+def test_requests_that_outgrow_the_device_together_answer_the_same_as_alone(
     make_engine: MakeEngine, host_kv_bytes: int
 ) -> None:
-    """With pages for one context and three long answers at once, everyone is offloaded in turn, and says the same."""
+    """With pages for one context, three long answers at once are preempted in turn and are the same as each alone."""
     random = Random(3)
     prompts = [[random.randrange(3, 90) for _ in range(30)] for _ in range(3)]
     alone = [make_engine().run(prompt, max_tokens=90, ignore_eos=True).token_ids for prompt in prompts]
@@ -126,8 +128,7 @@ def test_requests_that_outgrow_the_device_together_answer_as_if_alone(
 
 
 def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """After two sessions with a common start are closed, no page is owned on the device, the host or the disk, and no
-    file is left of them."""
+    """After two sessions with a common prefix are closed, no tier holds a page and no file is left."""
     harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
     history = first_turn(harness, None)
     longer = history + SECOND + second_turn(harness, history, None, session="t").token_ids
@@ -148,9 +149,9 @@ def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_party_that_is_forgotten_leaves_nothing_on_any_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """Of two tenants one is forgotten: its history is missing and its files are gone, the other's is where it was,
-    and a new engine on the same folder finds that one alone."""
+def test_a_forgotten_domain_leaves_nothing_on_any_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """After one of two tenants is forgotten, only its history and files are gone, and a new engine on the same folder
+    finds only the other's."""
     harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
     for domain in (b"gone", b"stays"):
         harness.run(FIRST, domain=domain, session=SessionUse(SessionKey("s")), max_tokens=1)
@@ -171,9 +172,9 @@ def test_a_party_that_is_forgotten_leaves_nothing_on_any_tier(make_engine: MakeE
     restarted.close()
 
 
-def test_tenants_share_what_is_public_and_nothing_behind_it(make_engine: MakeEngine) -> None:
-    """Of a prompt whose first 18 tokens are public, another tenant finds the four whole pages of them, and answers as
-    a cold engine does; of one that is not public, it finds nothing."""
+def test_tenants_share_a_public_prefix_and_nothing_after_it(make_engine: MakeEngine) -> None:
+    """Another tenant finds the four whole pages of an 18-token public prefix and answers as a cold engine does; it
+    finds nothing of a private prompt."""
     harness = make_engine()
     expected = make_engine().run(FIRST).token_ids
     harness.run(FIRST, domain=b"a", public_tokens=18)
@@ -187,7 +188,7 @@ def test_tenants_share_what_is_public_and_nothing_behind_it(make_engine: MakeEng
 
 
 def test_a_miss_says_why(make_engine: MakeEngine) -> None:
-    """Another adapter, an edited history, an engine that was restarted: each is told from the others."""
+    """Another adapter, an edited history and a restarted engine each report their own reason."""
     harness = make_engine()
     history = first_turn(harness, None)
     edited = [70, 71, *history[2:]]
@@ -214,7 +215,7 @@ def test_a_miss_says_why(make_engine: MakeEngine) -> None:
 def test_every_round_trip_brings_back_the_same_bytes(
     lab: Lab, tmp_path: Path, dtype: torch.dtype, page_tokens: int, padding: int
 ) -> None:
-    """Random pages go to the host, to files, and come back from each to other device pages, bit for bit."""
+    """Random pages that go to the host and to disk come back to other device pages with the same bits."""
     model = read_model_config(lab.base)
     device_memory = DeviceMemory(12, bytes_per_page(model, page_tokens, dtype) + padding, torch.device("cpu"))
     cache = KvCache(model, device_memory, page_tokens, dtype)

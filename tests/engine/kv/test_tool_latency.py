@@ -1,4 +1,4 @@
-"""Leases against brute force over the samples, and what the advisor remembers of whom."""
+"""Compares leases with a search over the samples, and tests what the model remembers."""
 
 import math
 
@@ -15,7 +15,7 @@ WIDTH = 2**0.25
 
 
 def taught(samples: list[float], prior_weight: float = 0.0) -> ToolLatencyModel:
-    """An advisor that knows one tool by its samples, and forgets nothing."""
+    """Returns a model without decay that knows one tool by its samples."""
     advisor = ToolLatencyModel(ToolHistograms(prior_weight=prior_weight, half_life=math.inf))
     for sample in samples:
         advisor.observe("domain", "tool", sample)
@@ -23,7 +23,7 @@ def taught(samples: list[float], prior_weight: float = 0.0) -> ToolLatencyModel:
 
 
 def worth(samples: list[float], lease_s: float, terms: LeaseTerms) -> float:
-    """What a lease is worth on average over the samples themselves."""
+    """Returns the mean worth of a lease over the samples."""
     returned = np.mean(np.asarray(samples) <= lease_s)
     held = np.mean(np.minimum(samples, lease_s))
     return float(returned * terms.benefit_s - held * terms.cost_per_s)
@@ -31,7 +31,7 @@ def worth(samples: list[float], lease_s: float, terms: LeaseTerms) -> float:
 
 @given(latencies, st.floats(0.05, 20.0), st.floats(0.001, 1.0), st.floats(0.1, 3000.0))
 def test_no_lease_would_have_been_worth_more(samples: list[float], benefit: float, cost: float, longest: float) -> None:
-    """Against every lease up to the longest, tried on the samples; a bucket's width of the time held is forgiven."""
+    """No lease up to the longest is worth more on the samples, within the width of one bucket."""
     terms = LeaseTerms(benefit, cost, longest)
     tried = [0.0, *(edge for edge in EDGES if edge <= longest)]
     best = max(worth(samples, lease, terms) for lease in tried)
@@ -44,14 +44,14 @@ def test_no_lease_would_have_been_worth_more(samples: list[float], benefit: floa
 
 
 def _partial_bucket(samples: list[float], longest: float, benefit: float) -> float:
-    """What cannot be known of the bucket in which the longest lease ends: who of it returns before."""
+    """Returns the possible error of the bucket in which the longest lease ends."""
     number = int(np.searchsorted(EDGES, longest))
     return benefit * float(np.mean([EDGES[number - 1] < sample <= EDGES[number] for sample in samples]))
 
 
 @given(latencies, st.floats(1.0, 100_000.0))
 def test_a_hint_only_shortens(samples: list[float], expected_ms: float) -> None:
-    """With the client's expectation no lease is longer than without it, nor than half again the expectation."""
+    """A hint never makes a lease longer, and limits it to 1.5 times the expected time."""
     advisor = taught(samples, prior_weight=8.0)
 
     free = advisor.lease_s("domain", {"tool": None})
@@ -62,7 +62,7 @@ def test_a_hint_only_shortens(samples: list[float], expected_ms: float) -> None:
 
 
 def test_a_hint_for_one_of_two_tools_shortens_nothing() -> None:
-    """The session goes on when the last tool is back, and of that one nothing was said."""
+    """A hint for only one of two tools does not shorten the lease, because the session waits for both."""
     advisor = ToolLatencyModel()
 
     both = advisor.lease_s("domain", {"quick": 10.0, "other": None})
@@ -70,8 +70,8 @@ def test_a_hint_for_one_of_two_tools_shortens_nothing() -> None:
     assert both == advisor.lease_s("domain", {"quick": None, "other": None}) > 0
 
 
-def test_quick_tools_are_waited_for_and_slow_ones_are_not() -> None:
-    """After some calls each, pages are held a little longer than the quick tool takes and not at all for the slow."""
+def test_quick_tools_get_a_lease_and_slow_ones_do_not() -> None:
+    """After some calls, a quick tool's lease is a little longer than its latency, and a slow tool's lease is 0."""
     advisor = ToolLatencyModel(terms=LeaseTerms(benefit_s=2.0, cost_per_s=0.05))
     for _ in range(50):
         advisor.observe("domain", "read_file", 0.1)
@@ -82,8 +82,8 @@ def test_quick_tools_are_waited_for_and_slow_ones_are_not() -> None:
     assert advisor.lease_s("domain", {"read_file": None, "train_model": None}) < 1.0
 
 
-def test_free_room_is_held_as_long_as_allowed() -> None:
-    """Where holding costs nothing, a lease lasts until nothing more would return, at most the longest."""
+def test_a_lease_that_costs_nothing_is_as_long_as_allowed() -> None:
+    """If holding costs nothing, a lease lasts until no more returns are expected, up to the longest lease."""
     advisor = ToolLatencyModel()
 
     assert advisor.lease_s("domain", {"tool": None}, LeaseTerms(1.0, 0.0, 120.0)) == 120.0
@@ -91,8 +91,8 @@ def test_free_room_is_held_as_long_as_allowed() -> None:
     assert advisor.lease_s("domain", {}) == 0.0
 
 
-def test_a_tool_never_seen_is_judged_by_all_tools() -> None:
-    """What other domains' tools have shown moves the guess for a new one, and a few calls of its own outweigh it."""
+def test_an_unknown_tool_is_estimated_from_all_tools() -> None:
+    """Other domains' tools change the estimate for a new tool, and a few calls of its own outweigh them."""
     advisor = ToolLatencyModel()
     for _ in range(200):
         advisor.observe("other", "anything", 60.0)
@@ -106,8 +106,8 @@ def test_a_tool_never_seen_is_judged_by_all_tools() -> None:
     assert after > 0.8
 
 
-def test_one_call_does_not_outweigh_what_is_known_of_all() -> None:
-    """A prior worth eight calls: after one of a tool's own, a ninth of the weight is its."""
+def test_one_call_does_not_outweigh_the_prior() -> None:
+    """The prior weighs eight calls, so one call of a tool has a ninth of the weight."""
     advisor = ToolLatencyModel(ToolHistograms(half_life=math.inf))
     for _ in range(10_000):
         advisor.observe("other", "anything", 60.0)
@@ -116,8 +116,8 @@ def test_one_call_does_not_outweigh_what_is_known_of_all() -> None:
     assert advisor.return_probability("domain", ["tool"], 0.0, 1.0) == pytest.approx(1 / 9, abs=0.001)
 
 
-def test_waiting_changes_the_expectation() -> None:
-    """Nine tools in ten take a tenth of a second and one a minute: after a second, the minute is to be expected."""
+def test_waiting_changes_the_estimate() -> None:
+    """Nine tools in ten take 0.1 s and one takes a minute: after one second the minute is expected."""
     advisor = taught([0.1] * 90 + [60.0] * 10)
 
     assert advisor.return_probability("domain", ["tool"], 0.0, 1.0) == pytest.approx(0.9)
@@ -126,8 +126,8 @@ def test_waiting_changes_the_expectation() -> None:
     assert advisor.return_probability("domain", [], 1.0, 0.0) == 1.0
 
 
-def test_invented_tools_displace_only_their_own_partys() -> None:
-    """A domain that calls a thousand tools keeps its newest few; another domain's one stays known."""
+def test_invented_tools_displace_only_tools_of_their_own_domain() -> None:
+    """A domain that calls a thousand tools keeps its newest few, and another domain's tool stays known."""
     book = ToolHistograms(max_pairs=20, max_tools_per_domain=8)
     advisor = ToolLatencyModel(book)
     for _ in range(50):
@@ -141,8 +141,8 @@ def test_invented_tools_displace_only_their_own_partys() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("stuvw")), max_size=60))
-def test_the_book_is_bounded_and_gives_up_who_was_away_longest(calls: list[tuple[str, str]]) -> None:
-    """It never holds more than its bounds, and the pair observed last is always known."""
+def test_the_number_of_histograms_is_bounded(calls: list[tuple[str, str]]) -> None:
+    """The number of histograms stays within both bounds, and the last observed pair is always known."""
     book = ToolHistograms(max_pairs=6, max_tools_per_domain=3)
 
     for domain, tool in calls:

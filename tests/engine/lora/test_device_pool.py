@@ -166,6 +166,6 @@ def test_the_smallest_device_for_an_adapter_is_found_exactly() -> None:
         for frames in (1, 2, 7, 60):
             pages = sizes.device_pages_for(frames)
             most = [
-                KvSizes(2, 100, count, 0, 4, reserve_share, floor_share).most_lora_pages for count in (pages, pages - 1)
+                KvSizes(2, 100, count, 0, 4, reserve_share, floor_share).max_lora_pages for count in (pages, pages - 1)
             ]
             assert most[0] >= frames > most[1]

@@ -85,13 +85,13 @@ def test_a_running_request_goes_on_while_its_pages_are_moved(base: Path) -> None
     while len(running.token_ids) < 20:
         harness.step()
     harness.tend(SessionVerb.CLOSE, "before", before)
-    moved = harness.engine.room.num_relocated_pages
+    moved = harness.engine.frame_allocator.num_relocated_pages
 
     grafted = harness.submit([5, 6, 7], adapter="a", max_tokens=20, ignore_eos=True)
     harness.finish()
 
     assert moved == 0
-    assert harness.engine.room.num_relocated_pages > 0
+    assert harness.engine.frame_allocator.num_relocated_pages > 0
     assert running.token_ids == alone(base, shelf, prompt, max_tokens=150, ignore_eos=True)
     assert grafted.token_ids == alone(base, shelf, [5, 6, 7], adapter="a", max_tokens=20, ignore_eos=True)
 
@@ -113,7 +113,7 @@ def test_adapters_in_use_are_slid_together_for_one_that_finds_no_run(base: Path)
     running["g"] = harness.submit([7, 8, 9], adapter="g", **long)
     harness.finish()
 
-    assert harness.engine.room.num_moved_runs == 2
+    assert harness.engine.frame_allocator.num_moved_runs == 2
     told = {name: outcome.token_ids for name, outcome in running.items()}
     assert told == {name: alone(base, shelf, [7, 8, 9], adapter=name, **long) for name in "acfg"}
 
@@ -148,7 +148,7 @@ def test_a_small_device_says_what_a_large_one_says(base: Path) -> None:
         assert outcomes[0] == outcomes[1]
         tails |= {turn[0]: turn[2] + tokens for turn, tokens in zip(turns, outcomes[0], strict=True)}
 
-    assert small.engine.room.num_relocated_pages > 0
+    assert small.engine.frame_allocator.num_relocated_pages > 0
     assert small.loop.stats().adapter_loads >= len(ranks)
     assert len(small.loop.stats().resident_adapters) < len(ranks) == len(large.loop.stats().resident_adapters)
     small.loop._adapters.check_integrity()

@@ -27,7 +27,7 @@ from graftwork.platform.errors import (
     NotFound,
 )
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.kv_lab import FixedAdvice, KvLab
+from tests.engine.kv_lab import FixedLeases, KvLab
 
 PAGE = 4
 CONTEXT = 40
@@ -69,7 +69,7 @@ class Stage:
         self.shelf = Shelf()
         limits = SchedulerLimits(PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
         scopes = CacheScopes("sha256:model", "float32")
-        tender = SessionCache(self.lab.memory, scopes, FixedAdvice(), self.clock)
+        tender = SessionCache(self.lab.memory, scopes, FixedLeases(), self.clock)
         self.scheduler = Scheduler(
             limits, self.lab.memory, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
         )

@@ -17,11 +17,11 @@ from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab
+from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab
 from tests.engine.scheduler.test_scheduler import Shelf
 
 PAGE, CONTEXT = 2, 16
-MAKER = CacheScopes("sha256:model", "float32")
+SCOPES = CacheScopes("sha256:model", "float32")
 OWNERS = (b"x", b"y")
 TIERS = (ServiceTier.DEFAULT, ServiceTier.DEFAULT, ServiceTier.FLEX, ServiceTier.PRIORITY)
 Tokens = tuple[int, ...]
@@ -45,10 +45,10 @@ class World:
             context=CONTEXT // PAGE,
             disk=FakeDisk(max_pages=disk_pages),
         )
-        self.tender = SessionCache(self.lab.memory, MAKER, FixedAdvice(), self.lab.clock)
+        self.tender = SessionCache(self.lab.memory, SCOPES, FixedLeases(), self.lab.clock)
         limits = SchedulerLimits(PAGE, 7, 5, 100, CONTEXT, 100, frozenset({1}))
         self.scheduler = Scheduler(
-            limits, self.lab.memory, self.tender, Shelf(), MAKER, clock=self.lab.clock, seeds=Random(0)
+            limits, self.lab.memory, self.tender, Shelf(), SCOPES, clock=self.lab.clock, seeds=Random(0)
         )
         self.requests: dict[RequestId, EngineRequest] = {}
         self.known: dict[RequestId, Tokens] = {}
@@ -146,7 +146,7 @@ class World:
 
     def tags(self, request: EngineRequest, tokens: Tokens) -> list[PageKey]:
         """The keys of the whole pages of some tokens."""
-        scope, keys = PrefixScope(MAKER.scope(request.isolation, ())), list[PageKey]()
+        scope, keys = PrefixScope(SCOPES.scope(request.isolation, ())), list[PageKey]()
         for index in range(len(tokens) // PAGE):
             page = tokens[index * PAGE : (index + 1) * PAGE]
             keys.append(page_key(scope, index, keys[-1] if keys else None, page))

@@ -16,7 +16,7 @@ from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, matching
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.kv_lab import FixedAdvice, KvLab
+from tests.engine.kv_lab import FixedLeases, KvLab
 from tests.engine.scheduler.test_scheduler import CONTEXT, EOS, PAGE, Shelf
 
 
@@ -50,7 +50,7 @@ class Stage:
         self.scheduler = Scheduler(
             limits,
             self.lab.memory,
-            SessionCache(self.lab.memory, scopes, FixedAdvice(), clock),
+            SessionCache(self.lab.memory, scopes, FixedLeases(), clock),
             Shelf(),
             scopes,
             clock=clock,

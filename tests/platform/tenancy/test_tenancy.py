@@ -14,7 +14,7 @@ from graftwork.platform.ids import KeyId, RequestId, TenantId
 from graftwork.platform.logs import JsonFormatter
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.auth import Gate
+from graftwork.platform.tenancy.auth import Authenticator
 from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, AdminPrincipal, Scope
 from graftwork.platform.tenancy.tenancy import Tenancy
@@ -337,7 +337,7 @@ def test_a_key_that_is_logged_by_mistake_is_blotted_out() -> None:
 
 async def test_each_door_opens_to_its_own_kind_of_key(tenancy: Tenancy) -> None:
     """The wrong kind of a right key is a 403; a wrong key is a 401 at both doors."""
-    gate = Gate(tenancy, ADMIN_KEY)
+    gate = Authenticator(tenancy, ADMIN_KEY)
     tenant = await tenancy.create_tenant("acme")
     _, plaintext = await tenancy.create_key(tenant.id, "ci")
 

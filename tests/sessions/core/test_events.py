@@ -12,7 +12,7 @@ from graftwork.sessions.core.events import (
     EventFeed,
     EventType,
     SessionEvent,
-    join_deltas,
+    add_draft,
     number_events,
     output_text_delta,
     tool_call_arguments_delta,
@@ -64,7 +64,9 @@ def test_joining_deltas_keeps_every_character_in_its_place(some: list[EventDraft
             for character in draft.fields.get("delta", "|")
         ]
 
-    joined = join_deltas(some)
+    joined: list[EventDraft] = []
+    for draft in some:
+        add_draft(joined, draft)
 
     assert spelled(joined) == spelled(some)
     for earlier, later in pairwise(joined):
@@ -108,3 +110,12 @@ async def test_change_that_comes_between_looking_and_waiting_is_seen() -> None:
 
     assert changed.is_set()
     assert not feed.next_change().is_set()
+
+
+def test_drafts_that_are_fixed_are_not_joined_to() -> None:
+    """A delta behind drafts that must not change becomes a draft of its own."""
+    drafts = [output_text_delta("a")]
+
+    add_draft(drafts, output_text_delta("b"), num_fixed=1)
+
+    assert drafts == [output_text_delta("a"), output_text_delta("b")]

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,6 @@ from graftwork.sessions.generation.generator import (
     GenerationEvent,
     GenerationFinished,
     GenerationRequest,
-    Generator,
     PromptAdmitted,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -30,7 +30,7 @@ from tests.sessions.fakes_text import (
     ScriptedEngine,
     arguments,
     chat_template,
-    description,
+    generator_on,
     names,
     text_tokenizer,
     texts,
@@ -75,8 +75,7 @@ def one_by_one(text: str, *, ends: bool = True) -> list[tuple[int, ...]]:
 
 
 async def events_of(engine: ScriptedEngine, wanted: GenerationRequest) -> list[GenerationEvent]:
-    generator = Generator(engine, text_tokenizer(), description())
-    return [event async for event in generator.stream(wanted)]
+    return [event async for event in generator_on(engine).start(wanted).events()]
 
 
 async def finish_of(engine: ScriptedEngine, wanted: GenerationRequest) -> GenerationFinished:
@@ -251,9 +250,9 @@ async def test_broken_markup_is_text() -> None:
 async def test_markers_that_are_special_tokens_are_seen() -> None:
     """A model whose markers are special tokens, which text leaves out, calls tools all the same."""
     tokenizer = TextTokenizer(tokenizer_json(), ["<tool_call>", "</tool_call>"])
-    generator = Generator(ScriptedEngine(one_by_one(CALL)), tokenizer, description())
+    generator = replace(generator_on(ScriptedEngine(one_by_one(CALL))), tokenizer=tokenizer)
 
-    events = [event async for event in generator.stream(request(calls=True))]
+    events = [event async for event in generator.start(request(calls=True)).events()]
 
     assert [call.name for call in finished(events).tool_calls] == ["f"]
 
@@ -272,7 +271,7 @@ async def test_stop_token_is_no_text() -> None:
 async def test_closing_the_stream_cancels_the_request() -> None:
     """A listener that goes away takes the engine's request with it."""
     engine = ScriptedEngine(one_by_one("one two three"))
-    stream = Generator(engine, text_tokenizer(), description()).stream(request())
+    stream = generator_on(engine).start(request()).events()
 
     await anext(stream)
     await anext(stream)

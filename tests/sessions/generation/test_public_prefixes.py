@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.engine.core.requests import SessionKey
-from graftwork.engine.core.session_commands import SessionTending, SessionVerb
+from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.ids import IsolationDomain
-from graftwork.sessions.generation.public_prefixes import PublicPrefixEngine, PublicPrefixes
+from graftwork.platform.ids import SessionId, TenantId
+from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus
+from graftwork.sessions.generation.public_prefixes import PublicPrefixes
 from graftwork.sessions.text.messages import Message
+from graftwork.sessions.turns.kv import History, SessionKv
 from tests.api.fakes import FakeEngine
-from tests.sessions.fakes_text import prompt_encoder
+from tests.sessions.fakes_text import ScriptedEngine, generator_on, prompt_encoder
+from tests.sessions.generation.test_generator import request
 
 HOUSE_RULES = "You are the house agent. Answer briefly and call tools whenever they help."
 
@@ -41,16 +43,30 @@ def test_public_is_what_equals_a_declared_prompt_from_the_start(prefixes: Public
     assert PublicPrefixes(()).tokens_of(same) == 0
 
 
-async def test_the_engine_is_told_with_every_prompt(prefixes: PublicPrefixes) -> None:
-    """Requests and what is tended between turns carry the same number of public tokens."""
-    engine = FakeEngine()
-    client = PublicPrefixEngine(engine, prefixes)
+async def test_every_request_says_how_much_of_its_prompt_is_public(prefixes: PublicPrefixes) -> None:
+    """A generation's request carries the number of public tokens at the start of its prompt."""
+    engine = ScriptedEngine([])
     prompt = prompt_encoder().encode_messages([Message("system", HOUSE_RULES), Message("user", "Hi")])
-    tending = SessionTending(SessionVerb.READ, SessionKey("s"), IsolationDomain(b"x"), (), prompt)
+    wanted = replace(request(), prompt_token_ids=prompt)
 
-    await client.tend_session(tending)
+    async for _ in replace(generator_on(engine), public_prefixes=prefixes).start(wanted).events():
+        pass
 
-    assert engine.tended == [replace(tending, public_tokens=prefixes.tokens_of(prompt))]
+    assert [sent.public_tokens for sent in engine.requests] == [prefixes.tokens_of(prompt)]
+    assert prefixes.tokens_of(prompt) > 0
+
+
+async def test_every_act_on_a_sessions_kv_says_how_much_is_public(prefixes: PublicPrefixes) -> None:
+    """What is asked of the engine between turns carries the same number as the turns themselves."""
+    engine = FakeEngine()
+    prompt = prompt_encoder().encode_messages([Message("system", HOUSE_RULES), Message("user", "Hi")])
+
+    model, settings = ResolvedModel("tiny", None), SessionSettings()
+    session = AgentSession(SessionId("ses_1"), TenantId("t"), SessionStatus.IDLE, model, settings, {}, 0.0, 0.0)
+
+    await SessionKv(engine, b"pepper", prefixes).read(History(session, prompt))
+
+    assert [tending.public_tokens for tending in engine.tended] == [prefixes.tokens_of(prompt)]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_every_call_is_answered_once_and_behind_it() -> None:
 async def test_chains_are_no_sessions(responses: Responses) -> None:
     """Responses and conversations are neither listed nor counted among a tenant's sessions, nor metered as ones."""
     me, world = principal(), responses.world
-    world.gate.limit = 1
+    world.quotas.limit = 1
     await world.session(me)
     for _ in range(3):
         first = await responses.ask(me)

@@ -1,6 +1,7 @@
 """A turn's transactions, and who may make them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -8,11 +9,12 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict
 from graftwork.platform.ids import CheckpointId, TurnId
-from graftwork.sessions.core.events import EventDraft, EventType, output_text_delta, turn_created
+from graftwork.sessions.core.events import EventDraft, EventType, number_events, output_text_delta, turn_created
 from graftwork.sessions.core.items import message
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint
+from graftwork.sessions.store.event_log import EventBatch
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore
 from tests.sessions.fakes_sessions import LEASE_S, World, principal
@@ -67,17 +69,21 @@ def completed(lease: SessionLease, drafts: Sequence[EventDraft] = ()) -> TurnOut
     return TurnOutcome(TurnStatus.COMPLETED, [*drafts, terminal], checkpoint, items, finish_reason="stop")
 
 
+def batch(lease: SessionLease, last_seq: int, *drafts: EventDraft) -> EventBatch:
+    return EventBatch(lease, number_events(drafts, lease.session_id, lease.turn_id, last_seq))
+
+
 async def test_lost_lease_writes_nothing(stores: Stores) -> None:
     """Once another process has taken a turn over, no write of the first one reaches the session."""
     lease = await stores.begun()
-    await stores.first.append_events(lease, [turn_created(None), output_text_delta("He")])
+    await stores.first.append([batch(lease, 2, turn_created(None), output_text_delta("He"))])
     stores.clock.advance(LEASE_S)
     ((scope, session_id, turn_id),) = await stores.second.find_interrupted(frozenset)
     await stores.second.fail_interrupted(scope, session_id, turn_id)
     before = await stores.now(lease)
 
+    assert await stores.first.append([batch(lease, 3, output_text_delta("llo"))]) == [None]
     for write in (
-        stores.first.append_events(lease, [output_text_delta("llo")]),
         stores.first.renew(lease),
         stores.first.end(lease, completed(lease)),
     ):
@@ -148,3 +154,40 @@ async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: Stores) -
         (2, EventType.TURN_CANCELLED),
     ]
     assert await stores.first.list_events(SCOPE, lease.session_id, 0, 10) == events
+
+
+async def test_events_of_many_turns_are_one_transaction(stores: Stores) -> None:
+    """Each session counts for itself; one whose lease is lost gets nothing, and the others get all."""
+    leases = []
+    for number in range(3):
+        session = await stores.world.session(ME)
+        lease, _ = await stores.first.begin(SCOPE, session, TurnId(f"turn_{number}"), INPUT)
+        leases.append(lease)
+    first, lost, other = leases
+    lost = replace(lost, epoch=lost.epoch - 1)
+
+    answers = await stores.first.append(
+        [
+            batch(first, 2, turn_created(None), output_text_delta("a")),
+            batch(lost, 1, turn_created(None)),
+            batch(other, 1, turn_created(None)),
+        ]
+    )
+
+    assert answers == [False, None, False]
+    assert [(await stores.now(lease)).last_seq for lease in leases] == [2, 0, 1]
+    assert [len(await stores.first.list_events(SCOPE, lease.session_id, 0, 10)) for lease in leases] == [2, 0, 1]
+
+
+async def test_a_batch_that_is_stored_again_changes_nothing(stores: Stores) -> None:
+    """A commit whose answer was lost may be tried again, alone, with more behind it, or with the turn's outcome."""
+    lease = await stores.begun()
+    created, said = turn_created(None), output_text_delta("He")
+    await stores.first.append([batch(lease, 1, created)])
+    await stores.first.append([batch(lease, 2, created, said)])
+
+    events = await stores.first.end(lease, replace(completed(lease, [created, said]), after_seq=0))
+
+    assert [event.seq for event in events] == [1, 2, 3]
+    assert await stores.first.list_events(SCOPE, lease.session_id, 0, 10) == events
+    assert (await stores.now(lease)).last_seq == 3

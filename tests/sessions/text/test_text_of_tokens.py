@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from graftwork.engine.core.events import CacheReport
 from graftwork.sessions.generation.events import TextDelta
-from graftwork.sessions.generation.output_parser import AnswerReader, AnswerRules
+from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
 from graftwork.sessions.text.detokenizer import Detokenizer
 from graftwork.sessions.text.token_bytes import byte_level_alphabet
 from graftwork.sessions.text.tokenizer import TextTokenizer
@@ -90,14 +91,19 @@ def test_every_split_of_the_bytes_spells_the_same(stops: tuple[str, ...]) -> Non
     for count in range(len(data)):
         for cuts in combinations(range(1, len(data)), count):
             pieces = [data[start:end] for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True)]
-            reader = AnswerReader(tokenizer, AnswerRules(stop=stops))
+            parser = OutputParser(tokenizer, OutputRules(stop=stops))
             for piece in pieces:
-                if not reader.is_over:
-                    reader.push(ids[piece])
-            reader.finish()
+                if not parser.is_over:
+                    parser.push([ids[piece]])
+            parser.finish()
 
             assert tokenizer.decode([ids[piece] for piece in pieces]) == CHARACTERS
-            assert reader.text == CHARACTERS[:whole]
+            assert text_of(parser) == CHARACTERS[:whole]
+
+
+def text_of(parser: OutputParser) -> str:
+    """All text of an answer that has ended."""
+    return parser.finished(None, CacheReport()).text
 
 
 def random_tokens(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
@@ -116,7 +122,7 @@ def test_streaming_is_decoding_at_once(make: object, data: st.DataObject) -> Non
     seen, so_far = "", b""
 
     for token_id in token_ids:
-        seen += detokenizer.push([token_id])
+        seen += detokenizer.push(token_id)
         so_far += spelled(tokenizer, token_id)
         assert seen == complete(so_far)
 
@@ -139,19 +145,19 @@ def test_stop_strings_cut_as_if_at_once(make: object, data: st.DataObject, stops
     """After every token what is held back may begin a stop string or is part of a character, and nothing more."""
     tokenizer = make()  # type: ignore[operator]
     token_ids = data.draw(st.one_of(likely_tokens(tokenizer), random_tokens(tokenizer)))
-    reader = AnswerReader(tokenizer, AnswerRules(stop=stops))
+    parser = OutputParser(tokenizer, OutputRules(stop=stops))
     told, so_far = "", b""
 
     for token_id in token_ids:
-        told += "".join(event.text for event in reader.push(token_id) if isinstance(event, TextDelta))
+        told += "".join(event.text for event in parser.push([token_id]) if isinstance(event, TextDelta))
         so_far += spelled(tokenizer, token_id)
         text = complete(so_far)
-        if reader.is_over:
+        if parser.is_over:
             assert told == text[: first_stop(text, stops)]
             break
         assert first_stop(text, stops) is None
         assert told == text[: len(text) - held_for(text, stops)]
-    told += "".join(event.text for event in reader.finish() if isinstance(event, TextDelta))
+    told += "".join(event.text for event in parser.finish() if isinstance(event, TextDelta))
 
     whole = tokenizer.decode(token_ids)
-    assert told == reader.text == whole[: first_stop(whole, stops)]
+    assert told == text_of(parser) == whole[: first_stop(whole, stops)]

@@ -1,4 +1,4 @@
-"""The header of a file of pages: what is written is read, and nothing else is."""
+"""Tests the header of a file of pages."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def header_of(num_pages: int, page_bytes: int = 64) -> PageFileHeader:
 
 @given(st.integers(1, MAX_PAGES), st.integers(1, 2**40))
 def test_a_header_is_read_as_it_was_written(num_pages: int, page_bytes: int) -> None:
-    """Its first block tells its length, which is whole blocks, and decoding gives back every field."""
+    """The first block gives the header's length in whole blocks, and decoding returns every field."""
     header = header_of(num_pages, page_bytes)
 
     encoded = header.encode()
@@ -35,8 +35,8 @@ def test_a_header_is_read_as_it_was_written(num_pages: int, page_bytes: int) -> 
 
 
 @given(st.data())
-def test_a_changed_header_is_refused_or_says_the_same(data: st.DataObject) -> None:
-    """One flipped bit is damage, another version, or in the padding."""
+def test_a_changed_header_is_refused_or_decodes_the_same(data: st.DataObject) -> None:
+    """One flipped bit is damage, makes another version, or is in the padding."""
     header = header_of(3)
     encoded = bytearray(header.encode())
     encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -50,7 +50,7 @@ def test_a_changed_header_is_refused_or_says_the_same(data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("length", [0, 7, 40, 200])
-def test_a_header_cut_off_is_damage(length: int) -> None:
-    """A file that ends within its header was never whole."""
+def test_a_truncated_header_is_damage(length: int) -> None:
+    """A file that ends inside its header is damaged."""
     with pytest.raises(DamagedFile):
         decode_header(header_of(3).encode()[:length])

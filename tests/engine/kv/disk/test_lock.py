@@ -1,4 +1,4 @@
-"""One engine a folder, and a successor that waits for its predecessor to go."""
+"""Tests that a folder has one engine at a time."""
 
 from pathlib import Path
 from threading import Timer
@@ -9,8 +9,8 @@ from graftwork.engine.kv.disk.lock import FolderLock
 from graftwork.platform.errors import InvalidRequest
 
 
-def test_a_folder_is_one_engines_alone_until_it_is_released(tmp_path: Path) -> None:
-    """A second lock is refused with the flag that helps, and taken once the first is gone."""
+def test_a_folder_is_locked_until_it_is_released(tmp_path: Path) -> None:
+    """A second lock is refused with the flag that helps, and succeeds after the first is released."""
     first, second = FolderLock(tmp_path / "kv"), FolderLock(tmp_path / "kv")
     first.acquire()
 
@@ -23,7 +23,7 @@ def test_a_folder_is_one_engines_alone_until_it_is_released(tmp_path: Path) -> N
 
 
 def test_a_successor_waits_for_its_predecessor(tmp_path: Path) -> None:
-    """A lock that is released while another waits for it passes on without an error."""
+    """A lock that waits for another one is acquired when that one is released."""
     first, second = FolderLock(tmp_path), FolderLock(tmp_path)
     first.acquire()
     leaving = Timer(0.2, first.release)

@@ -1,4 +1,4 @@
-"""The disk tier where the disk does not behave: crashes anywhere, refusals, damage, strangers' hands."""
+"""Tests the disk store when the disk fails: crashes, refused operations, damaged and foreign files."""
 
 import logging
 from collections.abc import Iterator
@@ -45,47 +45,47 @@ def keys_of(part: tuple[int, int, int]) -> list[PageKey]:
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """Everything that can happen to a folder; what a page may be answered with is known from its key alone."""
+    """Applies everything that can happen to a folder. The expected content of a page follows from its key."""
 
     def __init__(self) -> None:
         super().__init__()
         self.place = quick_folder()
         self.folder = Path(self.place.name) / "kv"
         self.stored: set[PageKey] = set()
-        """Reported as stored in this folder at some time."""
+        """Keys that were written to this folder at some time."""
 
     @initialize()
     def open(self) -> None:
         self.files = FragileFiles(self.folder)
-        self.tier = opened(self.folder, MAX_BYTES, files=self.files)
+        self.disk = opened(self.folder, MAX_BYTES, files=self.files)
         self.is_damaged = self.was_refused = self.has_quotas = False
         self.limits: dict[str, int] = {}
 
     @property
     def is_sound(self) -> bool:
-        """Whether neither the disk nor anybody else has done anything wrong since the folder was opened."""
+        """Whether nothing went wrong on the disk since the folder was opened."""
         return not self.is_damaged and not self.was_refused
 
     @rule(part=parts, domain=st.sampled_from("xy"))
     def write(self, part: tuple[int, int, int], domain: str) -> None:
         keys = keys_of(part)
-        is_held = [self.tier.holds(key) for key in keys]
-        num_stored = store(self.tier, domain, keys)
+        is_held = [self.disk.holds(key) for key in keys]
+        num_stored = store(self.disk, domain, keys)
         self.stored |= set(keys)
         if self.is_sound:
             stays = [key for key, was_held in zip(keys, is_held, strict=True) if was_held]
             news = [key for key, was_held in zip(keys, is_held, strict=True) if not was_held]
-            assert all(map(self.tier.holds, stays + news[:num_stored]))
-            assert not any(map(self.tier.holds, news[num_stored:]))
+            assert all(map(self.disk.holds, stays + news[:num_stored]))
+            assert not any(map(self.disk.holds, news[num_stored:]))
             assert num_stored > 0 or not news or self.has_quotas or stays
-            assert num_stored == 0 or self.tier.bytes_of(domain_named(domain)) <= self.limits.get(domain, MAX_BYTES)
+            assert num_stored == 0 or self.disk.bytes_of(domain_named(domain)) <= self.limits.get(domain, MAX_BYTES)
 
     @rule(part=parts)
     def read(self, part: tuple[int, int, int]) -> None:
         keys = keys_of(part)
-        held = [self.tier.holds(key) for key in keys]
+        held = [self.disk.holds(key) for key in keys]
         space = bytearray(len(keys) * PAGE_BYTES)
-        num_read = self.tier.read_run(keys, memoryview(space))
+        num_read = self.disk.read_run(keys, memoryview(space))
         assert bytes(space[: num_read * PAGE_BYTES]) == b"".join(pages_of(keys[:num_read]))
         assert num_read <= [*held, False].index(False)
         if self.is_sound:
@@ -93,32 +93,32 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(EVERY_KEY))
     def forget(self, key: PageKey) -> None:
-        self.tier.forget(key)
-        assert not self.tier.holds(key)
+        self.disk.forget(key)
+        assert not self.disk.holds(key)
 
     @rule(domain=st.sampled_from("xy"))
     def forget_domain(self, domain: str) -> None:
-        held = self.tier.num_pages
-        assert self.tier.forget_domain(domain_named(domain)) == held - self.tier.num_pages
+        held = self.disk.num_pages
+        assert self.disk.forget_domain(domain_named(domain)) == held - self.disk.num_pages
 
     @rule()
     def sweep(self) -> None:
-        self.tier.sweep()
+        self.disk.sweep()
         if self.is_sound:
-            assert bytes_in(self.folder) == self.tier.bytes_used
+            assert bytes_in(self.folder) == self.disk.bytes_used
 
     @rule(domain=st.sampled_from("xy"), limit=st.integers(0, MAX_BYTES), reserve=st.integers(0, MAX_BYTES))
     def set_quota(self, domain: str, limit: int, reserve: int) -> None:
-        self.tier.set_limit(domain_named(domain), limit)
-        self.tier.set_reserve(domain_named(domain), reserve)
+        self.disk.set_limit(domain_named(domain), limit)
+        self.disk.set_reserve(domain_named(domain), reserve)
         self.limits[domain] = limit
         self.has_quotas = True
 
     @rule()
     def enforce_limits(self) -> None:
-        self.tier.enforce_limits()
+        self.disk.enforce_limits()
         if self.is_sound:
-            assert all(self.tier.bytes_of(domain_named(domain)) <= limit for domain, limit in self.limits.items())
+            assert all(self.disk.bytes_of(domain_named(domain)) <= limit for domain, limit in self.limits.items())
 
     @rule(refused=st.sets(st.sampled_from(OPERATIONS), max_size=3))
     def refuse(self, refused: set[str]) -> None:
@@ -127,7 +127,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.tier.close()
+        self.disk.close()
         self.open()
 
     @rule(after=st.integers(0, 6), part=parts)
@@ -135,8 +135,8 @@ class DiskMachine(RuleBasedStateMachine):
         self.files.crash_at = self.files.num_operations + after
         self.stored |= set(keys_of(part))
         try:
-            store(self.tier, "x", keys_of(part))
-            readable(self.tier, EVERY_KEY)
+            store(self.disk, "x", keys_of(part))
+            readable(self.disk, EVERY_KEY)
         except Crash:
             pass
         self.restart()
@@ -163,7 +163,7 @@ class DiskMachine(RuleBasedStateMachine):
     def swap(self, which: float, other: float) -> None:
         first, second = self._pick(which), self._pick(other)
         contents = first.read_bytes(), second.read_bytes()
-        if len(contents[0]) == len(contents[1]):  # nobody can count bytes that others add
+        if len(contents[0]) == len(contents[1]):  # the store cannot count bytes that others add
             second.write_bytes(contents[0])
             first.write_bytes(contents[1])
             self.is_damaged = True
@@ -176,7 +176,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(part=parts)
     def serve_another_layout(self, part: tuple[int, int, int]) -> None:
-        self.tier.close()
+        self.disk.close()
         other = opened(self.folder, MAX_BYTES, OTHER_LAYOUT)
         store(other, "x", RUNS[part[0]][: part[2]])
         other.close()
@@ -189,14 +189,14 @@ class DiskMachine(RuleBasedStateMachine):
     @invariant()
     def the_counts_are_right(self) -> None:
         refused, self.files.refused = self.files.refused, set()
-        self.tier.check_integrity()
+        self.disk.check_integrity()
         self.files.refused = refused
-        assert all(key in self.stored for key in EVERY_KEY if self.tier.holds(key))
+        assert all(key in self.stored for key in EVERY_KEY if self.disk.holds(key))
 
     def teardown(self) -> None:
         self.files.refused = set()
-        readable(self.tier, EVERY_KEY)
-        self.tier.close()
+        readable(self.disk, EVERY_KEY)
+        self.disk.close()
         again = opened(self.folder, MAX_BYTES)
         assert set(readable(again, EVERY_KEY)) <= self.stored
         again.check_integrity()
@@ -212,26 +212,26 @@ TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
-def work(tier: DiskStore) -> list[list[PageKey]]:
-    """Three runs that need each other's room; returns those that were reported as stored."""
+def work(disk: DiskStore) -> list[list[PageKey]]:
+    """Writes three sequences that compete for room. Returns those that were reported as stored."""
     reported = []
     for scope, count in (("a", 5), ("b", 9), ("c", 5)):
         keys = chain(scope, count)
-        if store(tier, "x", keys) == count:
+        if store(disk, "x", keys) == count:
             reported.append(keys)
     return reported
 
 
-def open_and_work(tier: DiskStore) -> None:
-    tier.open()
-    work(tier)
+def open_and_work(disk: DiskStore) -> None:
+    disk.open()
+    work(disk)
 
 
 def operations_of_work(folder: Path) -> int:
     files = FragileFiles(folder)
-    tier = opened(folder, 4 * ONE_PAGE_FILE, files=files)
-    work(tier)
-    tier.close()
+    disk = opened(folder, 4 * ONE_PAGE_FILE, files=files)
+    work(disk)
+    disk.close()
     return files.num_operations
 
 
@@ -242,7 +242,7 @@ def quick_path() -> Iterator[Path]:
 
 
 def test_a_crash_between_any_two_operations_leaves_a_folder_that_opens(quick_path: Path) -> None:
-    """At each point in turn: what is found is right, nothing is above the budget, and nothing half is left."""
+    """After a crash at any operation, all pages found are correct, the budget holds and no incomplete file is left."""
     num_operations = operations_of_work(quick_path / "whole")
     assert num_operations > 12
 
@@ -250,11 +250,11 @@ def test_a_crash_between_any_two_operations_leaves_a_folder_that_opens(quick_pat
         folder = quick_path / str(crash_at)
         files = FragileFiles(folder)
         files.crash_at = crash_at
-        tier = DiskStore(folder, 4 * ONE_PAGE_FILE, LAYOUT, files, ManualClock())
+        disk = DiskStore(folder, 4 * ONE_PAGE_FILE, LAYOUT, files, ManualClock())
         with pytest.raises(Crash):
-            open_and_work(tier)
+            open_and_work(disk)
         assert bytes_in(folder) <= 4 * ONE_PAGE_FILE
-        tier.close()
+        disk.close()
 
         again = opened(folder, 4 * ONE_PAGE_FILE)
         keys = [key for scope in "abc" for key in chain(scope, 9)]
@@ -268,23 +268,23 @@ def test_a_crash_between_any_two_operations_leaves_a_folder_that_opens(quick_pat
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_disk_that_refuses_is_counted_and_never_raises(tmp_path: Path, operation: str) -> None:
-    """Whichever operation fails, the tier answers, and works as before once the disk does."""
+    """Whichever operation fails, the store answers, and it works again when the disk does."""
     files = FragileFiles(tmp_path)
-    tier = opened(tmp_path, 4 * ONE_PAGE_FILE, files=files)
-    store(tier, "x", chain("before", 1))
+    disk = opened(tmp_path, 4 * ONE_PAGE_FILE, files=files)
+    store(disk, "x", chain("before", 1))
 
     files.refused = {operation}
-    readable(tier, chain("before", 1))
-    work(tier)
+    readable(disk, chain("before", 1))
+    work(disk)
     files.refused = set()
 
-    assert tier.counters.failed > 0
-    assert work(tier)
-    tier.check_integrity()
+    assert disk.counters.failed > 0
+    assert work(disk)
+    disk.check_integrity()
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
-    """Without knowing what is there no budget can be kept, so the engine does not start on it."""
+    """If the folder cannot be listed, no budget can be kept, so the store does not open."""
     files = FragileFiles(tmp_path)
     files.refused = {"entries"}
 
@@ -293,54 +293,55 @@ def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_stores_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    """A write that meets ENOSPC reports no pages, and its half file is gone."""
+    """A write that meets ENOSPC reports no pages and leaves no file."""
     files = FragileFiles(tmp_path)
-    tier = opened(tmp_path, files=files)
+    disk = opened(tmp_path, files=files)
     files.refused = {"create"}
 
-    assert store(tier, "x", chain("a", 3)) == 0
+    assert store(disk, "x", chain("a", 3)) == 0
 
-    assert (tier.num_pages, tier.bytes_used, bytes_in(tmp_path)) == (0, 0, 0)
+    assert (disk.num_pages, disk.bytes_used, bytes_in(tmp_path)) == (0, 0, 0)
 
 
 def test_failures_are_logged_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A disk that fails a hundred times is one line, and another one a minute later."""
+    """A hundred failures write one log line, and another one a minute later."""
     files, clock = FragileFiles(tmp_path), ManualClock()
-    tier = DiskStore(tmp_path, 2**20, LAYOUT, files, clock)
-    tier.open()
+    disk = DiskStore(tmp_path, 2**20, LAYOUT, files, clock)
+    disk.open()
     files.refused = {"create"}
 
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            store(tier, "x", chain("a", 1))
+            store(disk, "x", chain("a", 1))
         clock.advance(61)
-        store(tier, "x", chain("a", 1))
+        store(disk, "x", chain("a", 1))
 
     totals: list[Any] = [getattr(record, "failed", None) for record in caplog.records]
     assert totals == [1, 101]
 
 
 def test_damage_is_found_when_it_is_read(tmp_path: Path) -> None:
-    """One changed byte in the third page: two pages are read, the file is dropped and counted."""
-    tier = opened(tmp_path)
+    """With a changed byte in the third page, two pages are read and the file is removed and counted."""
+    disk = opened(tmp_path)
     keys = chain("a", 4)
-    store(tier, "x", keys)
+    store(disk, "x", keys)
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
     content[-2 * PAGE_BYTES + 5] ^= 1
     path.write_bytes(content)
 
-    num_read = tier.read_run(keys, memoryview(bytearray(4 * PAGE_BYTES)))
+    num_read = disk.read_run(keys, memoryview(bytearray(4 * PAGE_BYTES)))
 
-    assert (num_read, tier.counters.corrupt, tier.num_pages, bytes_in(tmp_path)) == (2, 1, 0, 0)
+    assert (num_read, disk.counters.corrupt, disk.num_pages, bytes_in(tmp_path)) == (2, 1, 0, 0)
 
 
 @pytest.mark.parametrize("num_bytes", [100, ONE_PAGE_FILE - 1, ONE_PAGE_FILE + 1])
 def test_a_file_of_the_wrong_length_is_not_found_after_a_restart(tmp_path: Path, num_bytes: int) -> None:
-    """Cut off or grown while nobody looked: it is counted as corrupt and gone before any page of it is asked for."""
-    tier = opened(tmp_path)
-    store(tier, "x", chain("a", 1))
-    tier.close()
+    """A file that was cut off or extended while the store was closed is counted as corrupt and removed at the next
+    start."""
+    disk = opened(tmp_path)
+    store(disk, "x", chain("a", 1))
+    disk.close()
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes().ljust(num_bytes, b"x")[:num_bytes])
 
@@ -349,12 +350,12 @@ def test_a_file_of_the_wrong_length_is_not_found_after_a_restart(tmp_path: Path,
     assert (again.num_pages, again.counters.corrupt, bytes_in(tmp_path)) == (0, 1, 0)
 
 
-def test_a_file_of_pages_under_anothers_name_answers_for_its_own_keys_only(tmp_path: Path) -> None:
-    """A file copied over another is found by what it holds, and each page is still checked."""
-    tier = opened(tmp_path)
-    store(tier, "x", chain("a", 1))
-    store(tier, "x", chain("b", 1))
-    tier.close()
+def test_a_renamed_file_answers_for_its_own_keys_only(tmp_path: Path) -> None:
+    """A file copied over another one is found by its content, and each page is still checked."""
+    disk = opened(tmp_path)
+    store(disk, "x", chain("a", 1))
+    store(disk, "x", chain("b", 1))
+    disk.close()
     first, second = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     second.write_bytes(first.read_bytes())
 
@@ -367,17 +368,17 @@ def test_a_file_of_pages_under_anothers_name_answers_for_its_own_keys_only(tmp_p
 
 
 def test_a_file_that_cannot_be_removed_stays_counted(tmp_path: Path) -> None:
-    """Its pages are gone from the index, its bytes are not, and it is tried again when room is needed."""
+    """Its pages are not found, its bytes stay counted, and its removal is tried again when room is needed."""
     files = FragileFiles(tmp_path)
-    tier = opened(tmp_path, 2 * ONE_PAGE_FILE, files=files)
-    store(tier, "x", chain("a", 1))
+    disk = opened(tmp_path, 2 * ONE_PAGE_FILE, files=files)
+    store(disk, "x", chain("a", 1))
     files.refused = {"remove"}
-    tier.forget(chain("a", 1)[0])
+    disk.forget(chain("a", 1)[0])
 
-    assert (tier.num_pages, tier.bytes_used) == (0, ONE_PAGE_FILE)
-    assert store(tier, "x", chain("b", 1)) == 1
-    assert store(tier, "x", chain("c", 1)) == 0
+    assert (disk.num_pages, disk.bytes_used) == (0, ONE_PAGE_FILE)
+    assert store(disk, "x", chain("b", 1)) == 1
+    assert store(disk, "x", chain("c", 1)) == 0
     files.refused = set()
-    assert store(tier, "x", chain("c", 1)) == 1
+    assert store(disk, "x", chain("c", 1)) == 1
     assert bytes_in(tmp_path) <= 2 * ONE_PAGE_FILE
-    tier.check_integrity()
+    disk.check_integrity()

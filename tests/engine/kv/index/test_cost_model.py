@@ -1,4 +1,4 @@
-"""Load or recompute, against every way there is; and costs fitted to measurements whose truth is known."""
+"""Compares load decisions with a search of all choices, and fitted costs with known ones."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ H200 = LoadCost(
     disk=TransferCost(fixed_s=500e-6, page_s=500e-6),
     prefill=PrefillCost(token_s=40e-6, attended_s=1e-9, fixed_s=5e-3),
 )
-"""In the order of an 8B model: 16 tokens a page of 2 MiB, 40 GB/s from the host and 4 GB/s from disk."""
+"""Costs like those of an 8B model: pages of 16 tokens and 2 MiB, 40 GB/s from the host, 4 GB/s from disk."""
 
 small = st.floats(0.0, 1.0)
 transfers = st.builds(TransferCost, small, small)
@@ -34,7 +34,7 @@ costs = st.builds(LoadCost, transfers, transfers, st.builds(PrefillCost, small, 
 def seconds_of(
     cost: LoadCost, pages_by_tier: Sequence[Tier], num_loaded: int, total_tokens: int, page_tokens: int
 ) -> float:
-    """What it takes to load exactly `num_loaded` missing pages, counted page by page and token by token."""
+    """Returns the seconds to load exactly `num_loaded` missing pages, counted page by page and token by token."""
     missing = [number for number, tier in enumerate(pages_by_tier) if tier is not Tier.DEVICE]
     covered = missing[num_loaded] if num_loaded < len(missing) else len(pages_by_tier)
     seconds = 0.0
@@ -53,7 +53,7 @@ def seconds_of(
 
 @given(costs, st.lists(st.sampled_from(Tier), max_size=12), st.integers(0, 20), st.integers(1, 4))
 def test_no_number_of_pages_is_faster(cost: LoadCost, tiers: list[Tier], uncached: int, page_tokens: int) -> None:
-    """Of every number of missing pages that could be loaded, the chosen one takes the least time."""
+    """No other number of loaded pages takes less time than the chosen one."""
     total_tokens = len(tiers) * page_tokens + uncached
     num_missing = sum(tier is not Tier.DEVICE for tier in tiers)
     every_way = [seconds_of(cost, tiers, count, total_tokens, page_tokens) for count in range(num_missing + 1)]
@@ -64,7 +64,7 @@ def test_no_number_of_pages_is_faster(cost: LoadCost, tiers: list[Tier], uncache
 
 
 def test_long_prefixes_are_loaded_and_short_ones_computed() -> None:
-    """On numbers like an H200's, a long prefix comes from either tier; two pages on a slow disk are computed anew."""
+    """With costs like an H200's, a long prefix is loaded from both tiers, and two pages on a slow disk are recomputed."""
     slow = LoadCost(H200.host, TransferCost(fixed_s=0.05, page_s=0.01), H200.prefill)
 
     assert H200.best_prefix([Tier.HOST] * 2000, 32_100, 16) == 2000
@@ -73,14 +73,14 @@ def test_long_prefixes_are_loaded_and_short_ones_computed() -> None:
 
 
 def test_a_load_may_stop_where_a_slower_tier_begins() -> None:
-    """What the host has is loaded, and the disk's part behind it computed, where the disk is slower than computing."""
+    """If the disk is slower than computing, the host's pages are loaded and the disk's pages after them are recomputed."""
     slow = LoadCost(H200.host, TransferCost(fixed_s=0.05, page_s=0.01), H200.prefill)
 
     assert slow.best_prefix([Tier.DEVICE, *[Tier.HOST] * 50, *[Tier.DISK] * 4], 900, 16) == 50
 
 
-def test_pages_on_the_device_behind_missing_ones_count_for_loading() -> None:
-    """One missing page that opens a hundred resident ones is loaded, though alone it would be computed."""
+def test_device_pages_after_missing_ones_count_for_loading() -> None:
+    """One missing page is loaded if a hundred device pages after it become usable, and recomputed if there are none."""
     slow = LoadCost(H200.host, TransferCost(fixed_s=0.0, page_s=0.01), H200.prefill)
 
     assert slow.best_prefix([Tier.DISK], 32, 16) == 0
@@ -89,7 +89,7 @@ def test_pages_on_the_device_behind_missing_ones_count_for_loading() -> None:
 
 @given(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0))
 def test_a_transfer_is_fitted_exactly_to_exact_measurements(fixed_s: float, page_s: float) -> None:
-    """Samples made from two numbers give them back."""
+    """A fit to exact samples returns the costs that made them."""
     truth = TransferCost(fixed_s, page_s)
 
     fitted = fit_transfer([TransferSample(count, truth.seconds(count)) for count in (1, 2, 8, 64, 256)])
@@ -99,7 +99,7 @@ def test_a_transfer_is_fitted_exactly_to_exact_measurements(fixed_s: float, page
 
 @given(st.floats(1e-6, 1e-3), st.floats(0.0, 1e-7), st.floats(0.0, 0.1))
 def test_a_prefill_is_fitted_exactly_to_exact_measurements(token_s: float, attended_s: float, fixed_s: float) -> None:
-    """Samples made from three numbers are predicted again, at lengths that were not among them too."""
+    """A fit to exact samples predicts them and lengths that were not among them."""
     truth = PrefillCost(token_s, attended_s, fixed_s)
     measured = [(tokens, context) for tokens in (16, 128, 512) for context in (0, 512, 4096)]
 
@@ -113,7 +113,7 @@ def test_a_prefill_is_fitted_exactly_to_exact_measurements(token_s: float, atten
 def test_fitted_costs_are_never_negative_and_no_worse_than_their_neighbours(
     samples: list[tuple[float, float, float]],
 ) -> None:
-    """For any measurements, moving any weight a little, down to zero at most, does not bring the fit nearer."""
+    """For any samples, no small change of a weight brings the fit nearer, and no weight is negative."""
     features, seconds = [list(sample[:2]) for sample in samples], [sample[2] for sample in samples]
 
     def error(weights: Sequence[float]) -> float:
@@ -133,7 +133,7 @@ def test_fitted_costs_are_never_negative_and_no_worse_than_their_neighbours(
 
 
 def test_noise_does_not_make_anything_free() -> None:
-    """Loads that seem to take the same time whatever their size still cost something a page."""
+    """Loads whose time does not grow with their size still cost something per page."""
     fitted = fit_transfer([TransferSample(1, 0.02), TransferSample(100, 0.01)])
 
     assert fitted.page_s > 0.0
@@ -141,7 +141,7 @@ def test_noise_does_not_make_anything_free() -> None:
 
 @pytest.mark.parametrize("factor", [0.2, 5.0])
 def test_the_estimate_follows_a_device_that_became_slower_or_faster(factor: float) -> None:
-    """After a hundred observations of each kind, loads and prefills are expected to take what they take."""
+    """After a hundred observations of each kind, the expected times are the observed ones."""
     tracker = CostTracker(H200)
 
     for count in range(1, 101):
@@ -154,7 +154,7 @@ def test_the_estimate_follows_a_device_that_became_slower_or_faster(factor: floa
 
 
 def test_one_stall_does_not_turn_the_estimate_around() -> None:
-    """A load that hung for an hour makes loading look slower by less than a quarter."""
+    """A load that hung for an hour raises the expected time by less than a quarter."""
     tracker = CostTracker(H200)
 
     tracker.observe_load(Tier.HOST, 10, 3600.0)

@@ -1,4 +1,4 @@
-"""Which page goes first: as a search through all pages finds it, at a cost that does not grow with the domains."""
+"""Compares evictions with a search of all pages, and tests that their cost does not grow with the number of domains."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ from tests.engine.kv_lab import KvLab
 
 
 class CountedLru:
-    """The page used longest ago goes first; counts how often a page is looked at."""
+    """Ranks pages by last use, and counts how often it is called."""
 
     def __init__(self) -> None:
         self.num_looks = 0
@@ -21,8 +21,8 @@ class CountedLru:
         return 0, 0.0, node.last_used
 
 
-def may_go(lab: KvLab, asking: Domain) -> list[Node]:
-    """The idle ends of paths of whoever holds more than its reserve, and of who asks."""
+def evictable_nodes(lab: KvLab, asking: Domain) -> list[Node]:
+    """Returns the idle leaves of the asking domain and of all domains above their reserve."""
     page_store = lab.memory.page_store
     reserve = page_store.reserve_pages(Tier.DEVICE)
     return [
@@ -36,8 +36,9 @@ def may_go(lab: KvLab, asking: Domain) -> list[Node]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_goes_is_what_a_search_through_all_pages_finds(seed: int) -> None:
-    """Parties come, grow above their reserve, shrink and vanish; each page that is dropped is the lowest that may go."""
+def test_the_evicted_page_is_the_one_that_a_full_search_finds(seed: int) -> None:
+    """While domains grow above their reserve, shrink and vanish, each evicted page is the least recently used one that
+    may go."""
     random = Random(seed)
     lab = KvLab(device=60, host=0, context=4, ranking=CountedLru(), reserve_share=0.6)
     page_store = lab.memory.page_store
@@ -48,7 +49,7 @@ def test_what_goes_is_what_a_search_through_all_pages_finds(seed: int) -> None:
         lab.run(domain, tokens)
         asking = f"domain {random.randrange(14)}".encode()
         for _ in range(random.randrange(4)):
-            candidates, before = may_go(lab, asking), set(page_store.tree.nodes_on(Tier.DEVICE))
+            candidates, before = evictable_nodes(lab, asking), set(page_store.tree.nodes_on(Tier.DEVICE))
             page_store.make_room(Tier.DEVICE, page_store.device.free_pages + 1, asking)
             gone = before - set(page_store.tree.nodes_on(Tier.DEVICE))
             assert len(gone) == min(len(candidates), 1)
@@ -59,8 +60,8 @@ def test_what_goes_is_what_a_search_through_all_pages_finds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("reserve_share", [0.0, 0.95])
-def test_a_page_costs_as_much_among_many_parties_as_among_few(reserve_share: float) -> None:
-    """Dropping 64 pages of 8 domains or of 800 looks at about as many pages, whether most are sheltered or none."""
+def test_an_eviction_costs_the_same_with_many_domains_as_with_few(reserve_share: float) -> None:
+    """Evicting 64 pages ranks about as many pages among 800 domains as among 8, whether most are protected or none."""
     looks: dict[int, int] = {}
     for num_domains in (8, 800):
         ranking = CountedLru()

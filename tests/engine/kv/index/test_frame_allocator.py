@@ -1,4 +1,4 @@
-"""Runs of frames: where they are made, what is carried away for them, and how adapters are slid together."""
+"""Tests runs of frames: where they are placed, what is moved for them, and how they are compacted."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from graftwork.engine.kv.index.page_pool import Occupancy
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 
 marks = st.text(alphabet=".#x", min_size=1, max_size=14)
-"""A device: free frames, pages that may be moved, and frames that must stay."""
+"""A device: `.` is a free frame, `#` a page that may be moved, `x` a frame that must stay."""
 
 
 def standing(device: str) -> Occupancy:
@@ -25,8 +25,8 @@ def are(device: str, mark: str) -> NDArray[np.bool_]:
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
-def test_frames_are_carried_as_if_all_at_once(order: list[int], num_moved: int) -> None:
-    """Chains and circles, whole and broken off: every target has what its source had, and nothing else has changed."""
+def test_frames_move_as_if_all_at_once(order: list[int], num_moved: int) -> None:
+    """For chains and cycles of moves, every target gets its source's content and nothing else changes."""
     device_memory = DeviceMemory(12, 100, torch.device("cpu"))
     device_memory.frames[:12] = torch.arange(12, dtype=torch.uint8)[:, None]
     moves = list(enumerate(order))[:num_moved]
@@ -41,7 +41,7 @@ def test_frames_are_carried_as_if_all_at_once(order: list[int], num_moved: int) 
 
 
 def test_a_block_begins_where_its_frame_does_and_frames_are_aligned() -> None:
-    """Of 100 bytes in use a frame has 128; a block of frame 3 is their memory, and no copy of it."""
+    """A frame for 100 bytes has 128, and writing to a block of frame 3 writes to that frame's memory."""
     device_memory = DeviceMemory(6, 100, torch.device("cpu"))
 
     device_memory.block(3, 130).fill_(7)
@@ -53,7 +53,7 @@ def test_a_block_begins_where_its_frame_does_and_frames_are_aligned() -> None:
 
 @given(marks, st.integers(1, 6))
 def test_the_cheapest_window_is_the_best_of_all(device: str, width: int) -> None:
-    """Against a search of every window: none with a fixed frame, of the others fewest pages, of those the highest."""
+    """The window found is the best in a search of all: no fixed frame, then the fewest pages, then the highest."""
     windows = [(first, device[first : first + width]) for first in range(len(device) - width + 1)]
     possible = [(-window.count("#"), first) for first, window in windows if "x" not in window]
 
@@ -63,9 +63,9 @@ def test_the_cheapest_window_is_the_best_of_all(device: str, width: int) -> None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5), st.data())
-def test_runs_are_slid_up_past_nothing_that_must_stay(gaps: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Runs keep their order and sizes, only rise, overlap neither one another nor a page under a copy; and where there
-    is none of those, they stand packed at the top."""
+def test_compacted_runs_pass_no_frame_that_must_stay(gaps: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Runs keep their order and size, only move up, and overlap neither each other nor a page in flight; without such
+    pages they are packed at the top."""
     runs: list[FrameRun] = []
     end = 0
     for gap, size in gaps:

@@ -1,4 +1,4 @@
-"""Copies between real memory and real files: whose file a page goes to, what stays beside it, how much is read at once."""
+"""Tests copies between real memory and real files."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ from tests.engine.disk_lab import LAYOUT, chain
 ALICE, BOB = b"alice", b"bob"
 
 
-class WatchedTier(DiskStore):
-    """Notes how many pages are asked for at once."""
+class WatchedDiskStore(DiskStore):
+    """A disk store that records how many pages are read at once."""
 
     most_at_once = 0
 
@@ -37,8 +37,8 @@ class WatchedTier(DiskStore):
         return super().read_run(keys, into)
 
 
-class GatedTier(WatchedTier):
-    """Writes only once it is let."""
+class GatedDiskStore(WatchedDiskStore):
+    """A disk store that writes only when the test allows it."""
 
     def __init__(self, folder: Path, max_bytes: int, layout: bytes) -> None:
         super().__init__(folder, max_bytes, layout)
@@ -52,7 +52,7 @@ class GatedTier(WatchedTier):
 
 
 class CopierLab:
-    """A copier over a few pages of each kind, and what it reports."""
+    """A copier over a few pages of each kind, and its reports."""
 
     def __init__(self, lab: Lab, folder: Path, num_pages: int, page_tokens: int, num_files: int) -> None:
         """The disk has room for `num_files` files of one page."""
@@ -61,13 +61,13 @@ class CopierLab:
         self.cache = KvCache(model, device_memory, page_tokens, torch.float32)
         self.host = HostMemory(num_pages, self.cache.page_shape, torch.float32, pinned=False)
         self.one_file = file_bytes(1, self.host.page_bytes)
-        self.files = GatedTier(folder, num_files * self.one_file, LAYOUT)
+        self.files = GatedDiskStore(folder, num_files * self.one_file, LAYOUT)
         self.files.open()
         self.reports: SimpleQueue[TransferDone | LoadReadable] = SimpleQueue()
         self.copier = PageCopier(self.cache, self.host, self.files, self.reports.put, SystemClock())
 
     def carry_out(self, kind: TransferKind, nodes: Sequence[Node]) -> int:
-        """Copy the page of each node, between equal numbers; returns how many moves succeeded."""
+        """Copies the page of each node between equal page numbers. Returns how many moves succeeded."""
         self.files.writes_once.set()
         self.begin(kind, nodes)
         done = self.reports.get(timeout=20)
@@ -75,7 +75,7 @@ class CopierLab:
         return done.num_good
 
     def begin(self, kind: TransferKind, nodes: Sequence[Node]) -> None:
-        """The same, without waiting for it."""
+        """Begins the same without waiting for its end."""
         source, target = kind is not TransferKind.FETCH, kind is not TransferKind.STORE
         moves = [
             PageMove(node.key, PageId(number) if source else None, PageId(number) if target else None)
@@ -84,28 +84,28 @@ class CopierLab:
         self.copier.begin(TransferPlan(kind, nodes[-1].domain, tuple(moves), tuple(nodes)))
 
     def bytes_of(self, domain: Domain) -> int:
-        """What lies on the disk for a domain."""
+        """Returns the bytes of a domain's files."""
         return self.files.bytes_of(hashlib.sha256(domain).digest())
 
 
 @pytest.fixture
 def small(lab: Lab, tmp_path: Path) -> Iterator[CopierLab]:
-    """Pages of four tokens, and room for twelve files on the disk."""
+    """Pages of four tokens, and a disk with room for twelve files."""
     copier_lab = CopierLab(lab, tmp_path / "kv", num_pages=4, page_tokens=4, num_files=12)
     yield copier_lab
     copier_lab.copier.close()
 
 
 def path_of(name: str, *domains: Domain) -> list[Node]:
-    """The nodes of one path, a page for each of the domains."""
+    """Returns the nodes of one path with one page for each domain."""
     nodes: list[Node] = []
     for depth, (key, domain) in enumerate(zip(chain(name, len(domains)), domains, strict=True)):
         nodes.append(Node(nodes[-1] if nodes else None, CacheScope(b"scope"), (depth,), key, depth, domain, 0))
     return nodes
 
 
-def test_pages_behind_public_ones_are_charged_to_their_domain(small: CopierLab) -> None:
-    """Of a path that begins with a public page and goes on with two of a tenant's, each pays for its own."""
+def test_pages_after_public_ones_are_charged_to_their_domain(small: CopierLab) -> None:
+    """In a path of one public page and two of a tenant, each domain pays for its own pages."""
     nodes = path_of("prompt", PUBLIC, ALICE, ALICE)
 
     assert small.carry_out(TransferKind.STORE, nodes) == 3
@@ -114,8 +114,8 @@ def test_pages_behind_public_ones_are_charged_to_their_domain(small: CopierLab) 
     assert small.bytes_of(ALICE) == file_bytes(2, small.host.page_bytes)
 
 
-def test_a_history_that_was_written_turn_by_turn_loses_its_end_first(small: CopierLab) -> None:
-    """Each turn's pages are a file of their own; while others need room, what is left of them is a beginning."""
+def test_a_history_written_turn_by_turn_loses_its_end_first(small: CopierLab) -> None:
+    """If each turn wrote one file of a history and others need room, the last files are evicted first."""
     history = path_of("history", *[ALICE] * 6)
     for turn in range(6):
         small.carry_out(TransferKind.STORE, history[turn : turn + 1])
@@ -129,7 +129,7 @@ def test_a_history_that_was_written_turn_by_turn_loses_its_end_first(small: Copi
 
 
 def test_a_long_fetch_reads_a_bounded_part_at_a_time(lab: Lab, tmp_path: Path) -> None:
-    """Twenty pages of a megabyte come in two readings, right to the last; with one of the second gone, up to that."""
+    """Twenty pages of 1 MiB are fetched in two reads; if page 18 is missing, the fetch ends there."""
     page_tokens = 2**20 // bytes_per_page(read_model_config(lab.base), 1, torch.float32)
     big = CopierLab(lab, tmp_path / "kv", num_pages=20, page_tokens=page_tokens, num_files=60)
     nodes = path_of("long", *[ALICE] * 20)
@@ -148,8 +148,8 @@ def test_a_long_fetch_reads_a_bounded_part_at_a_time(lab: Lab, tmp_path: Path) -
     big.copier.close()
 
 
-def test_what_somebody_waits_for_goes_before_what_nobody_does(small: CopierLab) -> None:
-    """A fetch overtakes the writes that wait, but not the one that has begun; the writes keep their order."""
+def test_urgent_copies_overtake_background_copies(small: CopierLab) -> None:
+    """A fetch overtakes queued writes but not a running one, and writes keep their order."""
     wanted = path_of("wanted", ALICE)
     small.carry_out(TransferKind.STORE, wanted)
     small.files.writes_once.clear()

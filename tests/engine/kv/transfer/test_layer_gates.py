@@ -1,4 +1,4 @@
-"""A step may begin while its KV comes up from the host: layer by layer, and with the same tokens."""
+"""Tests steps that begin while their KV is being loaded from the host."""
 
 from collections.abc import Callable
 from threading import Event, Thread
@@ -22,11 +22,11 @@ _WITHIN_S = 20
 
 
 def nothing() -> None:
-    """The copies have been made."""
+    """No wait is needed: the copies are done."""
 
 
-def test_a_layer_is_waited_for_and_no_later_one() -> None:
-    """A reader gets as far as the layers that were let through, and on when the next are."""
+def test_a_reader_waits_for_its_layer_and_no_later_one() -> None:
+    """A reader passes the open layers, waits at the next one, and goes on when it is opened."""
     gate = LayerGate(4)
     order: list[str] = []
     read_two = Event()
@@ -50,7 +50,7 @@ def test_a_layer_is_waited_for_and_no_later_one() -> None:
 
 
 def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
-    """Each layer waits for the event behind its own group, whichever groups have been let through since."""
+    """Each layer waits for the event of its own group, whichever groups were opened later."""
     gate, waited = LayerGate(5), list[str]()
     gate.open_layers(2, lambda: waited.append("first"))
     gate.open_layers(4, lambda: waited.append("second"))
@@ -62,13 +62,13 @@ def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
     assert waited == ["first", "first", "second", "second", "third"]
 
 
-def test_a_load_that_fails_lets_nobody_read_what_is_missing() -> None:
+def test_a_failed_load_lets_no_step_read_missing_layers() -> None:
     gates, gate = LayerGates(), LayerGate(4)
     gates.add("load", gate)
     gate.open_layers(2, nothing)
     gate.fail()
 
-    gates.wait(3)  # nobody reads it yet
+    gates.wait(3)  # not selected yet
     gates.select(["load"])
     gates.wait(1)
     with pytest.raises(LoadFailed, match="layer 2"):
@@ -79,7 +79,7 @@ def test_a_load_that_fails_lets_nobody_read_what_is_missing() -> None:
 
 
 class SlowUpperLayers:
-    """Holds back the copies of all but the first layer, until attention has been in that one, or by hand."""
+    """Delays the copies of all layers but the first until attention has run in the first, or until the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False, by_hand: bool = False) -> None:
         self.is_armed = False
@@ -106,7 +106,7 @@ class SlowUpperLayers:
 
 
 def suspended(harness: Harness) -> list[int]:
-    """A session's first turn, whose KV is on the host alone; returns its history."""
+    """Runs a session's first turn and suspends it, so that its KV is only on the host. Returns its history."""
     first = harness.run(PROMPT, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
     history = PROMPT + first.token_ids
     harness.tend(SessionVerb.SUSPEND, "s", history)
@@ -116,7 +116,7 @@ def suspended(harness: Harness) -> list[int]:
 
 
 def test_a_step_begins_before_its_load_has_ended(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upper layers are not copied until attention has run in the first: the tokens are a cold engine's."""
+    """Attention runs in the first layer before the upper layers are copied, and the tokens are those of a cold engine."""
     slow = SlowUpperLayers(monkeypatch)
     harness = make_engine(overlap_loads=True)
     history = suspended(harness)
@@ -138,7 +138,7 @@ def test_a_step_begins_before_its_load_has_ended(make_engine: MakeEngine, monkey
 def test_a_load_that_fails_under_a_step_fails_its_request(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request is told so; no page stays held, and the engine serves the next one as a cold one does."""
+    """The request ends with an error, no page stays held, and the next request is served as by a cold engine."""
     slow = SlowUpperLayers(monkeypatch, fails=True)
     harness = make_engine(overlap_loads=True)
     history = suspended(harness)
@@ -157,10 +157,10 @@ def test_a_load_that_fails_under_a_step_fails_its_request(
     assert harness.run(history + MORE, max_tokens=12, ignore_eos=True).token_ids == expected
 
 
-def test_others_do_not_wait_for_a_load_that_they_do_not_read(
+def test_requests_do_not_wait_for_a_load_that_they_do_not_read(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a prefetch is held back half done, a stranger's request is served from its first token to its last."""
+    """While a prefetch is stopped halfway, another request is served from its first token to its last."""
     slow = SlowUpperLayers(monkeypatch, by_hand=True)
     harness = make_engine(overlap_loads=True)
     history = suspended(harness)

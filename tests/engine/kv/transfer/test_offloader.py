@@ -1,4 +1,4 @@
-"""What becomes of pages that are copied down while their sequence runs."""
+"""Tests pages that are saved while their request runs."""
 
 from graftwork.engine.core.prefix_keys import CacheScope, PrefixScope
 from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
@@ -10,7 +10,7 @@ from tests.engine.kv_lab import KvLab
 
 
 def offloaded(lab: KvLab, tokens: tuple[int, ...]) -> list[Node]:
-    """The nodes of a request of domain `x` whose first page is public; it was offloaded once it was computed."""
+    """Runs a request of domain `x` with a public first page, offloads it, and returns its nodes."""
     path = TokenPath(PrefixScope(CacheScope(b"x"), CacheScope(b"public"), 1), tokens, b"x")
     allocation = lab.memory.allocate_path(path, lab.memory.match(path), len(tokens))
     assert allocation is not None
@@ -20,9 +20,9 @@ def offloaded(lab: KvLab, tokens: tuple[int, ...]) -> list[Node]:
     return lab.memory.page_store.tree.walk(path.scope, path.token_ids)
 
 
-def test_the_host_keeps_what_a_running_sequence_has_just_made() -> None:
-    """No session's history runs through its pages yet, but nobody has left them: older pages that are also on disk
-    make room. The end of the turn would have to copy them again."""
+def test_the_host_keeps_new_pages_of_a_running_request() -> None:
+    """The host keeps the new pages of a running request, which are in no history yet, and evicts older pages that are
+    also on disk."""
     lab = KvLab(device=8, host=6)
     use = SessionUse(SessionKey("running"))
     lab.run("x", (1, 2, 3, 4), "old")
@@ -46,8 +46,8 @@ def test_the_host_keeps_what_a_running_sequence_has_just_made() -> None:
     lab.check(num_held=4)
 
 
-def test_a_limit_on_the_host_holds_behind_a_public_beginning() -> None:
-    """Once the copy has landed, a domain has no more than its two pages there, though the first copied is public."""
+def test_a_limit_on_the_host_holds_after_a_public_prefix() -> None:
+    """After a copy whose first page is public, a domain has only the two pages on the host that its limit allows."""
     lab = KvLab(device=8, host=8)
     lab.memory.set_limits(b"x", KvLimits(host_bytes=200))
 
@@ -57,8 +57,8 @@ def test_a_limit_on_the_host_holds_behind_a_public_beginning() -> None:
     lab.check()
 
 
-def test_a_party_makes_its_own_room_behind_a_public_beginning() -> None:
-    """A host full of a domain's own older pages takes all of its next path: what may go for it goes for it all."""
+def test_a_domain_makes_its_own_room_after_a_public_prefix() -> None:
+    """A host full of a domain's older pages takes all of the domain's next path, whose first page is public."""
     lab = KvLab(device=12, host=4)
     lab.run("x", (9, 9, 9, 9, 9, 9, 9, 9))
     lab.memory.offloader.save(lab.memory.page_store.tree.nodes_on(Tier.DEVICE))
@@ -70,8 +70,8 @@ def test_a_party_makes_its_own_room_behind_a_public_beginning() -> None:
     lab.check()
 
 
-def test_no_room_is_made_for_what_cannot_be_copied() -> None:
-    """A page whose parent is not on the host, and will not be, costs nobody on the host a page."""
+def test_no_room_is_made_for_a_page_that_cannot_be_saved() -> None:
+    """A page whose parent is not on the host is not saved, and no page is evicted for it."""
     lab = KvLab(device=12, host=2)
     lab.run("x", (9, 9, 9, 9))
     kept = lab.memory.page_store.tree.nodes_on(Tier.DEVICE)
@@ -85,8 +85,8 @@ def test_no_room_is_made_for_what_cannot_be_copied() -> None:
     lab.check()
 
 
-def test_pages_that_wait_for_a_slow_disk_are_not_remembered_for_ever() -> None:
-    """While one write takes its time, sessions come and are closed: what waits to be written stays within its bound."""
+def test_queues_stay_bounded_behind_a_slow_disk() -> None:
+    """While one slow write runs and sessions come and close, the queues of pages to write stay bounded."""
     lab = KvLab(device=12, host=8)
     memory = lab.memory
     for number in range(100):
