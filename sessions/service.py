@@ -116,6 +116,8 @@ class SessionService:
         self._reader = EventReader(self._turns, self._launcher.feed_of, self._access.is_running, options.poll_s)
         self._running = SessionTurns(self._turns, self._launcher, self._reader)
         self._tools = ToolAnswers(self._access, self._sessions, self._running, self._launcher.kv)
+        self.count_by_status = self._sessions.count_by_status
+        """The sessions of all tenants by status, for metrics."""
         self.base_name = resources.generator.description.model_name
 
     async def recover(self) -> int:

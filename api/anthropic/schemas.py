@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.common import MAX_TOOLS
-from graftwork.api.schemas.sampling import StopStrings
 from graftwork.api.schemas.unsupported import IsNeutral, refuse_unserved
+from graftwork.sessions.generation.sampling import StopStrings
 
 Block = dict[str, Any]
 

@@ -34,9 +34,8 @@ from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnPlan, TurnR
 from graftwork.sessions.turns.settings import (
     answer_demands,
     check_vocabulary,
-    sampling_params,
-    stop_strings,
-    token_budget,
+    read_sampling,
+    turn_budget,
 )
 
 _log = logging.getLogger("graftwork.sessions")
@@ -179,8 +178,9 @@ class TurnLauncher:
         transcript = await self._store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = await asyncio.to_thread(transcript.encode_next, self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
-        budget = token_budget(settings, len(prompt), self._resources.generator.description.context_tokens)
-        sampling = sampling_params(settings, budget.max_tokens)
+        budget = turn_budget(settings, len(prompt), self._resources.generator.description.context_tokens)
+        fields = read_sampling(settings.sampling)
+        sampling = fields.sampling_params(budget.max_tokens)
         check_vocabulary(sampling, self._resources.generator.description.vocab_size)
         isolation = principal.isolation(self._resources.pepper)
         request = GenerationRequest(
@@ -189,8 +189,7 @@ class TurnLauncher:
             sampling=sampling,
             resolved=session.model,
             isolation=isolation,
-            stop=stop_strings(settings),
-            share=isolation.hex(),
+            stop=tuple(fields.stop or ()),
             weight=principal.weight,
             tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
             parse_tool_calls=answer.calls_tools,
@@ -199,7 +198,7 @@ class TurnLauncher:
             grammar=answer.grammar,
         )
         plan = TurnPlan(principal, session, transcript, tuple(new_items), new_token_ids, request)
-        return plan, budget.expected_tokens
+        return plan, len(prompt) + budget.expected_tokens
 
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, account: RequestAccount) -> TurnRunner:
         resources = self._resources
