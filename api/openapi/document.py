@@ -112,7 +112,7 @@ def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
 
 def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
     """Whether the route takes an `Idempotency-Key`: a POST that creates something."""
-    return "POST" in route.methods and getattr(route, "is_idempotent", False)
+    return "POST" in (route.methods or ()) and getattr(route, "is_idempotent", False)
 
 
 def _completed_success(
@@ -121,7 +121,7 @@ def _completed_success(
     names = ["x-request-id"]
     if is_anthropic:
         names.append("request-id")
-    if "POST" in route.methods and route.tags[0] in _METERED:
+    if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
         names += LIMIT_HEADERS
         names += ["x-graftwork-unenforced"]
         names += ["x-graftwork-model"] if route.tags[0] == "inference" else []
