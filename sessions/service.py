@@ -145,7 +145,7 @@ class SessionService:
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
         """A session pinned to the version that its model stands for now. Raises NotFound, LimitExceeded."""
         settings = checked_settings(new.settings)
-        await self._launcher.plan_answer(settings)
+        await self._launcher.plan_output(settings)
         check_metadata(new.metadata)
         model = await self.resolve(principal, new.model)
         now = self._clock.now()

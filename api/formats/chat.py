@@ -11,7 +11,7 @@ from typing import Any
 from graftwork.api.formats.logprobs import chat_logprobs, new_scores
 from graftwork.api.http.sse import DONE, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.response_head import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
@@ -23,7 +23,7 @@ from graftwork.sessions.generation.generator import (
 )
 
 
-def chat_completion(head: AnswerHead, choices: Iterable[GenerationFinished], job: InferenceJob) -> dict[str, Any]:
+def chat_completion(head: ResponseHead, choices: Iterable[GenerationFinished], job: InferenceJob) -> dict[str, Any]:
     bodies = [_choice(index, finished) for index, finished in enumerate(choices)]
     return head.fields("chat.completion") | {"choices": bodies, "usage": job.usage.as_body()}
 
@@ -40,7 +40,7 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finished.reason}
 
 
-async def chat_chunks(head: AnswerHead, job: InferenceJob, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+async def chat_chunks(head: ResponseHead, job: InferenceJob, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
     """The stream's bytes; the client's going away closes it, and that abandons the job."""
     shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
     async with aclosing(job.events()) as events:

@@ -8,11 +8,11 @@ from typing import Any
 from graftwork.api.formats.logprobs import completion_logprobs
 from graftwork.api.http.sse import DONE, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.response_head import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
-from graftwork.sessions.generation.logprobs import TokenScore
+from graftwork.sessions.generation.logprobs import TokenAlternatives
 
 _OBJECT = "text_completion"
 
@@ -28,7 +28,11 @@ class CompletionForm:
     with_token_ids: bool
 
     def choice(
-        self, index: int, text: str, finished: GenerationFinished | None, scores: Sequence[TokenScore] | None = None
+        self,
+        index: int,
+        text: str,
+        finished: GenerationFinished | None,
+        scores: Sequence[TokenAlternatives] | None = None,
     ) -> dict[str, Any]:
         reason = finished.reason if finished else None
         logprobs = None if scores is None else completion_logprobs(scores)
@@ -40,7 +44,7 @@ class CompletionForm:
 
 
 def completion(
-    head: AnswerHead, form: CompletionForm, answers: Sequence[GenerationFinished], job: InferenceJob
+    head: ResponseHead, form: CompletionForm, answers: Sequence[GenerationFinished], job: InferenceJob
 ) -> dict[str, Any]:
     choices = [
         form.choice(index, form.echoes[index] + finished.text, finished, finished.scores)
@@ -50,7 +54,7 @@ def completion(
 
 
 async def completion_chunks(
-    head: AnswerHead, form: CompletionForm, job: InferenceJob, *, include_usage: bool
+    head: ResponseHead, form: CompletionForm, job: InferenceJob, *, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """The stream's bytes; token ids, where wanted, come whole with the last chunk of their choice."""
     shell = head.fields(_OBJECT) | ({"usage": None} if include_usage else {})

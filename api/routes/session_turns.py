@@ -20,7 +20,7 @@ from graftwork.api.formats.sessions import session_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
-from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
+from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
 from graftwork.platform.answers.sessions import GivenOutputs
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
@@ -85,7 +85,7 @@ async def get_tool_outputs(session_id: str, resources: AppResources, principal: 
     return _outputs_answer(await resources.sessions.read_tool_outputs(principal, session_id))
 
 
-async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> Response:
+async def _answer(turn: RunningTurn, request: Request, manner: TurnOptions) -> Response:
     """Raises what refused the turn before the engine took it."""
     stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}

@@ -6,11 +6,11 @@ from pydantic import Field
 
 from graftwork.api.schemas.base import NativeBody, OpenAiBody
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
-from graftwork.sessions.generation.response_format import FormFields
+from graftwork.sessions.generation.response_format import ResponseFormatFields
 from graftwork.sessions.tools.tool_choice import TOOL_NAME, shown_tool
 
 
-class AnswerFormFields(OpenAiBody):
+class ResponseFormatBody(OpenAiBody):
     """At most one of them asks for anything. Null and what is empty asks for nothing."""
 
     response_format: dict[str, Any] | None = None
@@ -21,8 +21,8 @@ class AnswerFormFields(OpenAiBody):
     structural_tag: str | dict[str, Any] | None = None
     """Calls in text; see engine/grammar/schema/structural_tags.py."""
 
-    def form_fields(self) -> FormFields:
-        return FormFields(self.response_format, self.regex, self.grammar, self.structural_tag)
+    def response_format_fields(self) -> ResponseFormatFields:
+        return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
 
 
 MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]

@@ -28,7 +28,7 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Accounting
@@ -37,7 +37,7 @@ from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionOptions, SessionService
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from graftwork.sessions.tools.formats import tool_call_form
+from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.launcher import LauncherResources
 
 _REDIS_PREFIX = "graftwork:"
@@ -153,7 +153,7 @@ class _ServedModel:
     generator: Generator
     folder: ModelFolder
     prompts: PromptEncoder | None
-    planner: AnswerPlanner
+    planner: ConstraintPlanner
 
 
 async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
@@ -162,14 +162,14 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
     public_prefixes = NO_PUBLIC_PREFIXES
     if settings.public_prompts is not None and prompts is not None:
         public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = AnswerPlanner(tool_call_form(folder.chat_template_source, settings.tool_call_form))
+    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
     generator = Generator(
         engine,
         folder.tokenizer,
         await engine.describe(),
         telemetry,
         clock,
-        tool_call_form=planner.form,
+        tool_call_format=planner.tool_call_format,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)

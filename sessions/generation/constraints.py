@@ -18,8 +18,8 @@ from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.generation.response_format import FREE, AnswerForm, FormFields
-from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+from graftwork.sessions.generation.response_format import FREE, ResponseFormat, ResponseFormatFields
+from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 from graftwork.sessions.tools.tool_choice import ToolChoice, ToolDefinition, read_tool_choice, tool_names
 
 _KEPT_READINGS = 4096
@@ -30,17 +30,17 @@ _GRAMMAR_CODES = ("grammar_", "unsupported_grammar")
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerDemands:
+class OutputConstraints:
     """What a request asks of its answer, in chat.completions' forms."""
 
     tools: Sequence[ToolDefinition] = ()
     tool_choice: Any = None
     parallel_tool_calls: bool = True
-    form: FormFields = FREE
+    response_format: ResponseFormatFields = FREE
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerGrammar:
+class OutputGrammar:
     """What the engine is given, and what to tell the client of it."""
 
     source: GrammarSource
@@ -57,61 +57,61 @@ class AnswerGrammar:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPlan:
+class OutputPlan:
     """How an answer is made and read."""
 
-    grammar: AnswerGrammar | None = None
+    grammar: OutputGrammar | None = None
     """None leaves it free."""
     calls_tools: bool = False
     """Whether it is read for calls."""
     parallel_tool_calls: bool = True
 
 
-FREE_ANSWER = AnswerPlan()
+FREE_OUTPUT = OutputPlan()
 """Text that nothing is asked of."""
 
 
-class AnswerPlanner:
+class ConstraintPlanner:
     """Plans the answers of one model. Its verbs may be called from any thread, and are best called off the loop's.
 
     Keeps what it found in the schemas that it has read last: those of a session come again with every turn.
     """
 
-    def __init__(self, form: ToolCallForm = HERMES) -> None:
-        self.form = form
+    def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
+        self.tool_call_format = tool_call_format
         """How this model writes calls."""
         self._readings: OrderedDict[bytes, tuple[str, ...] | InvalidRequest] = OrderedDict()
         self._lock = Lock()
 
-    def plan(self, demands: AnswerDemands) -> AnswerPlan:
+    def plan(self, constraints: OutputConstraints) -> OutputPlan:
         """Raises InvalidRequest naming the field."""
-        choice = read_tool_choice(demands.tool_choice, tool_names(demands.tools))
-        form = demands.form.read()
+        choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
+        form = constraints.response_format.read()
         if not choice.may_call:
-            return AnswerPlan(None if form is None else self._alone(form))
+            return OutputPlan(None if form is None else self._alone(form))
         if form is not None and form.schema is None:
             raise InvalidRequest(
                 f"{form.param} cannot be combined with tools: use response_format, or tool_choice 'none'.",
                 param=form.param,
             )
-        is_parallel = demands.parallel_tool_calls and not choice.is_single
-        grammar = self._calls(demands.tools, choice, form, is_parallel=is_parallel)
-        return AnswerPlan(grammar, calls_tools=True, parallel_tool_calls=is_parallel)
+        is_parallel = constraints.parallel_tool_calls and not choice.is_single
+        grammar = self._calls(constraints.tools, choice, form, is_parallel=is_parallel)
+        return OutputPlan(grammar, calls_tools=True, parallel_tool_calls=is_parallel)
 
     # ---- grammars ---------------------------------------------------------------------------------------------
 
-    def _alone(self, form: AnswerForm) -> AnswerGrammar:
+    def _alone(self, form: ResponseFormat) -> OutputGrammar:
         """An answer of a form, without tools."""
         text = form.text if form.schema is None else _json(form.schema)
         gaps = self._gaps(GrammarSource(form.kind, text, form.is_strict), form.param)
-        return AnswerGrammar(GrammarSource(form.kind, text, strict=not gaps), form.param, gaps)
+        return OutputGrammar(GrammarSource(form.kind, text, strict=not gaps), form.param, gaps)
 
     def _calls(
-        self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: AnswerForm | None, *, is_parallel: bool
-    ) -> AnswerGrammar | None:
+        self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None, *, is_parallel: bool
+    ) -> OutputGrammar | None:
         """Calls of the tools that may be called, and what else the answer may be."""
         arguments = {index: _arguments_schema(tools[index], index) for index in choice.indices}
-        if not self.form.has_grammar:
+        if not self.tool_call_format.has_grammar:
             self._check_unenforced(tools, choice, answer)
             return None
         gaps: tuple[str, ...] = ()
@@ -120,10 +120,10 @@ class AnswerPlanner:
                 GrammarKind.JSON_SCHEMA, _json(schema), tools[index]["function"].get("strict") is True
             )
             gaps += self._gaps(source, f"tools[{index}].function.parameters")
-        is_beside_objects = self.form.is_bare and answer is not None and not choice.is_required
-        tag_of = self.form.whole_call_tag if is_beside_objects else self.form.call_tag
+        is_beside_objects = self.tool_call_format.is_bare and answer is not None and not choice.is_required
+        tag_of = self.tool_call_format.whole_call_tag if is_beside_objects else self.tool_call_format.call_tag
         tag: dict[str, Any] = {
-            **self.form.frame(),
+            **self.tool_call_format.frame(),
             "calls": [tag_of(tools[index]["function"]["name"], schema) for index, schema in arguments.items()],
             "parallel": is_parallel,
         }
@@ -135,10 +135,12 @@ class AnswerPlanner:
             )
             tag["answer"] = answer.schema
         else:
-            tag |= {"text": True, "triggers": [self.form.open]}
-        return AnswerGrammar(_within_limits(_json(tag), is_strict=not gaps), "tools", gaps)
+            tag |= {"text": True, "triggers": [self.tool_call_format.open]}
+        return OutputGrammar(_within_limits(_json(tag), is_strict=not gaps), "tools", gaps)
 
-    def _check_unenforced(self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: AnswerForm | None) -> None:
+    def _check_unenforced(
+        self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None
+    ) -> None:
         """Raises InvalidRequest for what a form that is only read cannot keep."""
         strict = (index for index in choice.indices if tools[index]["function"].get("strict"))
         param = "tool_choice" if choice.is_required else None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from graftwork.engine.core.events import CacheReport, PromptAdmitted
 from graftwork.platform.ids import CallId
-from graftwork.sessions.generation.logprobs import TokenScore
+from graftwork.sessions.generation.logprobs import TokenAlternatives
 from graftwork.sessions.text.messages import Message, ToolCall
 
 StopReason = Literal["stop", "length", "tool_calls"]
@@ -20,7 +20,7 @@ class TextDelta:
     """More text; never empty."""
 
     text: str
-    scores: tuple[TokenScore, ...] = ()
+    scores: tuple[TokenAlternatives, ...] = ()
     """Of the tokens that begin in it, where scores were asked for."""
 
 
@@ -67,7 +67,7 @@ class GenerationFinished:
     """All text deltas, joined."""
     tool_calls: tuple[ToolCallFinished, ...]
     cache: CacheReport
-    scores: tuple[TokenScore, ...] | None = None
+    scores: tuple[TokenAlternatives, ...] | None = None
     """Of all tokens of the answer; None where they were not asked for."""
     num_scores_told: int = 0
     """So many of them came with the text deltas."""
@@ -75,7 +75,7 @@ class GenerationFinished:
     """The stop string that ended the answer, where one did; it is no part of the text."""
 
     @property
-    def untold_scores(self) -> tuple[TokenScore, ...]:
+    def untold_scores(self) -> tuple[TokenAlternatives, ...]:
         """Those that no text delta has brought."""
         return (self.scores or ())[self.num_scores_told :]
 
@@ -89,5 +89,5 @@ class GenerationFinished:
         return Message(role="assistant", content=self.text, tool_calls=calls)
 
 
-AnswerEvent = TextDelta | ToolCallStarted | ToolCallArgumentsDelta | ToolCallFinished
-GenerationEvent = PromptAdmitted | AnswerEvent | GenerationFinished
+OutputEvent = TextDelta | ToolCallStarted | ToolCallArgumentsDelta | ToolCallFinished
+GenerationEvent = PromptAdmitted | OutputEvent | GenerationFinished

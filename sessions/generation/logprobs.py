@@ -14,7 +14,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredToken:
+class TokenLogprob:
     token_id: int
     logprob: float
     spelling: bytes
@@ -22,11 +22,11 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenAlternatives:
     """One token of an answer, and what stood beside it."""
 
-    token: ScoredToken
-    top: tuple[ScoredToken, ...]
+    token: TokenLogprob
+    top: tuple[TokenLogprob, ...]
     """The likeliest tokens in its place, likeliest first."""
     offset: int
     """Where its text begins, in characters of the answer."""
@@ -37,18 +37,18 @@ class LogprobCollector:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self.scores: list[TokenScore] = []
+        self.scores: list[TokenAlternatives] = []
         self.num_told = 0
         self._num_characters = 0
         """Of the text that was told."""
 
     def add(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> None:
-        """One more token, in order; `offset` as in TokenScore."""
+        """One more token, in order; `offset` as in TokenAlternatives."""
         chosen = self._scored(token_id, logprobs.logprob)
         top = tuple(self._scored(other, logprob) for other, logprob in logprobs.top)
-        self.scores.append(TokenScore(chosen, top, offset))
+        self.scores.append(TokenAlternatives(chosen, top, offset))
 
-    def told_with(self, text: str) -> tuple[TokenScore, ...]:
+    def told_with(self, text: str) -> tuple[TokenAlternatives, ...]:
         """The scores of the tokens that begin in the next piece of the answer's text."""
         first = self.num_told
         self._num_characters += len(text)
@@ -60,5 +60,5 @@ class LogprobCollector:
         """The text is over, and what was not told is no part of it."""
         del self.scores[self.num_told :]
 
-    def _scored(self, token_id: int, logprob: float) -> ScoredToken:
-        return ScoredToken(token_id, logprob, self._tokenizer.token_bytes(token_id))
+    def _scored(self, token_id: int, logprob: float) -> TokenLogprob:
+        return TokenLogprob(token_id, logprob, self._tokenizer.token_bytes(token_id))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from graftwork.engine.core.events import CacheReport, FinishReason, TokenLogprobs
 from graftwork.platform.ids import CallId, new_id
 from graftwork.sessions.generation.events import (
-    AnswerEvent,
     GenerationFinished,
+    OutputEvent,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -26,10 +26,10 @@ from graftwork.sessions.generation.logprobs import LogprobCollector
 from graftwork.sessions.text.detokenizer import Detokenizer
 from graftwork.sessions.text.stop_strings import StopStrings
 from graftwork.sessions.text.tokenizer import TextTokenizer
-from graftwork.sessions.tools.formats import CallSyntax, ToolCallForm
-from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.tools.formats import CallSyntax, ToolCallFormat
+from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
-from graftwork.sessions.tools.python_parser import PythonicCallParser
+from graftwork.sessions.tools.python_parser import PythonCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class OutputRules:
     """Tokens that end the answer and are no part of its text."""
     min_tokens: int = 0
     """Stop strings are ignored in the text of the first `min_tokens` tokens."""
-    tool_calls: ToolCallForm | None = None
+    tool_calls: ToolCallFormat | None = None
     """None: all output is text."""
     parallel_tool_calls: bool = True
     """False: the answer ends with its first call."""
@@ -71,12 +71,12 @@ class OutputParser:
         self._call_id = CallId("")
         self._texts: list[str] = []
 
-    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[AnswerEvent]:
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[OutputEvent]:
         """The events that the tokens of one step bring. Tokens after the answer's end are dropped.
 
         `logprobs` has one entry for each token, if the rules ask for log-probabilities.
         """
-        events: list[AnswerEvent] = []
+        events: list[OutputEvent] = []
         for place, token_id in enumerate(token_ids):
             if self.is_over:
                 break
@@ -94,7 +94,7 @@ class OutputParser:
                 events.append(TextDelta(text))
         return events
 
-    def finish(self) -> list[AnswerEvent]:
+    def finish(self) -> list[OutputEvent]:
         """The events of the text that was held back, when no token follows."""
         return self._told(self._rest())
 
@@ -127,9 +127,9 @@ class OutputParser:
         """Where the next token's text begins, in characters; always 0 if tool calls are parsed."""
         return 0 if self._parser is not None else self._num_characters
 
-    def _told(self, events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+    def _told(self, events: Iterable[OutputEvent]) -> list[OutputEvent]:
         """Notes the text of the events, and adds log-probabilities to it."""
-        told: list[AnswerEvent] = []
+        told: list[OutputEvent] = []
         for event in events:
             if isinstance(event, TextDelta):
                 self._texts.append(event.text)
@@ -138,7 +138,7 @@ class OutputParser:
             told.append(event)
         return told
 
-    def _rest(self) -> Iterator[AnswerEvent]:
+    def _rest(self) -> Iterator[OutputEvent]:
         if not self.is_over:
             yield from self._read(self._detokenizer.flush())
         if not self.is_over and self._parser is not None:
@@ -148,10 +148,10 @@ class OutputParser:
         if self._space:
             yield TextDelta(self._space)
 
-    def _read(self, text: str) -> Iterator[AnswerEvent]:
+    def _read(self, text: str) -> Iterator[OutputEvent]:
         yield from self._sorted(self._parser.push(text) if self._parser else [PlainText(text)])
 
-    def _sorted(self, events: Iterable[ParserEvent]) -> Iterator[AnswerEvent]:
+    def _sorted(self, events: Iterable[ParserEvent]) -> Iterator[OutputEvent]:
         for event in events:
             match event:
                 case PlainText(text):
@@ -171,7 +171,7 @@ class OutputParser:
             if self.is_over:
                 return
 
-    def _plain(self, text: str) -> Iterator[AnswerEvent]:
+    def _plain(self, text: str) -> Iterator[OutputEvent]:
         """Text outside of calls, up to a stop string."""
         if len(self.token_ids) <= self._rules.min_tokens:
             yield from self._spoken(text)
@@ -181,7 +181,7 @@ class OutputParser:
         self.is_over = outcome.matched is not None
         yield from self._spoken(outcome.text)
 
-    def _spoken(self, text: str) -> Iterator[AnswerEvent]:
+    def _spoken(self, text: str) -> Iterator[OutputEvent]:
         """Text that is certain, but for the white space that a call behind it would swallow."""
         text = self._space + text
         self._space = text[len(text.rstrip()) :] if self._parser is not None else ""
@@ -190,11 +190,11 @@ class OutputParser:
             yield TextDelta(text)
 
 
-def _parser(form: ToolCallForm) -> ToolCallParser | PythonicCallParser:
-    return PythonicCallParser() if form.syntax is CallSyntax.PYTHON else ToolCallParser(form)
+def _parser(form: ToolCallFormat) -> JsonCallParser | PythonCallParser:
+    return PythonCallParser() if form.syntax is CallSyntax.PYTHON else JsonCallParser(form)
 
 
-def _marker_ids(tokenizer: TextTokenizer, form: ToolCallForm | None) -> frozenset[int]:
+def _marker_ids(tokenizer: TextTokenizer, form: ToolCallFormat | None) -> frozenset[int]:
     """Where a call's markers are special tokens, they are text to the parser all the same."""
     markers = (form.open, form.close) if form else ()
     return frozenset(token_id for token_id, text in tokenizer.added_tokens.items() if text in markers)

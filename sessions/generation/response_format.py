@@ -22,7 +22,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class ResponseFormat:
     """The one form that is asked for."""
 
     kind: GrammarKind
@@ -37,7 +37,7 @@ class AnswerForm:
 
 
 @dataclass(frozen=True, slots=True)
-class FormFields:
+class ResponseFormatFields:
     """The fields as they came. Null, and what is empty, asks for nothing."""
 
     response_format: Any = None
@@ -45,7 +45,7 @@ class FormFields:
     grammar: str | None = None
     structural_tag: str | Mapping[str, Any] | None = None
 
-    def read(self) -> AnswerForm | None:
+    def read(self) -> ResponseFormat | None:
         """None where text is free. Raises InvalidRequest."""
         form = read_response_format(self.response_format)
         for name, kind in _FIELDS.items():
@@ -55,14 +55,14 @@ class FormFields:
                 raise InvalidRequest(
                     f"{form.param.partition('.')[0]} and {name} exclude each other: leave one of them out.", param=name
                 )
-            form = AnswerForm(kind, name, value if isinstance(value, str) else json.dumps(value))
+            form = ResponseFormat(kind, name, value if isinstance(value, str) else json.dumps(value))
         return form
 
 
-FREE = FormFields()
+FREE = ResponseFormatFields()
 
 
-def read_response_format(value: Any) -> AnswerForm | None:
+def read_response_format(value: Any) -> ResponseFormat | None:
     """None for free text. Raises InvalidRequest."""
     if value is None:
         return None
@@ -70,7 +70,7 @@ def read_response_format(value: Any) -> AnswerForm | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return AnswerForm(GrammarKind.JSON_OBJECT, "response_format", schema=ANY_OBJECT)
+        return ResponseFormat(GrammarKind.JSON_OBJECT, "response_format", schema=ANY_OBJECT)
     if kind == "json_schema":
         return _json_schema(value.get("json_schema"))
     raise InvalidRequest(
@@ -78,7 +78,7 @@ def read_response_format(value: Any) -> AnswerForm | None:
     )
 
 
-def _json_schema(given: Any) -> AnswerForm:
+def _json_schema(given: Any) -> ResponseFormat:
     param = "response_format.json_schema"
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{param} must be an object with a name and a schema.", param=param)
@@ -87,4 +87,4 @@ def _json_schema(given: Any) -> AnswerForm:
         raise InvalidRequest(f"{param}.schema must be a JSON Schema.", param=f"{param}.schema")
     if not isinstance(strict, bool | None):
         raise InvalidRequest(f"{param}.strict must be true or false.", param=f"{param}.strict")
-    return AnswerForm(GrammarKind.JSON_SCHEMA, f"{param}.schema", schema=schema, is_strict=strict is True)
+    return ResponseFormat(GrammarKind.JSON_SCHEMA, f"{param}.schema", schema=schema, is_strict=strict is True)

@@ -12,7 +12,7 @@ from jinja2 import TemplateError, nodes
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InternalFailure, InvalidRequest, PayloadTooLarge, ValidationFailed
-from graftwork.sessions.text.control_tokens import ControlMarks
+from graftwork.sessions.text.control_tokens import ControlTokenEscaper
 from graftwork.sessions.text.jinja_environment import template_environment
 from graftwork.sessions.text.messages import Message
 
@@ -67,7 +67,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-        marks: ControlMarks | None = None,
+        marks: ControlTokenEscaper | None = None,
     ) -> str:
         """A conversation as text. `variables` are further names for the template, `marks` are put into every string.
 
@@ -76,7 +76,7 @@ class ChatTemplate:
         forms = [message.template_form() for message in messages]
         given = _given(tools, variables)
         if marks is not None:
-            forms = [marks.mark_message(form) for form in forms]
+            forms = [marks.escape_message(form) for form in forms]
             given = marks.mark(given)
         return self._write(
             {
@@ -90,7 +90,7 @@ class ChatTemplate:
         )
 
     def render_delta(
-        self, assistant: Message, new: Sequence[Message], *, closed: bool, marks: ControlMarks | None = None
+        self, assistant: Message, new: Sequence[Message], *, closed: bool, marks: ControlTokenEscaper | None = None
     ) -> str:
         """The text that `new` adds behind a generated message, up to where the assistant speaks next.
 
@@ -122,11 +122,11 @@ class ChatTemplate:
         written = "\0".join(literals)
         return [token for token in added_tokens if token in written and not token.isspace()]
 
-    def _end_of_turn(self, base: str, after: int, marks: ControlMarks | None) -> tuple[int, int]:
+    def _end_of_turn(self, base: str, after: int, marks: ControlTokenEscaper | None) -> tuple[int, int]:
         """Where the last stop token of a rendered conversation starts and ends, behind `after`."""
         found = [(base.rfind(text, after), text) for text in self.end_of_turn_texts]
         start, text = max(found, default=(-1, ""))
-        if start < 0 or (marks is not None and marks.is_marked(base, start)):
+        if start < 0 or (marks is not None and marks.is_escaped(base, start)):
             raise InternalFailure(
                 "This model's chat template does not end an assistant's message with a stop token, so a session "
                 "cannot go on from its stored tokens."

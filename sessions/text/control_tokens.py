@@ -19,11 +19,11 @@ from typing import Any
 NEVER: re.Pattern[str] = re.compile("(?!)")
 CANDIDATES = (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
 """Where marks are drawn from: characters without meaning first, then private ones, which icon fonts do use."""
-SPOKEN_BY_ASSISTANTS = ("content", "reasoning_content", "thinking")
+ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
+class PromptPiece:
     """A part of a rendered prompt."""
 
     text: str
@@ -31,7 +31,7 @@ class TextPiece:
     """It came from outside and spells control tokens: none may come of it."""
 
 
-class ControlLiterals:
+class ControlTokenTexts:
     """The texts that would become control tokens."""
 
     def __init__(self, special: Iterable[str], visible: Iterable[str]) -> None:
@@ -40,28 +40,28 @@ class ControlLiterals:
         self.special = _any_of(special)
         self.all = _any_of(special + visible)
 
-    def marks_for(self, values: Iterable[Any], template_source: str) -> "ControlMarks | None":
+    def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
         """Marks that occur in none of these JSON values; None where no value holds a control literal."""
         everything = "\0".join(chain.from_iterable(map(_strings, values)))
         if not self.all.search(everything):
             return None
         taken = {*everything, *template_source}
         free = (character for character in map(chr, CANDIDATES) if character not in taken)
-        return ControlMarks(self, next(free), next(free))
+        return ControlTokenEscaper(self, next(free), next(free))
 
 
-class ControlMarks:
+class ControlTokenEscaper:
     """Two characters that wrap the control literals of one prompt."""
 
-    def __init__(self, literals: ControlLiterals, opening: str, closing: str) -> None:
+    def __init__(self, literals: ControlTokenTexts, opening: str, closing: str) -> None:
         self._literals = literals
         self._opening = opening
         self._closing = closing
         self._splitter = re.compile(f"{opening}({literals.all.pattern}){closing}|[{opening}{closing}]")
 
-    def mark_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
+    def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
         """A message as the template reads it. What an assistant said keeps the markup that assistants write."""
-        spoken = SPOKEN_BY_ASSISTANTS if form.get("role") == "assistant" else ()
+        spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
         return {
             key: self._mark(value, self._literals.special if key in spoken else self._literals.all)
             for key, value in form.items()
@@ -71,15 +71,15 @@ class ControlMarks:
         """A JSON value with every control literal wrapped, in keys too."""
         return self._mark(value, self._literals.all)
 
-    def is_marked(self, text: str, position: int) -> bool:
+    def is_escaped(self, text: str, position: int) -> bool:
         """Whether the literal that starts at `position` of a rendered text came from outside."""
         return position > 0 and text[position - 1] == self._opening
 
-    def split(self, text: str) -> Iterator[TextPiece]:
+    def split(self, text: str) -> Iterator[PromptPiece]:
         """The rendered text without marks, cut wherever one stood."""
         for position, part in enumerate(self._splitter.split(text)):
             if part:
-                yield TextPiece(part, is_plain=position % 2 == 1)
+                yield PromptPiece(part, is_plain=position % 2 == 1)
 
     def _mark(self, value: Any, literals: re.Pattern[str]) -> Any:
         if isinstance(value, str):

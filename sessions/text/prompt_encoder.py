@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graftwork.sessions.text.chat_template import ChatTemplate
-from graftwork.sessions.text.control_tokens import ControlLiterals, ControlMarks
+from graftwork.sessions.text.control_tokens import ControlTokenEscaper, ControlTokenTexts
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
@@ -23,7 +23,7 @@ class PromptEncoder:
         self.template_digest = "sha256:" + hashlib.sha256(template.source.encode()).hexdigest()
         self.tokenizer_digest = tokenizer.digest
         special = [text for token_id, text in tokenizer.added_tokens.items() if token_id in tokenizer.special_ids]
-        self._literals = ControlLiterals(special, template.control_texts(tokenizer.added_tokens.values()))
+        self._literals = ControlTokenTexts(special, template.control_texts(tokenizer.added_tokens.values()))
 
     def encode_messages(
         self,
@@ -59,11 +59,11 @@ class PromptEncoder:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-    ) -> ControlMarks | None:
+    ) -> ControlTokenEscaper | None:
         forms = [message.template_form() for message in messages]
-        return self._literals.marks_for((forms, tools, variables), self.template.source)
+        return self._literals.escaper_for((forms, tools, variables), self.template.source)
 
-    def _encode(self, text: str, marks: ControlMarks | None, *, continues: bool) -> tuple[int, ...]:
+    def _encode(self, text: str, marks: ControlTokenEscaper | None, *, continues: bool) -> tuple[int, ...]:
         if marks is None:
             return self.tokenizer.encode(text, allow_special=True, continues=continues)
         token_ids: list[int] = []

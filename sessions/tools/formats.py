@@ -13,7 +13,7 @@ from typing import Any
 
 from graftwork.platform.errors import ValidationFailed
 
-AUTO_FORM = "auto"
+AUTO_FORMAT = "auto"
 """The form that the chat template shows."""
 
 
@@ -30,7 +30,7 @@ class CallSyntax(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallForm:
+class ToolCallFormat:
     """How a family of models writes its calls."""
 
     open: str
@@ -83,19 +83,19 @@ class ToolCallForm:
         return {"separator": self.between, **around}
 
 
-HERMES = ToolCallForm(open="<tool_call>", close="</tool_call>", gap="\n", between="\n")
+HERMES = ToolCallFormat(open="<tool_call>", close="</tool_call>", gap="\n", between="\n")
 """Hermes, Qwen and those that learned from them: `<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`."""
 
-LLAMA3_JSON = ToolCallForm(open='{"name":', close="", arguments_key="parameters", between="; ", is_bare=True)
+LLAMA3_JSON = ToolCallFormat(open='{"name":', close="", arguments_key="parameters", between="; ", is_bare=True)
 """Llama 3.1 to 3.3: `{"name": …, "parameters": {…}}` without markers."""
 
-MISTRAL = ToolCallForm(open="[TOOL_CALLS]", close="]", between=", ", list_opens=("[", " ["))
+MISTRAL = ToolCallFormat(open="[TOOL_CALLS]", close="]", between=", ", list_opens=("[", " ["))
 """Mistral up to its third tokenizer: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`."""
 
-PYTHONIC = ToolCallForm(open="[", close="]", syntax=CallSyntax.PYTHON)
+PYTHONIC = ToolCallFormat(open="[", close="]", syntax=CallSyntax.PYTHON)
 """Llama 4 and small Llama 3.2: `[get_weather(city="Paris"), …]`. Read, never enforced."""
 
-TOOL_CALL_FORMS: Mapping[str, ToolCallForm] = MappingProxyType(
+TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {"hermes": HERMES, "qwen": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL, "pythonic": PYTHONIC}
 )
 """By the names that the setting `tool_call_form` takes."""
@@ -108,22 +108,22 @@ _SIGNS = (
 """What only the templates of a family hold, tried in this order."""
 
 
-def tool_call_form(template_source: str | None, chosen: str = AUTO_FORM) -> ToolCallForm:
+def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> ToolCallFormat:
     """The form that is chosen by name, or that of the family whose template this is; Hermes where no sign is found.
 
     Raises ValidationFailed for a name that is in no table.
     """
-    if chosen != AUTO_FORM and chosen not in TOOL_CALL_FORMS:
-        names = ", ".join((AUTO_FORM, *TOOL_CALL_FORMS))
+    if chosen != AUTO_FORMAT and chosen not in TOOL_CALL_FORMATS:
+        names = ", ".join((AUTO_FORMAT, *TOOL_CALL_FORMATS))
         raise ValidationFailed(
             f"There is no form of tool calls named {chosen!r}: give one of {names}.", param="tool_call_form"
         )
     source = template_source or ""
     found = next((form for sign, form in _SIGNS if sign in source), HERMES)
-    form = found if chosen == AUTO_FORM else TOOL_CALL_FORMS[chosen]
+    form = found if chosen == AUTO_FORMAT else TOOL_CALL_FORMATS[chosen]
     return replace(form, list_opens=_as_spelled(form, source)) if form.list_opens else form
 
 
-def _as_spelled(form: ToolCallForm, source: str) -> tuple[str, ...]:
+def _as_spelled(form: ToolCallFormat, source: str) -> tuple[str, ...]:
     """The template's own spelling first."""
     return tuple(sorted(form.list_opens, key=lambda tail: form.open + tail not in source))

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from graftwork.sessions.text.stop_strings import StopStrings
-from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 
 
-class ToolCallParser:
+class JsonCallParser:
     """The calls of one generated text. What only separates calls, and white space behind the last, is swallowed."""
 
-    def __init__(self, form: ToolCallForm = HERMES) -> None:
+    def __init__(self, form: ToolCallFormat = HERMES) -> None:
         self._form = form
         self._opening = StopStrings(form.opens)
         self._space: str | None = None  # read since the last call; None once other text has come
@@ -77,7 +77,7 @@ class ToolCallParser:
 class _OpenCall:
     """The markup of one call, from behind what opened it."""
 
-    def __init__(self, form: ToolCallForm, index: int, opened_by: str) -> None:
+    def __init__(self, form: ToolCallFormat, index: int, opened_by: str) -> None:
         self.follower: str | None = None  # what opened the next call before this one closed
         self._form = form
         self._index = index

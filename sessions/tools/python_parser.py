@@ -19,7 +19,7 @@ _LONGEST = 1 << 20
 """Characters that are held back at most."""
 
 
-class PythonicCallParser:
+class PythonCallParser:
     """The calls of one generated text."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.lease import Pause
 from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings
 from graftwork.sessions.core.transcript import TurnEncoder
-from graftwork.sessions.generation.constraints import AnswerPlan, AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner, OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest, Generator
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, kv_limits
 from graftwork.sessions.store.event_log import EventLog
@@ -32,8 +32,8 @@ from graftwork.sessions.turns.handle import RunningTurn
 from graftwork.sessions.turns.kv import SessionKv
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnPlan, TurnRunner, TurnSurroundings
 from graftwork.sessions.turns.settings import (
-    answer_demands,
     check_vocabulary,
+    output_constraints,
     read_sampling,
     turn_budget,
 )
@@ -52,7 +52,7 @@ class LauncherResources:
     clock: Clock
     pepper: bytes
     heartbeat_s: float
-    planner: AnswerPlanner = field(default_factory=AnswerPlanner)
+    planner: ConstraintPlanner = field(default_factory=ConstraintPlanner)
     """For the same tool call format as the generator's."""
     pause: Pause = asyncio.sleep
     """How the event log waits for a group, and for a database that is away."""
@@ -109,9 +109,9 @@ class TurnLauncher:
         launch.add_done_callback(self._forget_launch)
         return await asyncio.shield(launch)
 
-    async def plan_answer(self, settings: SessionSettings) -> AnswerPlan:
+    async def plan_output(self, settings: SessionSettings) -> OutputPlan:
         """How answers under these settings are made and read. Raises InvalidRequest for what cannot be served."""
-        return await asyncio.to_thread(self._resources.planner.plan, answer_demands(settings))
+        return await asyncio.to_thread(self._resources.planner.plan, output_constraints(settings))
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
         """Cancel the turn that runs here, that one if it is named, and wait for its end; False if it does not run.
@@ -174,7 +174,7 @@ class TurnLauncher:
         turn_id: TurnId,
     ) -> tuple[TurnPlan, int]:
         """What the turn asks of the engine, and how many tokens it is likely to use."""
-        answer = await self.plan_answer(settings)
+        answer = await self.plan_output(settings)
         transcript = await self._store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = await asyncio.to_thread(transcript.encode_next, self._encoder(), settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)

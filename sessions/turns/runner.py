@@ -37,10 +37,10 @@ from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, Transcript, TurnEncoder
 from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_answer
 from graftwork.sessions.generation.generator import (
-    AnswerEvent,
     Generation,
     GenerationFinished,
     GenerationRequest,
+    OutputEvent,
     PromptAdmitted,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -294,7 +294,7 @@ class TurnRunner:
             await self._surroundings.pause(RETRY_AFTER_S)
 
 
-def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
+def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:
     if isinstance(event, PromptAdmitted):
         return turn_created(cache_body(event.cache))
     if isinstance(event, TextDelta):

@@ -14,10 +14,10 @@ from graftwork.engine.core.requests import GrammarKind
 from graftwork.engine.grammar.matching.matcher import Compiled
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.generation.constraints import AnswerDemands, AnswerPlan, AnswerPlanner
-from graftwork.sessions.generation.response_format import FormFields
-from graftwork.sessions.tools.formats import HERMES, LLAMA3_JSON, MISTRAL, PYTHONIC, ToolCallForm
-from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.generation.constraints import ConstraintPlanner, OutputConstraints, OutputPlan
+from graftwork.sessions.generation.response_format import ResponseFormatFields
+from graftwork.sessions.tools.formats import HERMES, LLAMA3_JSON, MISTRAL, PYTHONIC, ToolCallFormat
+from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallFinished, PlainText
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
@@ -58,11 +58,11 @@ def mistral(*calls: Call) -> str:
 WRITERS: dict[str, Writer] = {"hermes": hermes, "llama3_json": llama, "mistral": mistral}
 
 
-def plan(written: ToolCallForm = HERMES, /, **demands: Any) -> AnswerPlan:
-    return AnswerPlanner(written).plan(AnswerDemands(**demands))
+def plan(written: ToolCallFormat = HERMES, /, **demands: Any) -> OutputPlan:
+    return ConstraintPlanner(written).plan(OutputConstraints(**demands))
 
 
-def compiled(judge: Judge, found: AnswerPlan) -> Compiled:
+def compiled(judge: Judge, found: OutputPlan) -> Compiled:
     assert found.grammar is not None
     return judge.compiled(lint(found.grammar.source))
 
@@ -89,8 +89,8 @@ def test_what_each_choice_lets_an_answer_be(judge: Judge, form: str) -> None:
         ({"tool_choice": "required"}, [False, True, True, True, False, False]),
         ({"tool_choice": "required", "parallel_tool_calls": False}, [False, True, True, False, False, False]),
         ({"tool_choice": NAMED}, [False, False, True, False, False, False]),
-        ({"form": FormFields(ANSWER)}, [False, True, True, True, False, True]),
-        ({"form": FormFields(ANSWER), "tool_choice": "none"}, [False, False, False, False, False, True]),
+        ({"form": ResponseFormatFields(ANSWER)}, [False, True, True, True, False, True]),
+        ({"form": ResponseFormatFields(ANSWER), "tool_choice": "none"}, [False, False, False, False, False, True]),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
             [False, False, True, False, False, False],
@@ -109,8 +109,8 @@ def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, form: str) -> N
     schema = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"const": "Rome"}}}
     write = WRITERS[form]
 
-    for fields in (FormFields(), FormFields(ANSWER)):
-        grammar = compiled(judge, plan(FORMS[form], tools=[tool("get_weather", schema)], form=fields))
+    for fields in (ResponseFormatFields(), ResponseFormatFields(ANSWER)):
+        grammar = compiled(judge, plan(FORMS[form], tools=[tool("get_weather", schema)], response_format=fields))
         assert (accepted(grammar, write(ROME)), accepted(grammar, write(OSLO))) == (True, False)
 
 
@@ -120,7 +120,7 @@ def test_calls_are_read_in_the_form_that_they_are_written_in(form: str) -> None:
     text = ("Let me see. " if form != "llama3_json" else "") + WRITERS[form](ROME, THREE)
 
     for size in (1, 3, 1000):
-        parser = ToolCallParser(FORMS[form])
+        parser = JsonCallParser(FORMS[form])
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
         calls = [event for event in events if isinstance(event, CallFinished)]
@@ -180,7 +180,7 @@ def test_every_finished_call_of_a_random_model_validates(judge: Judge, form: str
         grammar = compiled(judge, plan(FORMS[form], tools=tools, tool_choice="required"))
         for _ in range(6):
             text = walk(grammar, noise)
-            parser = ToolCallParser(FORMS[form])
+            parser = JsonCallParser(FORMS[form])
             events = [] if text is None else [*parser.push(text), *parser.flush()]
             for call in (event for event in events if isinstance(event, CallFinished)):
                 jsonschema.validate(json.loads(call.arguments), schemas[call.name])
@@ -207,7 +207,7 @@ def test_what_is_let_go_is_listed_where_it_is_not_strict() -> None:
 
 def test_what_is_enforced_wholly_is_strict_and_listed_nowhere() -> None:
     """A schema that asks for nothing special needs no `strict`."""
-    found = plan(tools=[WEATHER], form=FormFields(ANSWER))
+    found = plan(tools=[WEATHER], response_format=ResponseFormatFields(ANSWER))
 
     assert found.grammar is not None
     assert (found.grammar.source.strict, found.grammar.unenforced) == (True, ())
@@ -216,28 +216,29 @@ def test_what_is_enforced_wholly_is_strict_and_listed_nowhere() -> None:
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
-        (FormFields({"type": "json_object"}), GrammarKind.JSON_OBJECT, "response_format"),
-        (FormFields(ANSWER), GrammarKind.JSON_SCHEMA, "response_format.json_schema.schema"),
-        (FormFields(regex="[ab]+"), GrammarKind.REGEX, "regex"),
-        (FormFields(grammar='root ::= "a"'), GrammarKind.EBNF, "grammar"),
-        (FormFields(structural_tag={"calls": [{"begin": "<", "schema": {}, "end": ">"}]}), GrammarKind.STRUCTURAL_TAG, "structural_tag"),
+        (ResponseFormatFields({"type": "json_object"}), GrammarKind.JSON_OBJECT, "response_format"),
+        (ResponseFormatFields(ANSWER), GrammarKind.JSON_SCHEMA, "response_format.json_schema.schema"),
+        (ResponseFormatFields(regex="[ab]+"), GrammarKind.REGEX, "regex"),
+        (ResponseFormatFields(grammar='root ::= "a"'), GrammarKind.EBNF, "grammar"),
+        (ResponseFormatFields(structural_tag={"calls": [{"begin": "<", "schema": {}, "end": ">"}]}), GrammarKind.STRUCTURAL_TAG, "structural_tag"),
     ],
 )  # fmt: skip
-def test_each_form_is_a_kind_of_grammar(fields: FormFields, kind: GrammarKind, param: str) -> None:
+def test_each_form_is_a_kind_of_grammar(fields: ResponseFormatFields, kind: GrammarKind, param: str) -> None:
     """And knows the field to blame."""
-    found = plan(form=fields).grammar
+    found = plan(response_format=fields).grammar
 
     assert found is not None
     assert (found.source.kind, found.param) == (kind, param)
 
 
 @pytest.mark.parametrize(
-    "fields", [FormFields(), FormFields({"type": "text"}), FormFields(regex="", structural_tag={})]
+    "fields",
+    [ResponseFormatFields(), ResponseFormatFields({"type": "text"}), ResponseFormatFields(regex="", structural_tag={})],
 )
-def test_nothing_asked_is_nothing_held(fields: FormFields) -> None:
+def test_nothing_asked_is_nothing_held(fields: ResponseFormatFields) -> None:
     """Free text has no grammar."""
-    assert plan(form=fields) == AnswerPlan()
-    assert plan(tools=[WEATHER], tool_choice="none", form=fields) == AnswerPlan()
+    assert plan(response_format=fields) == OutputPlan()
+    assert plan(tools=[WEATHER], tool_choice="none", response_format=fields) == OutputPlan()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -255,17 +256,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": NAMED}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice"),
-    ({"form": FormFields({"type": "xml"})}, "response_format.type"),
-    ({"form": FormFields({"type": "json_schema"})}, "response_format.json_schema"),
-    ({"form": FormFields({"type": "json_schema", "json_schema": {"name": "x"}})}, "response_format.json_schema.schema"),
-    ({"form": FormFields({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}})}, "response_format.json_schema.strict"),
-    ({"form": FormFields({"type": "json_schema", "json_schema": {"schema": False}})}, "response_format.json_schema.schema"),
-    ({"form": FormFields(ANSWER, regex="a")}, "regex"),
-    ({"form": FormFields({"type": "json_object"}, grammar='root ::= "a"')}, "grammar"),
-    ({"form": FormFields(regex="a", structural_tag="{}")}, "structural_tag"),
-    ({"form": FormFields(regex="(")}, "regex"),
-    ({"form": FormFields(structural_tag={"calls": []})}, "structural_tag"),
-    ({"tools": [WEATHER], "form": FormFields(regex="a")}, "regex"),
+    ({"form": ResponseFormatFields({"type": "xml"})}, "response_format.type"),
+    ({"form": ResponseFormatFields({"type": "json_schema"})}, "response_format.json_schema"),
+    ({"form": ResponseFormatFields({"type": "json_schema", "json_schema": {"name": "x"}})}, "response_format.json_schema.schema"),
+    ({"form": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}})}, "response_format.json_schema.strict"),
+    ({"form": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": False}})}, "response_format.json_schema.schema"),
+    ({"form": ResponseFormatFields(ANSWER, regex="a")}, "regex"),
+    ({"form": ResponseFormatFields({"type": "json_object"}, grammar='root ::= "a"')}, "grammar"),
+    ({"form": ResponseFormatFields(regex="a", structural_tag="{}")}, "structural_tag"),
+    ({"form": ResponseFormatFields(regex="(")}, "regex"),
+    ({"form": ResponseFormatFields(structural_tag={"calls": []})}, "structural_tag"),
+    ({"tools": [WEATHER], "form": ResponseFormatFields(regex="a")}, "regex"),
     ({"tools": [tool(f"f{n}", CITY | {"description": "x" * 4000}) for n in range(128)]}, "tools"),
 ]  # fmt: skip
 
@@ -285,12 +286,12 @@ def test_what_is_refused_names_its_field(demands: dict[str, Any], param: str) ->
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool("f", CITY, strict=True)]}, "tools[0].function.strict"),
-        ({"form": FormFields(ANSWER)}, "response_format.json_schema.schema"),
+        ({"form": ResponseFormatFields(ANSWER)}, "response_format.json_schema.schema"),
     ],
 )
 def test_a_form_that_is_only_read_promises_nothing(demands: dict[str, Any], param: str) -> None:
     """Pythonic calls are free text to the engine, and what would need more is refused."""
-    assert plan(PYTHONIC, tools=[WEATHER]) == AnswerPlan(None, calls_tools=True)
+    assert plan(PYTHONIC, tools=[WEATHER]) == OutputPlan(None, calls_tools=True)
     with pytest.raises(InvalidRequest) as refused:
         plan(PYTHONIC, **({"tools": [WEATHER]} | demands))
 
@@ -299,7 +300,7 @@ def test_a_form_that_is_only_read_promises_nothing(demands: dict[str, Any], para
 
 def test_errors_of_the_engine_are_blamed_on_the_field() -> None:
     """Those about grammars; any other is passed on as it is."""
-    grammar = plan(form=FormFields(grammar="root ::= nope")).grammar
+    grammar = plan(response_format=ResponseFormatFields(grammar="root ::= nope")).grammar
     assert grammar is not None
     other = InvalidRequest("Too long.", param="prompt")
 

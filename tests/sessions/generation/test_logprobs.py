@@ -6,20 +6,20 @@ from hypothesis import strategies as st
 from graftwork.engine.core.events import FinishReason
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
-from graftwork.sessions.generation.logprobs import TokenScore
+from graftwork.sessions.generation.logprobs import TokenAlternatives
 from tests.sessions.fakes_text import ScriptedEngine, logprobs_of
 from tests.sessions.generation.test_generator import CALL, END, events_of, finished, one_by_one, request, spelled
 
 SCORED = SamplingParams(max_tokens=99, logprobs=2)
 
 
-def told(events: list[GenerationEvent]) -> list[TokenScore]:
+def told(events: list[GenerationEvent]) -> list[TokenAlternatives]:
     """In the order of a stream: with each text, and what is left with the end."""
     with_text = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
     return [*with_text, *finished(events).untold_scores]
 
 
-def joined(scores: list[TokenScore]) -> bytes:
+def joined(scores: list[TokenAlternatives]) -> bytes:
     return b"".join(score.token.spelling for score in scores)
 
 
