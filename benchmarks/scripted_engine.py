@@ -121,7 +121,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
     async def ReadStats(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.Stats()
 
-    async def TendSession(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def RunSessionCommand(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.SessionMemory(device_tokens=len(request.token_ids))
 
 

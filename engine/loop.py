@@ -9,6 +9,7 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step import StepPlan, StepResult
@@ -27,13 +28,12 @@ from graftwork.engine.messages import (
     Message,
     ProbeAdapter,
     ReadStats,
+    RunSessionCommand,
     Sink,
     Stop,
     SubmitRequest,
-    TendSession,
 )
 from graftwork.engine.runner.prefill_meter import PrefillMeter
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId
@@ -98,8 +98,8 @@ class EngineLoop:
         self._deliver(self._carry_out(plan))
         return True
 
-    def _carry_out(self, plan: StepPlan) -> list[Output]:
-        loads = self._scheduler.landings.read_by(plan)
+    def _carry_out(self, plan: StepPlan) -> list[RequestOutput]:
+        loads = self._scheduler.pending_loads.read_by(plan)
         self._gates.select(loads)
         try:
             self._prefills.step_begins()
@@ -142,18 +142,18 @@ class EngineLoop:
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
-            case ForgetDomain(isolation):
-                self._memory.forget_domain(isolation)
+            case ForgetDomain(domain):
+                self._memory.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
                 self._gates.add(plan, gate)
-                self._deliver(self._scheduler.absorb_readable(plan))
+                self._deliver(self._scheduler.overlap_load(plan))
             case TransferDone():
                 self._gates.remove(message.plan)
-                self._deliver(self._scheduler.absorb_transfer(message))
-            case TendSession(tending, answer_tending):
-                answer_tending(self._scheduler.tend(tending))
+                self._deliver(self._scheduler.finish_transfer(message))
+            case RunSessionCommand(command, answer_command):
+                answer_command(self._scheduler.session_cache.run(command))
             case ReadStats(answer):
                 answer(self.stats())
             case Stop():
@@ -163,7 +163,7 @@ class EngineLoop:
         try:
             self._scheduler.submit(request)
         except GraftworkError as error:
-            sink([Output(request.request_id, error)])
+            sink([RequestOutput(request.request_id, error)])
         else:
             self._sinks[request.request_id] = sink
 
@@ -173,9 +173,9 @@ class EngineLoop:
 
     # ---- out --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, outputs: list[Output]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Hand each gateway its outputs of this step, in one piece."""
-        by_sink: dict[Sink, list[Output]] = {}
+        by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
             by_sink.setdefault(self._sinks[output.request_id], []).append(output)
         for sink, own in by_sink.items():

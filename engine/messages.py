@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.kv.transfer.plan import LoadReadable, TransferDone
 from graftwork.engine.lora.loader import AdapterLoaded
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
-Sink = Callable[[list[Output]], None]
+Sink = Callable[[list[RequestOutput]], None]
 """Takes one gateway's outputs of one step; called on the loop's thread, so it must only hand them over."""
 
 
@@ -42,9 +42,9 @@ class ForgetAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ForgetDomain:
-    """A party is gone: give up its KV."""
+    """Drop all cached KV of a domain."""
 
-    isolation: IsolationDomain
+    domain: IsolationDomain
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class ProbeAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class TendSession:
+class RunSessionCommand:
     """Look after a session's KV between its turns; `answer` is called on the loop's thread."""
 
-    tending: SessionTending
+    command: SessionCommand
     answer: Callable[[SessionMemory], None]
 
 
@@ -80,7 +80,7 @@ Message = (
     | ForgetAdapter
     | ForgetDomain
     | ProbeAdapter
-    | TendSession
+    | RunSessionCommand
     | ReadStats
     | AdapterLoaded
     | GrammarCompiled

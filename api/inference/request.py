@@ -61,7 +61,6 @@ class InferenceRequest:
                 stop=self.stop,
                 resolved=self.resolved,
                 isolation=isolation,
-                share=isolation.hex(),
                 weight=self.principal.weight,
                 tier=ServiceTier(self.tier),
                 parse_tool_calls=self.output.calls_tools,

@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -8,7 +9,7 @@ from fastapi.responses import JSONResponse
 from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
 from graftwork.api.deps.resources import Resources
 from graftwork.api.deps.route_classes import OpenAiRoute
-from graftwork.api.formats.chat import chat_chunks, chat_completion
+from graftwork.api.formats.chat import chat_completion, write_chat_chunks
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
@@ -42,7 +43,8 @@ async def create_chat_completion(
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(chat_chunks(head, job, include_usage=include_usage), on_end=job.abandon, headers=headers)
+        source = partial(write_chat_chunks, head, job, include_usage=include_usage)
+        return EventStream(source, on_end=job.abandon, headers=headers)
     answers = await until_disconnect(request, job.answers(), job.abandon)
     return JSONResponse(chat_completion(head, answers, job), headers=headers)
 

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.idempotency import keep_begun
 from graftwork.api.deps.resources import Resources
-from graftwork.api.formats.responses import ResponsesRoute, in_their_words, response_stream
+from graftwork.api.formats.responses import ResponsesRoute, in_their_words, write_response_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.pagination import AskedPage, page_answer
@@ -50,7 +50,7 @@ async def create_response(
         await keep_begun(request, HTTPStatus.OK, json.dumps(begun).encode())
     else:
         await until_disconnect(request, run.admitted(), let_go)
-    return EventStream(response_stream(run.events()), on_end=let_go, headers=headers)
+    return EventStream(partial(write_response_events, run.events()), on_end=let_go, headers=headers)
 
 
 @router.get("/{response_id}")
@@ -67,7 +67,8 @@ async def get_response(
             raise InvalidRequest("starting_after is for streams: send stream=true with it.", param="starting_after")
         return JSONResponse(await resources.responses.get(principal, response_id))
     run = await resources.responses.find(principal, response_id)
-    return EventStream(response_stream(run.events(-1 if starting_after is None else starting_after)))
+    events = run.events(-1 if starting_after is None else starting_after)
+    return EventStream(partial(write_response_events, events))
 
 
 @router.delete("/{response_id}")

@@ -6,6 +6,7 @@ at `/events`. Who asks for `cancel_on_disconnect` takes the turn along instead.
 
 import asyncio
 import json
+from functools import partial
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
@@ -16,7 +17,7 @@ from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.idempotency import keep_begun
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.formats.sessions import session_events
+from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
@@ -41,7 +42,7 @@ class TurnRoute(NativeRoute):
         sessions = resources_of(request).sessions
         turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
         if kept["stream"]:
-            return EventStream(session_events(turn.events()))
+            return EventStream(partial(write_session_events, turn.events()))
         return JSONResponse(turn_answer(await until_disconnect(request, turn.result(), _leave_alone)).body())
 
 
@@ -98,7 +99,7 @@ async def _answer(turn: RunningTurn, request: Request, manner: TurnOptions) -> R
     await keep_begun(request, HTTPStatus.OK, begun)
     headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
     if stream:
-        return EventStream(session_events(turn.events()), on_end=leave, headers=headers)
+        return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)
     ended = await until_disconnect(request, turn.result(), leave)
     return JSONResponse(turn_answer(ended).body(), headers=headers)
 

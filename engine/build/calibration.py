@@ -13,7 +13,7 @@ import torch
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.prefix_keys import child_key, pages_for, root_key
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.engine.kv.index.cost_model import (
@@ -109,7 +109,7 @@ def measure_prefill(
     def compute(cell: tuple[int, int]) -> None:
         num_tokens, start = cell
         pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
-        piece = SequenceSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
+        piece = RequestSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
         run(StepPlan((piece,)))
 
     return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from graftwork.engine.core.events import EngineEvent
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.ids import IsolationDomain
 
@@ -25,7 +25,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         """Hold, fetch or give up the KV of a session between its turns, and say where it is.
 
         Raises CapacityAbsent while no engine answers; nothing is lost then but time.
@@ -47,7 +47,7 @@ class EngineClient(Protocol):
         """Free an adapter's memory once the requests that use it have ended; new ones may load it again."""
         ...
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
+    async def forget_domain(self, domain: IsolationDomain) -> None:
         """Give up all KV of an isolation domain, in memory and in files; its requests that still run go on.
 
         Raises CapacityAbsent while no engine answers; what lies in files is then found again by the next one.

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 
+from graftwork.platform.errors import GraftworkError
+from graftwork.platform.ids import RequestId
+
 
 class FinishReason(StrEnum):
     """Why a request ended with tokens. A request that ends without is a typed error instead."""
@@ -114,3 +117,16 @@ class RequestFinished:
 
 EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished
 """In this order: one PromptAdmitted, any number of TokensGenerated, one RequestFinished; or an error raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """An event of one request, or the error that ended it."""
+
+    request_id: RequestId
+    event: EngineEvent | GraftworkError
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended with it."""
+        return isinstance(self.event, RequestFinished | GraftworkError)

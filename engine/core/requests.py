@@ -58,12 +58,12 @@ MAX_MIXTURE_WEIGHT = 16.0
 
 
 SessionKey = NewType("SessionKey", str)
-"""Opaque name of an agent session, unique within its isolation domain."""
+"""Opaque name of an agent session, unique within its domain."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLimits:
-    """Bytes of cached KV that a party may keep on each tier; None is no limit of its own.
+    """Bytes of cached KV that a domain may keep on each tier; None is no limit of its own.
 
     What exceeds it moves down or out; a request that fits the device is never refused for it.
     """
@@ -91,15 +91,13 @@ class EngineRequest:
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    isolation: IsolationDomain
-    """Requests share cached prefixes only within one domain (and one adapter: the engine adds that)."""
+    domain: IsolationDomain
+    """Requests of one domain share cached prefixes, under the same adapters, and one fair share of the engine."""
     adapters: tuple[AdapterUse, ...] = ()
     """None for the base model, one for an adapter, up to `MAX_MIXTURE` for a mixture whose deltas are summed."""
     tier: ServiceTier = ServiceTier.DEFAULT
-    share: str = ""
-    """Opaque name of the party whose fair share this is charged to."""
     weight: float = 1.0
-    """The party's weight against the others."""
+    """Of the domain's fair share, relative to other domains."""
     session: SessionUse | None = None
     """None for a request that stands alone; its pages are then kept as long as there is room."""
     kv_limits: KvLimits = NO_KV_LIMITS

@@ -32,12 +32,12 @@ class ToolWait:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionTending:
+class SessionCommand:
     """One verb on the KV of one session's history."""
 
     verb: SessionVerb
     session: SessionKey
-    isolation: IsolationDomain
+    domain: IsolationDomain
     adapters: tuple[AdapterUse, ...]
     token_ids: tuple[int, ...]
     """The history up to the session's head."""

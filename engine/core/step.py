@@ -47,7 +47,7 @@ class SampleSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSlice:
+class RequestSlice:
     """A run of one sequence's tokens [start, start + len(token_ids)) that this step computes.
 
     The last `num_drafts` of them are guesses that the step verifies; those before are known.
@@ -87,7 +87,7 @@ class SequenceSlice:
 class StepPlan:
     """All slices of one forward pass, at most one for each sequence."""
 
-    slices: tuple[SequenceSlice, ...]
+    slices: tuple[RequestSlice, ...]
 
     @property
     def num_tokens(self) -> int:

@@ -46,7 +46,7 @@ class GrammarManager:
             if request.grammar is None or self._compiler is None:
                 continue
             key = self._key(request)
-            if (error := self._compiler.want(key, request.grammar, request.share)) is not None:
+            if (error := self._compiler.want(key, request.grammar, request.domain.hex())) is not None:
                 self._refusals[request.request_id] = error
 
     def is_ready(self, request: EngineRequest) -> bool:

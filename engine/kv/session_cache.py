@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from graftwork.engine.core.requests import SessionUse
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.index.radix_tree import Domain, Lease
 from graftwork.engine.kv.manager import KvCacheManager
@@ -57,15 +57,15 @@ class SessionCache:
             nodes = [node for node in found if node is not None]
             self._memory.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, chance=1.0))
 
-    def tend(self, tending: SessionTending) -> SessionMemory:
+    def run(self, command: SessionCommand) -> SessionMemory:
         """Carries out one command. Returns where the session's history is afterwards."""
-        path = self._path(tending)
-        use = SessionUse(tending.session, len(tending.token_ids))
-        match tending.verb:
+        path = self._path(command)
+        use = SessionUse(command.session, len(command.token_ids))
+        match command.verb:
             case SessionVerb.HOLD:
-                self._hold(path, use, tending)
+                self._hold(path, use, command)
             case SessionVerb.PREFETCH:
-                self._prefetch(path, use, tending)
+                self._prefetch(path, use, command)
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
@@ -74,21 +74,21 @@ class SessionCache:
                 pass
         return self._report(path, use)
 
-    def _path(self, tending: SessionTending) -> TokenPath:
-        own = self._scopes.scope(tending.isolation, tuple(sorted(tending.adapters)))
-        public_pages = tending.public_tokens // self._memory.page_tokens
+    def _path(self, command: SessionCommand) -> TokenPath:
+        own = self._scopes.scope(command.domain, tuple(sorted(command.adapters)))
+        public_pages = command.public_tokens // self._memory.page_tokens
         return TokenPath(
-            self._scopes.with_public_pages(own, tuple(sorted(tending.adapters)), public_pages),
-            tending.token_ids,
-            tending.isolation,
+            self._scopes.with_public_pages(own, tuple(sorted(command.adapters)), public_pages),
+            command.token_ids,
+            command.domain,
         )
 
-    def _hold(self, path: TokenPath, use: SessionUse, tending: SessionTending) -> None:
+    def _hold(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
         record = self._memory.set_history(path, use)
         nodes = self._memory.page_store.tree.walk(path.scope, path.token_ids)
         self._end_wait(record, set(record.tools))
-        if tending.waits:
-            domain, guesses = path.domain.hex(), {wait.tool: wait.expected_ms for wait in tending.waits}
+        if command.waits:
+            domain, guesses = path.domain.hex(), {wait.tool: wait.expected_ms for wait in command.waits}
             seconds = self._tool_latency.lease_s(domain, guesses)
             chance = self._tool_latency.return_probability(domain, guesses, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
@@ -98,10 +98,10 @@ class SessionCache:
         self._memory.offloader.save(nodes)
         self._memory.offloader.store(nodes)
 
-    def _prefetch(self, path: TokenPath, use: SessionUse, tending: SessionTending) -> None:
+    def _prefetch(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
         """Loads the session's pages because some of its tools have answered; no named tool means that all have."""
         record = self._memory.set_history(path, use)
-        self._end_wait(record, {wait.tool for wait in tending.waits} or set(record.tools))
+        self._end_wait(record, {wait.tool for wait in command.waits} or set(record.tools))
         nodes = self._memory.prefetch(path)
         self._memory.offloader.keep_on_device(nodes)
         self._memory.lease(record, nodes, record.lease or Lease(self._clock.monotonic() + _TURN_LEASE_S, chance=1.0))

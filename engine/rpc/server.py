@@ -12,6 +12,7 @@ import grpc.aio
 
 from graftwork.engine.build.engine import Engine, SourceFor, build_engine
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.messages import (
@@ -21,14 +22,13 @@ from graftwork.engine.messages import (
     ForgetDomain,
     ProbeAdapter,
     ReadStats,
+    RunSessionCommand,
     Sink,
     Stop,
     SubmitRequest,
-    TendSession,
 )
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -51,9 +51,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     ) -> AsyncIterator[wire.StepOutput]:
         """Until the gateway hangs up; then everything it submitted is cancelled."""
         event_loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[list[Output]] = asyncio.Queue()
+        outputs: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
 
-        def sink(step: list[Output]) -> None:
+        def sink(step: list[RequestOutput]) -> None:
             event_loop.call_soon_threadsafe(outputs.put_nowait, step)
 
         reading = asyncio.create_task(self._read(messages, sink))
@@ -81,7 +81,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             refusal = InvalidRequest(
                 f"The engine does not know what is asked: {error}. Run gateway and engine of one version."
             )
-            sink([Output(RequestId(submit.request_id), refusal)])
+            sink([RequestOutput(RequestId(submit.request_id), refusal)])
         else:
             self._inbox.put(SubmitRequest(request, sink))
 
@@ -118,7 +118,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         def settle(memory: SessionMemory) -> None:
             event_loop.call_soon_threadsafe(_settle, answer, memory)
 
-        self._inbox.put(TendSession(codec.tending_from_wire(request), settle))
+        self._inbox.put(RunSessionCommand(codec.command_from_wire(request), settle))
         return codec.memory_to_wire(await answer)
 
     async def ForgetAdapter(  # noqa: N802

@@ -22,7 +22,7 @@ import torch
 from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.core.step import SequenceSlice, StepPlan
+from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
 
 _KEY_BLOCK = 32
@@ -81,7 +81,7 @@ class AdapterRun:
 class BatchTensors:
     """Everything that the forward pass needs besides weights and KV."""
 
-    slices: tuple[SequenceSlice, ...]
+    slices: tuple[RequestSlice, ...]
     """In the order of their rows."""
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
@@ -117,7 +117,7 @@ class _Query:
 
     row: int
     start_row: int
-    piece: SequenceSlice
+    piece: RequestSlice
     num_pages: int
 
     @property
@@ -169,15 +169,15 @@ class BatchBuilder:
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    def _row_pages(self, piece: SequenceSlice) -> list[int]:
+    def _row_pages(self, piece: RequestSlice) -> list[int]:
         return [piece.pages[position // self._page_tokens] for position in range(piece.start, piece.end)]
 
-    def _begun_pages(self, piece: SequenceSlice) -> list[int]:
+    def _begun_pages(self, piece: RequestSlice) -> list[int]:
         first = -(-piece.start // self._page_tokens)
         last = -(-piece.end // self._page_tokens)
         return [piece.pages[index] for index in range(first, last)]
 
-    def _queries(self, start_row: int, piece: SequenceSlice) -> Iterator[_Query]:
+    def _queries(self, start_row: int, piece: RequestSlice) -> Iterator[_Query]:
         for row in _decoding_rows(start_row, piece):
             yield _Query(row, start_row, piece, pages_for(piece.start + row - start_row + 1, self._page_tokens))
 
@@ -209,7 +209,7 @@ class BatchBuilder:
             visible=(keys < num_keys[:, None])[:, None, None, :],
         )
 
-    def _chunk(self, start_row: int, piece: SequenceSlice) -> ChunkRows:
+    def _chunk(self, start_row: int, piece: RequestSlice) -> ChunkRows:
         queries = torch.arange(piece.start, piece.known_end, device=self._device)
         keys = torch.arange(piece.known_end, device=self._device)
         return ChunkRows(
@@ -240,17 +240,17 @@ def _groups(queries: list[_Query]) -> list[list[_Query]]:
     return [*alone, together] if together else alone
 
 
-def _num_known(piece: SequenceSlice) -> int:
+def _num_known(piece: RequestSlice) -> int:
     return len(piece.token_ids) - piece.num_drafts
 
 
-def _decoding_rows(start_row: int, piece: SequenceSlice) -> range:
+def _decoding_rows(start_row: int, piece: RequestSlice) -> range:
     """The rows of a slice that decode: its drafts, and its known row where there is but one."""
     num_known = _num_known(piece)
     return range(start_row + (0 if num_known == 1 else num_known), start_row + len(piece.token_ids))
 
 
-def _sampled_rows(start_row: int, piece: SequenceSlice) -> range:
+def _sampled_rows(start_row: int, piece: RequestSlice) -> range:
     end_row = start_row + len(piece.token_ids)
     return range(end_row - len(piece.samples), end_row)
 
@@ -261,7 +261,7 @@ def _last_keys(visible: torch.Tensor, positions: torch.Tensor, window: int) -> t
     return visible & (keys > positions - window)
 
 
-def _adapter_runs(placed: list[tuple[int, SequenceSlice]]) -> tuple[AdapterRun, ...]:
+def _adapter_runs(placed: list[tuple[int, RequestSlice]]) -> tuple[AdapterRun, ...]:
     runs: list[AdapterRun] = []
     num_sampled = 0
     for start, piece in placed:

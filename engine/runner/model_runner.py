@@ -14,7 +14,7 @@ from graftwork.engine.lora.torch_backend import Segment
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, BatchTensors
-from graftwork.engine.sampling.logprobs import RawScores
+from graftwork.engine.sampling.logprobs import StepLogprobs
 from graftwork.engine.sampling.sampler import choose_tokens
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
@@ -46,7 +46,7 @@ class ModelRunner:
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
         logits = self.logits(batch)
-        scores = RawScores(logits, specs)
+        scores = StepLogprobs(logits, specs)
         ends = self._masks.apply(filling, logits)
         tokens = choose_tokens(logits, specs)
         return _by_request(batch, tokens, scores.of(tokens), ends)

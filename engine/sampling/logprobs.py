@@ -12,7 +12,7 @@ from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.engine.core.step import SampleSpec
 
 
-class RawScores:
+class StepLogprobs:
     """The log probabilities of one step's rows."""
 
     def __init__(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.requests import SessionKey
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb, ToolWait
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.tenancy.principals import isolation_of
 from graftwork.sessions.core.session import AgentSession
@@ -59,17 +59,17 @@ class SessionKv:
         self, verb: SessionVerb, history: History, waits: tuple[ToolWait, ...] = ()
     ) -> SessionMemory | None:
         """What the engine says; None where none answers."""
-        tending = SessionTending(
+        command = SessionCommand(
             verb=verb,
             session=SessionKey(history.session.session_id),
-            isolation=isolation_of(history.session.tenant_id, self._pepper),
+            domain=isolation_of(history.session.tenant_id, self._pepper),
             adapters=history.session.model.adapters,
             token_ids=tuple(history.token_ids),
             waits=waits,
             public_tokens=self._public_prefixes.tokens_of(history.token_ids),
         )
         try:
-            return await self._engine.tend_session(tending)
+            return await self._engine.run_session_command(command)
         except GraftworkError as error:
             _log.info("session_kv_untended", extra={"verb": verb, "reason": error.message})
             return None

@@ -190,7 +190,6 @@ class TurnLauncher:
             resolved=session.model,
             isolation=isolation,
             stop=tuple(fields.stop or ()),
-            share=isolation.hex(),
             weight=principal.weight,
             tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
             parse_tool_calls=answer.calls_tools,

@@ -18,7 +18,7 @@ from graftwork.engine.core.events import (
     TokensGenerated,
 )
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
@@ -82,7 +82,7 @@ class AnsweringEngine:
     def __init__(self) -> None:
         self.answers: deque[Answer] = deque()
         self.requests: list[EngineRequest] = []
-        self.tended: list[SessionTending] = []
+        self.session_commands: list[SessionCommand] = []
         self.said: dict[str, tuple[int, ...]] = {}
         """All tokens of an answer, by request, whether it was heard to its end or not."""
         self.cancelled: list[str] = []
@@ -135,9 +135,9 @@ class AnsweringEngine:
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        self.tended.append(tending)
-        return SessionMemory(missing_tokens=len(tending.token_ids))
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        self.session_commands.append(command)
+        return SessionMemory(missing_tokens=len(command.token_ids))
 
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
@@ -145,7 +145,7 @@ class AnsweringEngine:
     async def forget_adapter(self, digest: str) -> None:
         raise NotImplementedError
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
+    async def forget_domain(self, domain: IsolationDomain) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:

@@ -110,13 +110,13 @@ async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None
     history = [*request.prompt_token_ids, *world.engine.said[request.request_id]]
 
     world.clock.advance(60)
-    world.engine.tended.clear()
+    world.engine.session_commands.clear()
     assert await world.service.sweep() == 1
     await world.service.sweep()
 
-    (tending,) = world.engine.tended
-    assert (tending.verb, tending.session) == (SessionVerb.CLOSE, SessionKey(session.session_id))
-    assert (tending.isolation, list(tending.token_ids)) == (request.isolation, history)
+    (command,) = world.engine.session_commands
+    assert (command.verb, command.session) == (SessionVerb.CLOSE, SessionKey(session.session_id))
+    assert (command.domain, list(command.token_ids)) == (request.domain, history)
 
 
 async def test_a_running_turn_is_never_swept(world: World) -> None:

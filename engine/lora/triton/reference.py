@@ -39,7 +39,8 @@ def add_lora(
     slots: Sequence[SlotPairs],
     slice_widths: Sequence[int],
 ) -> torch.Tensor:
-    """The output with columns scaled and shifted and the delta added in fp32, rounded once. Returns a new tensor like y.
+    """The output with columns scaled and shifted and the delta added in fp32, rounded once. Returns a new tensor like
+    y.
 
     The columns of a mixture are those of its first part.
     """

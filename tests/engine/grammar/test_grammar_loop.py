@@ -238,7 +238,9 @@ def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
     scheduler = guesser.loop._scheduler
     while not all(outcome.is_over for outcome in guessing):
         guesser.step()
-        for sequence in [one for one in scheduler._running.values() if one.num_generated % 5 == 4 and not one.arrivals]:
+        for sequence in [
+            one for one in scheduler._running.values() if one.num_generated % 5 == 4 and not one.pending_loads
+        ]:
             scheduler._preempt(sequence)
     guesser.loop._grammars.close_all()
     alone = [scene.submit(**job) for job in jobs]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
-from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
@@ -174,7 +174,7 @@ class World:
         memory.release(one.allocation.pages)
         memory.enforce_limits(one.path.domain)
         if agent is not None and second % 4:
-            self.tend(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
+            self.run(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
     def compute(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """Computes what is missing of a request, which goes on running."""
@@ -196,7 +196,7 @@ class World:
 
     def command(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
-            self.tend(agent, (SessionVerb.PREFETCH, SessionVerb.SUSPEND, SessionVerb.READ)[second % 3])
+            self.run(agent, (SessionVerb.PREFETCH, SessionVerb.SUSPEND, SessionVerb.READ)[second % 3])
 
     def fork(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None and len(self.agents) < 8:
@@ -210,7 +210,7 @@ class World:
     def close(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
             self.agents.remove(agent)
-            self.tend(agent, SessionVerb.CLOSE)
+            self.run(agent, SessionVerb.CLOSE)
 
     def forget_domain(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """Forgets a domain's KV. Its sessions may come back."""
@@ -343,7 +343,7 @@ class World:
         self.running = []
         self.lab.fire_all()
         for agent in list(self.agents):
-            self.tend(agent, SessionVerb.CLOSE)
+            self.run(agent, SessionVerb.CLOSE)
         self.lab.fire_all()
         for digest in self.pinned:
             self.lab.adapters.unpin(digest)
@@ -377,9 +377,9 @@ class World:
         ]
         return ready[index % len(ready)] if ready else None
 
-    def tend(self, agent: Agent, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
-        answer = self.session_cache.tend(
-            SessionTending(
+    def run(self, agent: Agent, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
+        answer = self.session_cache.run(
+            SessionCommand(
                 verb,
                 SessionKey(agent.name),
                 IsolationDomain(agent.domain),

@@ -23,7 +23,7 @@ from graftwork.sessions.tools.parser_events import CallFinished, PlainText
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
 DAYS = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"], "additionalProperties": False}  # fmt: skip
 LOOSE = {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}
-FORMS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL}
+TOOL_FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL}
 
 
 def tool(name: str, parameters: Any = None, **fields: Any) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def mistral(*calls: Call) -> str:
 WRITERS: dict[str, Writer] = {"hermes": hermes, "llama3_json": llama, "mistral": mistral}
 
 
-def plan(written: ToolCallFormat = HERMES, /, **demands: Any) -> OutputPlan:
-    return ConstraintPlanner(written).plan(OutputConstraints(**demands))
+def plan(written: ToolCallFormat = HERMES, /, **wanted: Any) -> OutputPlan:
+    return ConstraintPlanner(written).plan(OutputConstraints(**wanted))
 
 
 def compiled(judge: Judge, found: OutputPlan) -> Compiled:
@@ -77,10 +77,10 @@ def judge() -> Judge:
     return Judge()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_each_choice_lets_an_answer_be(judge: Judge, form: str) -> None:
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_what_each_choice_lets_an_answer_be(judge: Judge, tool_format: str) -> None:
     """By form: text, one call, two, a call that does not fit, and an answer of a schema, against each choice."""
-    write = WRITERS[form]
+    write = WRITERS[tool_format]
     texts = ["Hi.", write(ROME), write(THREE), write(ROME, OSLO), write(NOWHERE), '{"days": 4}']
     tools = [WEATHER, PLAN]
     expected: list[tuple[dict[str, Any], list[bool]]] = [
@@ -89,38 +89,43 @@ def test_what_each_choice_lets_an_answer_be(judge: Judge, form: str) -> None:
         ({"tool_choice": "required"}, [False, True, True, True, False, False]),
         ({"tool_choice": "required", "parallel_tool_calls": False}, [False, True, True, False, False, False]),
         ({"tool_choice": NAMED}, [False, False, True, False, False, False]),
-        ({"form": ResponseFormatFields(ANSWER)}, [False, True, True, True, False, True]),
-        ({"form": ResponseFormatFields(ANSWER), "tool_choice": "none"}, [False, False, False, False, False, True]),
+        ({"response_format": ResponseFormatFields(ANSWER)}, [False, True, True, True, False, True]),
+        (
+            {"response_format": ResponseFormatFields(ANSWER), "tool_choice": "none"},
+            [False, False, False, False, False, True],
+        ),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
             [False, False, True, False, False, False],
         ),
     ]
 
-    for demands, verdicts in expected:
-        grammar = compiled(judge, plan(FORMS[form], tools=tools, **demands))
+    for wanted, verdicts in expected:
+        grammar = compiled(judge, plan(TOOL_FORMATS[tool_format], tools=tools, **wanted))
 
-        assert [accepted(grammar, text) for text in texts] == verdicts, demands
+        assert [accepted(grammar, text) for text in texts] == verdicts, wanted
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, form: str) -> None:
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, tool_format: str) -> None:
     """`#` is the tool's schema, wherever that stands in the grammar."""
     schema = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"const": "Rome"}}}
-    write = WRITERS[form]
+    write = WRITERS[tool_format]
 
     for fields in (ResponseFormatFields(), ResponseFormatFields(ANSWER)):
-        grammar = compiled(judge, plan(FORMS[form], tools=[tool("get_weather", schema)], response_format=fields))
+        grammar = compiled(
+            judge, plan(TOOL_FORMATS[tool_format], tools=[tool("get_weather", schema)], response_format=fields)
+        )
         assert (accepted(grammar, write(ROME)), accepted(grammar, write(OSLO))) == (True, False)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_calls_are_read_in_the_form_that_they_are_written_in(form: str) -> None:
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_calls_are_read_in_the_form_that_they_are_written_in(tool_format: str) -> None:
     """However the text is cut, the calls come out, and the text around them."""
-    text = ("Let me see. " if form != "llama3_json" else "") + WRITERS[form](ROME, THREE)
+    text = ("Let me see. " if tool_format != "llama3_json" else "") + WRITERS[tool_format](ROME, THREE)
 
     for size in (1, 3, 1000):
-        parser = JsonCallParser(FORMS[form])
+        parser = JsonCallParser(TOOL_FORMATS[tool_format])
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
         calls = [event for event in events if isinstance(event, CallFinished)]
@@ -169,18 +174,18 @@ def any_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
             return {"type": "object", "properties": properties, "required": required, **closed}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_finished_call_of_a_random_model_validates(judge: Judge, form: str) -> None:
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_every_finished_call_of_a_random_model_validates(judge: Judge, tool_format: str) -> None:
     """Random schemas, random bytes: each call that comes out is of a tool that was given, and fits its schema."""
-    noise = random.Random(form)
+    noise = random.Random(tool_format)
     finished = 0
     for _ in range(12):
         schemas = {name: any_schema(noise) for name in ("first", "second")}
         tools = [tool(name, schema, strict=True) for name, schema in schemas.items()]
-        grammar = compiled(judge, plan(FORMS[form], tools=tools, tool_choice="required"))
+        grammar = compiled(judge, plan(TOOL_FORMATS[tool_format], tools=tools, tool_choice="required"))
         for _ in range(6):
             text = walk(grammar, noise)
-            parser = JsonCallParser(FORMS[form])
+            parser = JsonCallParser(TOOL_FORMATS[tool_format])
             events = [] if text is None else [*parser.push(text), *parser.flush()]
             for call in (event for event in events if isinstance(event, CallFinished)):
                 jsonschema.validate(json.loads(call.arguments), schemas[call.name])
@@ -256,44 +261,44 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": NAMED}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice"),
-    ({"form": ResponseFormatFields({"type": "xml"})}, "response_format.type"),
-    ({"form": ResponseFormatFields({"type": "json_schema"})}, "response_format.json_schema"),
-    ({"form": ResponseFormatFields({"type": "json_schema", "json_schema": {"name": "x"}})}, "response_format.json_schema.schema"),
-    ({"form": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}})}, "response_format.json_schema.strict"),
-    ({"form": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": False}})}, "response_format.json_schema.schema"),
-    ({"form": ResponseFormatFields(ANSWER, regex="a")}, "regex"),
-    ({"form": ResponseFormatFields({"type": "json_object"}, grammar='root ::= "a"')}, "grammar"),
-    ({"form": ResponseFormatFields(regex="a", structural_tag="{}")}, "structural_tag"),
-    ({"form": ResponseFormatFields(regex="(")}, "regex"),
-    ({"form": ResponseFormatFields(structural_tag={"calls": []})}, "structural_tag"),
-    ({"tools": [WEATHER], "form": ResponseFormatFields(regex="a")}, "regex"),
+    ({"response_format": ResponseFormatFields({"type": "xml"})}, "response_format.type"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema"})}, "response_format.json_schema"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema", "json_schema": {"name": "x"}})}, "response_format.json_schema.schema"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}})}, "response_format.json_schema.strict"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": False}})}, "response_format.json_schema.schema"),
+    ({"response_format": ResponseFormatFields(ANSWER, regex="a")}, "regex"),
+    ({"response_format": ResponseFormatFields({"type": "json_object"}, grammar='root ::= "a"')}, "grammar"),
+    ({"response_format": ResponseFormatFields(regex="a", structural_tag="{}")}, "structural_tag"),
+    ({"response_format": ResponseFormatFields(regex="(")}, "regex"),
+    ({"response_format": ResponseFormatFields(structural_tag={"calls": []})}, "structural_tag"),
+    ({"tools": [WEATHER], "response_format": ResponseFormatFields(regex="a")}, "regex"),
     ({"tools": [tool(f"f{n}", CITY | {"description": "x" * 4000}) for n in range(128)]}, "tools"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("demands", "param"), REFUSED)
-def test_what_is_refused_names_its_field(demands: dict[str, Any], param: str) -> None:
+@pytest.mark.parametrize(("wanted", "param"), REFUSED)
+def test_what_is_refused_names_its_field(wanted: dict[str, Any], param: str) -> None:
     """Before anything is reserved."""
     with pytest.raises(InvalidRequest) as refused:
-        plan(**demands)
+        plan(**wanted)
 
     assert refused.value.param == param
     assert param in refused.value.message or refused.value.code == "unsupported_grammar" or param == "tools"
 
 
 @pytest.mark.parametrize(
-    ("demands", "param"),
+    ("wanted", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool("f", CITY, strict=True)]}, "tools[0].function.strict"),
-        ({"form": ResponseFormatFields(ANSWER)}, "response_format.json_schema.schema"),
+        ({"response_format": ResponseFormatFields(ANSWER)}, "response_format.json_schema.schema"),
     ],
 )
-def test_a_form_that_is_only_read_promises_nothing(demands: dict[str, Any], param: str) -> None:
+def test_a_format_that_is_only_read_promises_nothing(wanted: dict[str, Any], param: str) -> None:
     """Pythonic calls are free text to the engine, and what would need more is refused."""
     assert plan(PYTHONIC, tools=[WEATHER]) == OutputPlan(None, calls_tools=True)
     with pytest.raises(InvalidRequest) as refused:
-        plan(PYTHONIC, **({"tools": [WEATHER]} | demands))
+        plan(PYTHONIC, **({"tools": [WEATHER]} | wanted))
 
     assert refused.value.param == param
 

@@ -66,7 +66,7 @@ async def test_every_act_on_a_sessions_kv_says_how_much_is_public(prefixes: Publ
 
     await SessionKv(engine, b"pepper", prefixes).read(History(session, prompt))
 
-    assert [tending.public_tokens for tending in engine.tended] == [prefixes.tokens_of(prompt)]
+    assert [command.public_tokens for command in engine.session_commands] == [prefixes.tokens_of(prompt)]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

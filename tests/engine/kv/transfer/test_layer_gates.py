@@ -109,8 +109,8 @@ def suspended(harness: Harness) -> list[int]:
     """Runs a session's first turn and suspends it, so that its KV is only on the host. Returns its history."""
     first = harness.run(PROMPT, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
     history = PROMPT + first.token_ids
-    harness.tend(SessionVerb.SUSPEND, "s", history)
-    memory = harness.tend(SessionVerb.READ, "s", history)
+    harness.command(SessionVerb.SUSPEND, "s", history)
+    memory = harness.command(SessionVerb.READ, "s", history)
     assert (memory.device_tokens, memory.host_tokens) == (0, 48)
     return history
 
@@ -167,7 +167,7 @@ def test_requests_do_not_wait_for_a_load_that_they_do_not_read(
     expected = make_engine().run(PROMPT[::-1], max_tokens=6, ignore_eos=True).token_ids
 
     slow.is_armed = True
-    harness.tend_now(SessionVerb.PREFETCH, "s", history)
+    harness.command_now(SessionVerb.PREFETCH, "s", history)
     stranger = harness.run(PROMPT[::-1], domain=b"stranger", max_tokens=6, ignore_eos=True)
     slow.go_on.set()
     harness.rest()
