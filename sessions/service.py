@@ -237,7 +237,7 @@ class SessionService:
         """Store outputs `{call_id, output}`; the last missing one starts the next turn.
 
         When that turn fails the outputs stay, and sending any of them again starts another. If the start is refused
-        (LimitExceeded, ContextLengthExceeded, CapacityAbsent) they stay as well. Raises NotFound, Conflict.
+        (LimitExceeded, ContextLengthExceeded, Unavailable) they stay as well. Raises NotFound, Conflict.
         """
         return await self._tools.send(principal, session_id, outputs)
 

@@ -16,7 +16,7 @@ from graftwork.api.http.channel import Channel
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport
-from graftwork.platform.errors import CapacityAbsent, GraftworkError
+from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
@@ -151,6 +151,6 @@ class InferenceJob:
     def _finish(self, task: asyncio.Task[None]) -> None:
         """Tells the reader of a job that was cancelled or crashed. After an orderly end this changes nothing."""
         if task.cancelled():
-            self._channel.finish(CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0))
+            self._channel.finish(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # the server's tasks have logged it
             self._channel.finish(internal_failure(self._request_id))

@@ -55,7 +55,7 @@ async def open_resources(
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
     """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
-    address, which must answer by now; an `inspector` that is given is left open. Raises CapacityAbsent."""
+    address, which must answer by now; an `inspector` that is given is left open. Raises Unavailable."""
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:

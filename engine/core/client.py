@@ -14,21 +14,21 @@ class EngineClient(Protocol):
     """One engine process. Every failure is a `GraftworkError`."""
 
     async def describe(self) -> EngineDescription:
-        """What model this is. Raises CapacityAbsent while no engine answers."""
+        """What model this is. Raises Unavailable while no engine answers."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """Continue one sequence; closing the generator early cancels the request and frees its pages.
 
         Raises InvalidRequest, NotFound (no such adapter), CapacityContended (queue full, with the seconds to
-        wait), CapacityAbsent (the engine is gone).
+        wait), Unavailable (the engine is gone).
         """
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         """Hold, fetch or give up the KV of a session between its turns, and say where it is.
 
-        Raises CapacityAbsent while no engine answers; nothing is lost then but time.
+        Raises Unavailable while no engine answers; nothing is lost then but time.
         """
         ...
 
@@ -50,7 +50,7 @@ class EngineClient(Protocol):
     async def forget_domain(self, domain: IsolationDomain) -> None:
         """Give up all KV of an isolation domain, in memory and in files; its requests that still run go on.
 
-        Raises CapacityAbsent while no engine answers; what lies in files is then found again by the next one.
+        Raises Unavailable while no engine answers; what lies in files is then found again by the next one.
         """
         ...
 

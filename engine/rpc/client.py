@@ -15,7 +15,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
-from graftwork.platform.errors import CapacityAbsent, GraftworkError
+from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.wakeup import Wakeup
 
@@ -173,11 +173,11 @@ class _Conversation:
                 inbox.put(loss)
 
 
-def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> CapacityAbsent:
+def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:
     """What clients are told, without addresses; the log has them."""
     reason = error.details() if error is not None else "the engine hung up"
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
-    return CapacityAbsent(
+    return Unavailable(
         "No engine answers at present. It may be starting or restarting: try again shortly.",
         code="engine_unavailable",
         retry_after_s=_RETRY_AFTER_S,

@@ -83,7 +83,7 @@ class RunningTurn:
                     return
 
     async def result(self) -> Turn:
-        """The turn once it has ended. Raises CapacityAbsent if its outcome could not be stored."""
+        """The turn once it has ended. Raises Unavailable if its outcome could not be stored."""
         if self._running is None:
             async with aclosing(self.events()) as events:
                 async for _ in events:

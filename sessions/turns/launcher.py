@@ -14,7 +14,7 @@ from typing import Any
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityAbsent, InvalidRequest
+from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.ids import RequestId, SessionId, TurnId, new_id
 from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.events import EventFeed
@@ -100,10 +100,10 @@ class TurnLauncher:
     ) -> Launched:
         """Start a turn; a caller that goes away meanwhile does not stop it half-way.
 
-        Raises ContextLengthExceeded, LimitExceeded, Conflict, CapacityAbsent, in all of which nothing has changed.
+        Raises ContextLengthExceeded, LimitExceeded, Conflict, Unavailable, in all of which nothing has changed.
         """
         if self._is_closing:
-            raise CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0)
+            raise Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0)
         launch = asyncio.create_task(self._launch(principal, session, new_items, settings, tool_hints))
         self._launches[launch] = session.session_id
         launch.add_done_callback(self._forget_launch)

@@ -18,7 +18,7 @@ from typing import Any
 
 from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, InternalFailure
+from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import (
@@ -155,7 +155,7 @@ class TurnRunner:
     async def run(self, generation: Generation) -> None:
         """Generate and store the turn.
 
-        Raises CapacityAbsent when the outcome cannot be stored; the turn is then found by recovery.
+        Raises Unavailable when the outcome cannot be stored; the turn is then found by recovery.
         """
         try:
             await self._store(generation, await self._outcome(generation))
@@ -238,7 +238,7 @@ class TurnRunner:
     def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
         """Failed with `error`, or stopped from outside without one."""
         if error is None and self._shutting_down:
-            error = CapacityAbsent(
+            error = Unavailable(
                 "The server is shutting down: send the turn, or the tool outputs, again.",
                 code="shutting_down",
                 retry_after_s=1.0,
@@ -279,7 +279,7 @@ class TurnRunner:
     async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
         """Store how the turn ended, after its usage: no turn ends unmetered.
 
-        Tries again while the database does not answer. Raises LeaseLost, CapacityAbsent.
+        Tries again while the database does not answer. Raises LeaseLost, Unavailable.
         """
         for tries_left in reversed(range(_STORE_TRIES)):
             try:
@@ -288,7 +288,7 @@ class TurnRunner:
                 if self._events.error is None:
                     self.feed.publish(events)
                 return
-            except CapacityAbsent:
+            except Unavailable:
                 if not tries_left:
                     raise
             await self._surroundings.pause(RETRY_AFTER_S)

@@ -56,7 +56,7 @@ class ToolAnswers:
     ) -> ToolOutputsAnswer:
         """Store outputs `{call_id, output}`; the last missing one starts the next turn.
 
-        Raises NotFound, Conflict; LimitExceeded, ContextLengthExceeded, CapacityAbsent if the turn is refused.
+        Raises NotFound, Conflict; LimitExceeded, ContextLengthExceeded, Unavailable if the turn is refused.
         """
         scope, given = principal.scope(), _tool_outputs(outputs)
         session = await self._access.load(scope, session_id)
