@@ -7,7 +7,7 @@ from pydantic import Field
 from graftwork.api.schemas.base import NativeBody, OpenAiBody
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
 from graftwork.sessions.generation.response_format import ResponseFormatFields
-from graftwork.sessions.tools.tool_choice import TOOL_NAME, shown_tool
+from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
 
 
 class ResponseFormatBody(OpenAiBody):
@@ -77,7 +77,7 @@ class FunctionTool(OpenAiBody):
 
     def as_template_input(self) -> dict[str, Any]:
         """As chat templates expect it: without the fields that the caller left out."""
-        return shown_tool(self.model_dump(exclude_none=True))
+        return tool_for_prompt(self.model_dump(exclude_none=True))
 
 
 ToolList = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]

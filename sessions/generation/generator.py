@@ -151,7 +151,7 @@ class Generation:
                         self._count_end(event)
                         reason = event.reason
         except InvalidRequest as error:
-            raise error if self.request.grammar is None else self.request.grammar.blamed(error) from error
+            raise error if self.request.grammar is None else self.request.grammar.name_field(error) from error
         finally:
             self.prompt_computed.set()
         if reason is None and not parser.is_over:

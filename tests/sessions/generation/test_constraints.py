@@ -303,13 +303,13 @@ def test_a_format_that_is_only_read_promises_nothing(wanted: dict[str, Any], par
     assert refused.value.param == param
 
 
-def test_errors_of_the_engine_are_blamed_on_the_field() -> None:
+def test_errors_of_the_engine_name_the_clients_field() -> None:
     """Those about grammars; any other is passed on as it is."""
     grammar = plan(response_format=ResponseFormatFields(grammar="root ::= nope")).grammar
     assert grammar is not None
     other = InvalidRequest("Too long.", param="prompt")
 
-    blamed = grammar.blamed(InvalidRequest("No rule nope.", param="#", code="unsupported_grammar"))
+    named = grammar.name_field(InvalidRequest("No rule nope.", param="#", code="unsupported_grammar"))
 
-    assert (blamed.param, blamed.code) == ("grammar", "unsupported_grammar")
-    assert grammar.blamed(other) is other
+    assert (named.param, named.code) == ("grammar", "unsupported_grammar")
+    assert grammar.name_field(other) is other
