@@ -8,7 +8,7 @@ Invariant: however the job ends, its usage row is written and its quota reservat
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from graftwork.api.deps.background import ServerTasks
 from graftwork.api.deps.resources import Resources
@@ -43,8 +43,7 @@ async def start_inference(resources: Resources, inference: InferenceRequest) -> 
     return job
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceEvent:
+class ChoiceEvent(NamedTuple):
     """An event of one of the answers."""
 
     choice: int
@@ -67,7 +66,7 @@ class InferenceJob:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._account = account
-        self._channel: Channel[ChoiceEvent] = Channel()
+        self._channel: Channel[ChoiceEvent] = Channel(on_left=self.abandon)
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.headers = headers
@@ -91,13 +90,9 @@ class InferenceJob:
         """Return when the first answer has left the engine's queue. Raises the error if the request was refused."""
         await self._channel.wait_for_first()
 
-    async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
+    def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """All events, those of several answers interleaved. Closing this early abandons the job."""
-        try:
-            while (item := await self._channel.get()) is not None:
-                yield item
-        finally:
-            self.abandon()
+        return self._channel.items()
 
     async def answers(self) -> list[GenerationFinished]:
         """The last event of every answer, by index. Raises the job's error."""

@@ -79,7 +79,9 @@ class GrpcEngineClient:
         ended = False
         try:
             while not ended:
-                event = await inbox.get()
+                while not inbox.events:
+                    await inbox.news.wait()
+                event = inbox.events.popleft()
                 if isinstance(event, _LAST):
                     ended = True
                     if isinstance(event, GraftworkError):
@@ -109,17 +111,12 @@ class _Inbox:
     """The events of one request on their way to its one reader; never full."""
 
     def __init__(self) -> None:
-        self._events: deque[EngineEvent | GraftworkError] = deque()
-        self._news = Wakeup()
+        self.events: deque[EngineEvent | GraftworkError] = deque()
+        self.news = Wakeup()
 
     def put(self, event: EngineEvent | GraftworkError) -> None:
-        self._events.append(event)
-        self._news.wake()
-
-    async def get(self) -> EngineEvent | GraftworkError:
-        while not self._events:
-            await self._news.wait()
-        return self._events.popleft()
+        self.events.append(event)
+        self.news.wake()
 
 
 class _Conversation:
