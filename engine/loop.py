@@ -1,7 +1,7 @@
-"""The engine's own loop: receive, admit, plan, run, absorb, deliver.
+"""The engine's loop: receive messages, admit, plan, run, absorb, deliver.
 
-It runs on one thread and owns the scheduler, the LoRA pool and the runner; everybody else talks to it by messages.
-Nothing blocks it but the forward pass itself, and having nothing to do.
+Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages.
+Never waits for anything but the forward pass, or for a message when it has no work.
 """
 
 import logging
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Carries a step out."""
+    """Carries out steps; ModelRunner is one."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
 
 class EngineLoop:
-    """`inbox` is the only way in; sinks are the only way out."""
+    """Messages come in by `inbox` alone, and outputs leave by sinks alone."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until a Stop message."""
+        """Serve until a Stop message arrives."""
         worked = False
         while True:
             self._receive(wait=not worked)
@@ -87,10 +87,7 @@ class EngineLoop:
         self._copies.close()
 
     def step(self) -> bool:
-        """One step of everything that can be admitted; False if there was nothing to do.
-
-        After a False, only a message can bring work: what still waits, waits for a load or a compile.
-        """
+        """Run one step. Returns False if there was nothing to run; then only a message can bring work."""
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
         if plan is None:
@@ -114,7 +111,7 @@ class EngineLoop:
     # ---- in ---------------------------------------------------------------------------------------------------
 
     def _receive(self, *, wait: bool) -> None:
-        """Take every message in; where there is nothing else to do, wait for the next one."""
+        """Handle all messages in the inbox; `wait` for the first one."""
         if wait:
             self.take(self.inbox.get())
         while not self._stopping:
@@ -124,7 +121,7 @@ class EngineLoop:
                 return
 
     def take(self, message: Message) -> None:
-        """Act on one message."""
+        """Handle one message."""
         match message:
             case SubmitRequest(request, sink):
                 self._submit(request, sink)
@@ -174,7 +171,7 @@ class EngineLoop:
     # ---- out --------------------------------------------------------------------------------------------------
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Hand each gateway its outputs of this step, in one piece."""
+        """Pass each gateway its outputs of this step, in one call."""
         by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
             by_sink.setdefault(self._sinks[output.request_id], []).append(output)
@@ -185,7 +182,7 @@ class EngineLoop:
                 self._sinks.pop(output.request_id, None)
 
     def stats(self) -> EngineStats:
-        """A reading of all counters and gauges."""
+        """Read all counters and gauges."""
         scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._memory.page_store
         device, host, disk = page_store.device, page_store.host, page_store.disk
         disk_counters = disk.counters

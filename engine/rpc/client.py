@@ -1,4 +1,8 @@
-"""An EngineClient over one gRPC conversation, opened on first use and opened anew after a loss."""
+"""An EngineClient that reaches an engine by gRPC.
+
+Owns the connection, and one conversation for all requests: it opens on first use, and again after a loss.
+Never retries: a lost engine is a CapacityAbsent, and the caller decides.
+"""
 
 import asyncio
 import logging
@@ -31,14 +35,14 @@ _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
 _SESSION_COMMAND_WITHIN_S = 3.0
-"""A turn's end waits for it, and goes without it."""
+"""The end of a turn waits this long at most."""
 
 _LAST = (RequestFinished, GraftworkError)
 """Nothing follows one of these."""
 
 
 class GrpcEngineClient:
-    """One engine at one address, for use from one event loop."""
+    """One engine at one address. Use it from one event loop."""
 
     def __init__(self, address: str) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
@@ -98,7 +102,7 @@ class GrpcEngineClient:
         try:
             return await method(message, timeout=within_s)
         except grpc.aio.AioRpcError as error:
-            raise _absent(self._address, error, logging.DEBUG) from error  # whoever asks may be waiting for it
+            raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
 
 
 class _Inbox:
@@ -119,7 +123,7 @@ class _Inbox:
 
 
 class _Conversation:
-    """One Converse stream: writes requests, and sorts what comes back by request."""
+    """One Converse stream: writes requests, and sorts the replies by request."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
@@ -137,7 +141,7 @@ class _Conversation:
         return inbox
 
     def leave(self, request_id: RequestId, *, cancel: bool) -> None:
-        """Stop listening for a request; `cancel` if it has not ended by itself. Never waits."""
+        """Stop listening for a request, and `cancel` it if it has not ended. Never waits."""
         self._inboxes.pop(request_id, None)
         if cancel and not self.is_over:
             self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
@@ -153,7 +157,7 @@ class _Conversation:
             while True:
                 await self._call.write(await self._outgoing.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reading side meets the same end and tells everyone
+            return  # the reader meets the same error and reports it
 
     async def _read(self) -> None:
         cause: grpc.aio.AioRpcError | None = None
@@ -174,7 +178,7 @@ class _Conversation:
 
 
 def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> CapacityAbsent:
-    """What clients are told, without addresses; the log has them."""
+    """The error for clients. The address goes to the log only."""
     reason = error.details() if error is not None else "the engine hung up"
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
     return CapacityAbsent(
