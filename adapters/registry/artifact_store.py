@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from graftwork.adapters.format.identity import is_digest
-from graftwork.platform.errors import CapacityAbsent, NotFound
+from graftwork.platform.errors import NotFound, Unavailable
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -30,7 +30,7 @@ class ArtifactPaths:
 class ArtifactStore(Protocol):
     """The interface of a store. Calls block. Each may be repeated, and any number may run at once.
 
-    Every call raises CapacityAbsent if the storage fails.
+    Every call raises Unavailable if the storage fails.
     """
 
     def put(self, digest: str, config: bytes, weights: bytes) -> None:
@@ -111,12 +111,12 @@ class LocalArtifacts:
 
 @contextmanager
 def _storage_errors() -> Generator[None]:
-    """Turn errors of a full or broken disk into CapacityAbsent."""
+    """Turn errors of a full or broken disk into Unavailable."""
     try:
         yield
     except OSError as error:
         message = f"Adapter files cannot be stored ({error.strerror}): the operator must look at the data folder."
-        raise CapacityAbsent(message, code="artifact_store_unavailable") from error
+        raise Unavailable(message, code="artifact_store_unavailable") from error
 
 
 def _write_durably(path: Path, content: bytes) -> None:
