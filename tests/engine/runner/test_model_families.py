@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.model.checkpoint import Checkpoint
+from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.engine.model.config import read_model_config
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights
 from graftwork.engine.runner.decoder import rms_norm
@@ -258,7 +258,7 @@ def test_a_norm_rounds_where_transformers_rounds(dtype: torch.dtype) -> None:
 
 
 def loaded(folder: Path) -> DecoderWeights:
-    return load_decoder_weights(Checkpoint(folder), read_model_config(folder), torch.device("cpu"), torch.float32)
+    return load_decoder_weights(WeightReader(folder), read_model_config(folder), torch.device("cpu"), torch.float32)
 
 
 def test_a_module_is_found_within_its_fused_group(family_of: Callable[[str], Family]) -> None:
