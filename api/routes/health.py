@@ -44,7 +44,7 @@ async def get_version() -> Version:
 async def get_metrics(resources: AppResources) -> Response:
     """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
     with suppress(CapacityAbsent):
-        counts = await resources.sessions.count_by_status()
+        counts = await resources.sessions.store.count_by_status()
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
     with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())

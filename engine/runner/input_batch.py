@@ -179,7 +179,7 @@ class BatchBuilder:
 
     def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
         """Groups queries whose page tables are padded to the same length."""
-        if self._rules.is_free:
+        if self._rules.allows_any_shape:
             whole = pages_for(_KEY_BLOCK, self._page_tokens)
             for group in _groups(queries):
                 most = max(query.num_pages for query in group)
