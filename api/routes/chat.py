@@ -16,7 +16,9 @@ from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import InferenceRequest, served_tier
 from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
+from graftwork.platform.answers.chat import ChatCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
@@ -27,7 +29,7 @@ from graftwork.sessions.text.messages import messages_from_chat
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", response_model=ChatCompletion, responses=also(404, 429, stream="chat"))
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,

@@ -16,7 +16,9 @@ from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import InferenceRequest, served_tier
 from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
+from graftwork.platform.answers.completions import TextCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
@@ -26,7 +28,7 @@ from graftwork.sessions.generation.sampling import token_budget
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/completions")
+@router.post("/completions", response_model=TextCompletion, responses=also(404, 429, stream="completions"))
 async def create_completion(
     body: CompletionRequest,
     request: Request,

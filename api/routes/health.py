@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 import graftwork
 from graftwork.api.deps.dependencies import AppResources
@@ -23,7 +23,7 @@ async def get_health() -> Health:
     return Health()
 
 
-@router.get("/readyz", response_model=Ready)
+@router.get("/readyz", response_model=Ready, responses={503: {"model": NotReady, "description": "Not ready."}})
 async def get_readiness(request: Request) -> JSONResponse:
     """503 with the reasons unless the schema is at head and the engine makes a real token."""
     readiness = request.app.state.readiness
@@ -40,7 +40,7 @@ async def get_version() -> Version:
     return Version(version=graftwork.__version__)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(resources: AppResources) -> Response:
     """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
     with suppress(CapacityAbsent):

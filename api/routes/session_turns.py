@@ -21,8 +21,9 @@ from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
-from graftwork.platform.answers.sessions import GivenOutputs
+from graftwork.platform.answers.sessions import GivenOutputs, Turn
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
 from graftwork.sessions.turns.handle import TurnHandle
@@ -49,7 +50,7 @@ class TurnRoute(NativeRoute):
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=TurnRoute)
 
 
-@router.post("/turns")
+@router.post("/turns", response_model=Turn, responses=also(400, 429, stream="session"))
 async def create_turn(
     session_id: str, body: TurnBody, request: Request, resources: AppResources, principal: InferenceKey
 ) -> Response:
@@ -65,7 +66,7 @@ async def create_turn(
     return await _answer(turn, request, body)
 
 
-@router.post("/tool_outputs")
+@router.post("/tool_outputs", response_model=Turn | GivenOutputs, responses=also(400, 429, stream="session"))
 async def send_tool_outputs(
     session_id: str, body: ToolOutputsBody, request: Request, resources: AppResources, principal: InferenceKey
 ) -> Response:

@@ -18,7 +18,9 @@ Metadata = Annotated[
 ]
 
 
-class Retention(NativeBody):
+class RetentionBody(NativeBody):
+    """How long the session stays readable."""
+
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
 
 
@@ -33,7 +35,7 @@ class SessionBody(NativeBody):
     response_format: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
     metadata: Metadata | None = None
-    retention: Retention | None = None
+    retention: RetentionBody | None = None
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
