@@ -183,8 +183,9 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """Read all counters and gauges."""
-        scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
-        device, host = self._memory.page_store.device, self._memory.page_store.host
+        scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._memory.page_store
+        device, host, disk = page_store.device, page_store.host, page_store.disk
+        disk_counters = disk.counters
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
             **asdict(scheduler.counters),
@@ -198,11 +199,11 @@ class EngineLoop:
             host_free_pages=host.free_pages,
             host_cached_pages=host.idle_pages,
             host_in_flight_pages=host.in_flight_pages,
-            disk_pages=self._memory.num_disk_pages,
-            disk_bytes=self._memory.disk_bytes,
-            disk_corrupt_files=disk.corrupt,
-            disk_foreign_files=disk.foreign,
-            disk_failures=disk.failed,
+            disk_pages=disk.num_pages,
+            disk_bytes=disk.bytes_used,
+            disk_corrupt_files=disk_counters.corrupt,
+            disk_foreign_files=disk_counters.foreign,
+            disk_failures=disk_counters.failed,
             lora_pool_bytes=self._adapters.num_bytes,
             adapter_loads=self._adapters.num_loads,
             forced_drafts=drafts.forced,

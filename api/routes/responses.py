@@ -19,6 +19,7 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.pagination import AskedPage, page_answer
 from graftwork.api.http.sse import EventStream
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.platform.answers import responses as answers
 from graftwork.platform.answers.base import Page
@@ -32,7 +33,7 @@ router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=Respo
 StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 
 
-@router.post("")
+@router.post("", response_model=answers.Response, responses=also(404, 409, 429, stream="responses"))
 async def create_response(
     body: ResponseRequest, request: Request, resources: AppResources, principal: InferenceKey
 ) -> Response:
@@ -53,7 +54,7 @@ async def create_response(
     return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)
 
 
-@router.get("/{response_id}")
+@router.get("/{response_id}", response_model=answers.Response, responses=also(stream="responses"))
 async def get_response(
     response_id: str,
     resources: AppResources,

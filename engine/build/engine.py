@@ -106,7 +106,7 @@ def build_engine(
         speculator=Speculator(
             DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
             clock,
-            lambda sequence: grammars.constraint(sequence.request_id),
+            lambda state: grammars.constraint(state.request_id),
         ),
     )
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages

@@ -137,7 +137,7 @@ class SessionCache:
         below = [node for node in match.nodes if node.device is None or node.is_loading]
         device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
         on_host = sum(node.host is not None for node in match.nodes)
-        on_disk = sum(self._manager.is_on_disk(node.key) for node in match.nodes) + len(match.disk_keys)
+        on_disk = sum(self._manager.page_store.disk.holds(node.key) for node in match.nodes) + len(match.disk_keys)
         record = self._manager.sessions.find(path.domain, use.session)
         lease = None if record is None else record.lease
         left = None if lease is None else lease.until - self._clock.monotonic()

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, NotFound
+from graftwork.platform.errors import GraftworkError, NotFound, Unavailable
 from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.responses.events import Event, ResponseEvents
 from graftwork.sessions.responses.record import ResponseRecord
@@ -44,7 +44,7 @@ class ResponseHandle:
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """Read the events with numbers above `after`. Raises CapacityAbsent if the turn's end cannot be read."""
+        """Read the events with numbers above `after`. Raises Unavailable if the turn's end cannot be read."""
         reading = ResponseEvents(self.record)
         has_ended = False
         for event in reading.begin():
@@ -58,7 +58,7 @@ class ResponseHandle:
                     if event["sequence_number"] > after:
                         yield event
         if not has_ended:
-            raise CapacityAbsent("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
+            raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
         """Wait for the response's end, and return its body."""

@@ -304,7 +304,7 @@ class World:
         for one in self.running:
             one.allocation.pages[:] = [moves.get(page, page) for page in one.allocation.pages]
 
-    # ---- what must hold ---------------------------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------------------------
 
     def check_running(self) -> None:
         """Checks that a request's pages still contain what it found or wrote, wherever they are."""
