@@ -14,9 +14,9 @@ class LintLimits:
     depth: int = 64
     """The nesting depth of a schema's JSON."""
     enum_values: int = 4096
-    """Over the whole document."""
+    """The number of enum values of the whole document."""
     properties: int = 5000
-    """Over the whole document."""
+    """The number of properties of the whole document."""
     optional_properties: int = 512
     """Optional properties of one object."""
     union_width: int = 256

@@ -1,4 +1,4 @@
-"""Regular expressions of JSON Schema (ECMA-262, unicode), as far as they are regular.
+r"""Regular expressions of JSON Schema (ECMA-262, unicode), as far as they are regular.
 
 Reads a pattern into characters, sequences, alternatives and repeats. Writes it for an engine as a match of the whole
 text with every class written out, so that the engine's own meaning of `\d`, `.` or a search does not matter.
