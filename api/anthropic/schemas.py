@@ -7,14 +7,18 @@ Messages and their blocks are only outlined here: `anthropic_conversation.py` re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.common import MAX_TOOLS
-from graftwork.api.schemas.sampling import StopStrings
+from graftwork.api.schemas.sampling import MAX_STOP_STRINGS, STOP_SCHEMA, StopStrings
 from graftwork.api.schemas.unsupported import IsNeutral, refuse_unserved
 
 Block = dict[str, Any]
+
+StopSequences = Annotated[
+    StopStrings, WithJsonSchema({"type": "array", "items": STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS})
+]
 
 _UNSERVED: Mapping[str, IsNeutral] = {
     "container": lambda value: not value,
@@ -70,7 +74,7 @@ class OutputFormat(OpenAiBody):
 
 class OutputConfig(OpenAiBody):
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("effort")
     @classmethod
@@ -109,7 +113,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
-    stop_sequences: StopStrings | None = None
+    stop_sequences: StopSequences | None = None
     temperature: Annotated[float | None, Field(ge=0, le=1)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     top_k: Annotated[int | None, Field(ge=0)] = None

@@ -1,12 +1,12 @@
 """The sampling fields that chat.completions, completions and sessions share, and their way to the engine."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.sessions.generation.sampling import parse_logit_bias
+from graftwork.sessions.generation.sampling import MAX_BIASED_TOKENS, parse_logit_bias
 
 MAX_STOP_STRINGS = 16
 """OpenAI takes 4; clients that were written for other engines send more."""
@@ -15,7 +15,13 @@ MAX_STOP_TOKENS = 128
 
 _SEED_MASK = (1 << 64) - 1
 
-StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
+STOP_SCHEMA: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+StopStrings = Annotated[
+    list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]],
+    Field(max_length=MAX_STOP_STRINGS),
+    WithJsonSchema({"anyOf": [STOP_SCHEMA, {"type": "array", "items": STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}]}),
+]
+"""One text is short for a list of one."""
 
 
 LogitBias = Annotated[
@@ -23,9 +29,9 @@ LogitBias = Annotated[
     WithJsonSchema(
         {
             "type": ["object", "null"],
-            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "maxProperties": 300,
+            "maxProperties": MAX_BIASED_TOKENS,
         }
     ),
 ]
