@@ -31,11 +31,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from yardstick_model import YardstickModel, ensure_model
 
 from graftwork.engine.build.engine import Engine
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.lora.torch_backend import LoraBatch
 from graftwork.engine.messages import SubmitRequest
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.input_batch import BatchBuilder
-from graftwork.engine.scheduler.outputs import Output
 
 _STEP = "engine step"
 PARTS: dict[str, tuple[type, str]] = {
@@ -160,7 +160,7 @@ def start_decoding(engine: Engine, cell: Cell, digests: list[str], output_tokens
 
 def await_adapter(engine: Engine, digest: str) -> None:
     """Run one token with an adapter, so that it is resident when the cell begins."""
-    ended: list[Output] = []
+    ended: list[RequestOutput] = []
     request = greedy_request([1], digest, 1, b"warm")
     engine.loop.take(SubmitRequest(request, lambda outputs: ended.extend(one for one in outputs if one.is_last)))
     while not ended:

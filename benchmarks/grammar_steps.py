@@ -5,7 +5,7 @@
 A random Llama (hidden 512, 8 layers) with a byte-level vocabulary of 32,000, trained here on Python's own sources.
 "masks": 32 requests decode with a grammar each, and 32 without, in turn and often, because the machine's own speed
 wanders; a step's time is that of the whole loop, and masks are filled while the forward pass runs. Nothing is drafted:
-what drafts cost, and bring, is measured by speculation.py. "hostile": one free request decodes while another party hands in one
+what drafts cost, and bring, is measured by speculation.py. "hostile": one free request decodes while another domain hands in one
 hostile grammar after another; its time between tokens is set beside that without them.
 """
 
@@ -31,12 +31,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.loop import EngineLoop
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import SubmitRequest
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -112,16 +112,15 @@ class Bench:
         config = EngineConfig(model=folder, device="cpu", dtype="float32", threads=1, max_draft_tokens=0)
         self.loop: EngineLoop = build_engine(config, lambda _: NoAdapters()).loop
         self._numbers = count()
-        self.ended: list[Output] = []
+        self.ended: list[RequestOutput] = []
 
-    def submit(self, source: GrammarSource | None, tokens: int, party: str = "") -> None:
+    def submit(self, source: GrammarSource | None, tokens: int, domain: str = "") -> None:
         number = next(self._numbers)
         request = EngineRequest(
             RequestId(f"req_{number}"),
             tuple(range(100 + number % 50, 132 + number % 50)),
             SamplingParams(max_tokens=tokens, temperature=1.0, seed=number, ignore_eos=True),
-            IsolationDomain(str(number).encode()),
-            share=party,
+            IsolationDomain((domain or str(number)).encode()),
             grammar=source,
         )
         self.loop.take(SubmitRequest(request, lambda outputs: self.ended.extend(one for one in outputs if one.is_last)))
@@ -208,7 +207,7 @@ def measure_hostile(bench: Bench) -> dict[str, Any]:
             text = texts[number % len(texts)]
             kind = GrammarKind.EBNF if text.startswith("r") else GrammarKind.JSON_SCHEMA
             fresh = text + "\n" * (number // len(texts) + 1)  # another text is another grammar
-            bench.submit(GrammarSource(kind, fresh), 8, party="hostile")
+            bench.submit(GrammarSource(kind, fresh), 8, domain="hostile")
 
     quiet: list[Step] = []
     attacked: list[Step] = []

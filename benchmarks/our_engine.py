@@ -57,6 +57,6 @@ def greedy_request(prompt: list[int], digest: str | None, output_tokens: int, do
         request_id=RequestId(new_id("req")),
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
-        isolation=IsolationDomain(domain),
+        domain=IsolationDomain(domain),
         adapters=(AdapterUse(digest),) if digest is not None else (),
     )

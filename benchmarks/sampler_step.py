@@ -26,7 +26,7 @@ from rich.table import Table
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
 from graftwork.engine.core.token_counts import TokenHistory
-from graftwork.engine.sampling.logprobs import RawScores
+from graftwork.engine.sampling.logprobs import StepLogprobs
 from graftwork.engine.sampling.sampler import choose_tokens
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ def one_step(logits: torch.Tensor, specs: list[SampleSpec]) -> None:
     """As the runner does it, on a copy where the logits are changed."""
     edits = any(spec.banned_token_ids or spec.history or spec.params.logit_bias for spec in specs)
     own = logits.clone() if edits else logits
-    scores = RawScores(own, specs)
+    scores = StepLogprobs(own, specs)
     scores.of(choose_tokens(own, specs))
 
 

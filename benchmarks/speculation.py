@@ -29,11 +29,10 @@ from speculation_sets import DEMO_MODEL, SETS, Talk, TalkTurn, as_request, talks
 
 from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.core.events import TokensGenerated
+from graftwork.engine.core.events import RequestOutput, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import SubmitRequest
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import RequestId
 
@@ -207,7 +206,7 @@ class Room:
         self._answering[request.request_id] = (answer, lambda: self._next_turn(number, turns))
         self._submit(request)
 
-    def _hear(self, outputs: list[Output]) -> None:
+    def _hear(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             answer, go_on = self._answering[output.request_id]
             if isinstance(output.event, TokensGenerated):

@@ -107,6 +107,6 @@ def as_request(name: str, turn: TalkTurn, talk: int) -> EngineRequest:
         request_id=RequestId(new_id("req")),
         prompt_token_ids=turn.prompt_token_ids,
         sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=float(is_chat), seed=len(turn.prompt_token_ids)),
-        isolation=IsolationDomain(f"{name} {talk if is_chat else 0}".encode()),
+        domain=IsolationDomain(f"{name} {talk if is_chat else 0}".encode()),
         prediction_token_ids=turn.prediction_token_ids,
     )

@@ -1,7 +1,7 @@
-"""The engine's own loop: receive, admit, plan, run, absorb, deliver.
+"""The engine's loop: receive messages, admit, plan, run, absorb, deliver.
 
-It runs on one thread and owns the scheduler, the LoRA pool and the runner; everybody else talks to it by messages.
-Nothing blocks it but the forward pass itself, and having nothing to do.
+Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages.
+Never waits for anything but the forward pass, or for a message when it has no work.
 """
 
 import logging
@@ -9,6 +9,7 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step import StepPlan, StepResult
@@ -27,13 +28,12 @@ from graftwork.engine.messages import (
     Message,
     ProbeAdapter,
     ReadStats,
+    RunSessionCommand,
     Sink,
     Stop,
     SubmitRequest,
-    TendSession,
 )
 from graftwork.engine.runner.prefill_meter import PrefillMeter
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Carries a step out."""
+    """Carries out steps; ModelRunner is one."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
 
 class EngineLoop:
-    """`inbox` is the only way in; sinks are the only way out."""
+    """Messages come in by `inbox` alone, and outputs leave by sinks alone."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until a Stop message."""
+        """Serve until a Stop message arrives."""
         worked = False
         while True:
             self._receive(wait=not worked)
@@ -87,10 +87,7 @@ class EngineLoop:
         self._copies.close()
 
     def step(self) -> bool:
-        """One step of everything that can be admitted; False if there was nothing to do.
-
-        After a False, only a message can bring work: what still waits, waits for a load or a compile.
-        """
+        """Run one step. Returns False if there was nothing to run; then only a message can bring work."""
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
         if plan is None:
@@ -98,8 +95,8 @@ class EngineLoop:
         self._deliver(self._carry_out(plan))
         return True
 
-    def _carry_out(self, plan: StepPlan) -> list[Output]:
-        loads = self._scheduler.landings.read_by(plan)
+    def _carry_out(self, plan: StepPlan) -> list[RequestOutput]:
+        loads = self._scheduler.pending_loads.read_by(plan)
         self._gates.select(loads)
         try:
             self._prefills.step_begins()
@@ -114,7 +111,7 @@ class EngineLoop:
     # ---- in ---------------------------------------------------------------------------------------------------
 
     def _receive(self, *, wait: bool) -> None:
-        """Take every message in; where there is nothing else to do, wait for the next one."""
+        """Handle all messages in the inbox; `wait` for the first one."""
         if wait:
             self.take(self.inbox.get())
         while not self._stopping:
@@ -124,7 +121,7 @@ class EngineLoop:
                 return
 
     def take(self, message: Message) -> None:
-        """Act on one message."""
+        """Handle one message."""
         match message:
             case SubmitRequest(request, sink):
                 self._submit(request, sink)
@@ -142,18 +139,18 @@ class EngineLoop:
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
-            case ForgetDomain(isolation):
-                self._memory.forget_domain(isolation)
+            case ForgetDomain(domain):
+                self._memory.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
                 self._gates.add(plan, gate)
-                self._deliver(self._scheduler.absorb_readable(plan))
+                self._deliver(self._scheduler.overlap_load(plan))
             case TransferDone():
                 self._gates.remove(message.plan)
-                self._deliver(self._scheduler.absorb_transfer(message))
-            case TendSession(tending, answer_tending):
-                answer_tending(self._scheduler.tend(tending))
+                self._deliver(self._scheduler.finish_transfer(message))
+            case RunSessionCommand(command, answer_command):
+                answer_command(self._scheduler.session_cache.run(command))
             case ReadStats(answer):
                 answer(self.stats())
             case Stop():
@@ -163,7 +160,7 @@ class EngineLoop:
         try:
             self._scheduler.submit(request)
         except GraftworkError as error:
-            sink([Output(request.request_id, error)])
+            sink([RequestOutput(request.request_id, error)])
         else:
             self._sinks[request.request_id] = sink
 
@@ -173,9 +170,9 @@ class EngineLoop:
 
     # ---- out --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, outputs: list[Output]) -> None:
-        """Hand each gateway its outputs of this step, in one piece."""
-        by_sink: dict[Sink, list[Output]] = {}
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Pass each gateway its outputs of this step, in one call."""
+        by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
             by_sink.setdefault(self._sinks[output.request_id], []).append(output)
         for sink, own in by_sink.items():
@@ -185,7 +182,7 @@ class EngineLoop:
                 self._sinks.pop(output.request_id, None)
 
     def stats(self) -> EngineStats:
-        """A reading of all counters and gauges."""
+        """Read all counters and gauges."""
         scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
         device, host = self._memory.page_store.device, self._memory.page_store.host
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages

@@ -1,76 +1,88 @@
-"""The messages that other threads put into the engine loop's inbox."""
+"""The messages that other threads put into the engine loop's inbox.
+
+Owns what gateways ask for. What background threads report comes from their own rooms: loads, compiles, transfers.
+Invariant: a callback in a message only hands its argument over; it must not block the thread that calls it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.kv.transfer.plan import LoadReadable, TransferDone
 from graftwork.engine.lora.loader import AdapterLoaded
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
-Sink = Callable[[list[Output]], None]
-"""Takes one gateway's outputs of one step; called on the loop's thread, so it must only hand them over."""
+Sink = Callable[[list[RequestOutput]], None]
+"""Takes one gateway's outputs of one step. Called on the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
+    """Serve a request, and put its outputs into `sink`."""
+
     request: EngineRequest
     sink: Sink
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
+    """End a request without an output."""
+
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSink:
-    """A gateway is gone: cancel everything that it submitted."""
+    """Cancel all requests of a gateway that has disconnected."""
 
     sink: Sink
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
+    """Free an adapter's memory, and drop what was cached under it."""
+
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetDomain:
-    """A party is gone: give up its KV."""
+    """Drop all cached KV of a domain."""
 
-    isolation: IsolationDomain
+    domain: IsolationDomain
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAdapter:
-    """Load an adapter and prove that it is applied exactly; `answer` is called on the loading thread."""
+    """Load an adapter and check that it is applied exactly. `answer` is called on the loading thread."""
 
     digest: str
     answer: Callable[[GraftworkError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class TendSession:
-    """Look after a session's KV between its turns; `answer` is called on the loop's thread."""
+class RunSessionCommand:
+    """Carry out a session command. `answer` is called on the loop's thread."""
 
-    tending: SessionTending
+    command: SessionCommand
     answer: Callable[[SessionMemory], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
+    """Read all counters and gauges. `answer` is called on the loop's thread."""
+
     answer: Callable[[EngineStats], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    pass
+    """End the loop, without waiting for running requests."""
 
 
 Message = (
@@ -80,7 +92,7 @@ Message = (
     | ForgetAdapter
     | ForgetDomain
     | ProbeAdapter
-    | TendSession
+    | RunSessionCommand
     | ReadStats
     | AdapterLoaded
     | GrammarCompiled

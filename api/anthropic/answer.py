@@ -6,12 +6,12 @@ then message_stop; a `ping` wherever nothing has come for a while. A failure is 
 Invariant: a message and its stream have the same blocks, because one is made of the other.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
 from graftwork.api.anthropic.errors import anthropic_error
-from graftwork.api.http.sse import PING_AFTER_S, named_event, with_heartbeats
+from graftwork.api.http.sse import PING_AFTER_S, Write, heartbeats, named_event
 from graftwork.api.inference.job import InferenceJob
 from graftwork.api.inference.response_head import AnswerHead
 from graftwork.engine.core.events import PromptAdmitted
@@ -29,7 +29,7 @@ from graftwork.sessions.text.messages import parsed_arguments
 
 Event = dict[str, Any]
 
-_PING = {"type": "ping"}
+_PING = named_event("ping", {"type": "ping"})
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -87,19 +87,18 @@ async def anthropic_message(head: AnswerHead, job: InferenceJob) -> dict[str, An
     return _message(head, job.usage) | {"content": blocks.content} | ending
 
 
-async def anthropic_events(
-    head: AnswerHead, job: InferenceJob, ping_after_s: float = PING_AFTER_S
-) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes; the client's going away closes it, and that abandons the job."""
+async def write_anthropic_events(
+    head: AnswerHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
+) -> None:
+    """The whole stream; the client's going away cancels it, and that abandons the job."""
     blocks = ContentBlocks()
-    async with aclosing(with_heartbeats(job.events(), ping_after_s)) as events:
+    async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(job.events()) as events:
         try:
             async for item in events:
-                found = [_PING] if item is None else _stream_events(head, job, blocks, item.event)
-                for event in found:
-                    yield named_event(event["type"], event)
+                for event in _stream_events(head, job, blocks, item.event):
+                    await write_event(named_event(event["type"], event))
         except GraftworkError as error:
-            yield named_event("error", anthropic_error(error))
+            await write_event(named_event("error", anthropic_error(error)))
 
 
 def _stream_events(

@@ -12,6 +12,7 @@ from typing import Any
 
 from graftwork.api.anthropic.schemas import Block, ConversationMessage
 from graftwork.platform.errors import InvalidRequest
+from graftwork.sessions.text.messages import PartRules, read_part
 
 ChatMessage = dict[str, Any]
 
@@ -94,13 +95,17 @@ def _texts(content: object, param: str) -> list[Block]:
     return [_text_part(block, f"{param}[{index}]") for index, block in enumerate(_blocks(content))]
 
 
+def _refuse_block(kind: object, param: str) -> InvalidRequest:
+    shown = f"an {kind}" if kind == "image" else f"of the type {kind!r}"
+    return InvalidRequest(f"{param} is {shown}, but this model reads only text: leave it out.", param=param)
+
+
+_TEXT_BLOCKS = PartRules(text_fields={"text": "text"}, refusal=_refuse_block)
+
+
 def _text_part(block: object, param: str) -> Block:
-    """Raises InvalidRequest for images, documents and whatever else is no text."""
-    kind = block.get("type") if isinstance(block, Mapping) else None
-    if not isinstance(block, Mapping) or kind != "text":
-        shown = f"an {kind}" if kind == "image" else f"of the type {kind!r}"
-        raise InvalidRequest(f"{param} is {shown}, but this model reads only text: leave it out.", param=param)
-    return {"type": "text", "text": _field(block, "text", str, param)}
+    """Raises InvalidRequest for images, documents and all else that is not text."""
+    return {"type": "text", "text": read_part(block, param, _TEXT_BLOCKS)}
 
 
 def _field(block: Mapping[str, Any], name: str, kind: type[Any], param: str) -> Any:

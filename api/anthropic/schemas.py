@@ -11,14 +11,11 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.common import MAX_TOOLS
-from graftwork.api.schemas.sampling import MAX_STOP_STRINGS, STOP_SCHEMA, StopStrings
 from graftwork.api.schemas.unsupported import IsNeutral, refuse_unserved
+from graftwork.sessions.generation.sampling import StopStrings
 
 Block = dict[str, Any]
 
-StopSequences = Annotated[
-    StopStrings, WithJsonSchema({"type": "array", "items": STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS})
-]
 
 _UNSERVED: Mapping[str, IsNeutral] = {
     "container": lambda value: not value,
@@ -113,7 +110,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
-    stop_sequences: StopSequences | None = None
+    stop_sequences: StopStrings | None = None
     temperature: Annotated[float | None, Field(ge=0, le=1)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     top_k: Annotated[int | None, Field(ge=0)] = None

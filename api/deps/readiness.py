@@ -64,7 +64,7 @@ class Readiness:
             request_id=RequestId(new_id("ready")),
             prompt_token_ids=(0,),
             sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
-            isolation=_ISOLATION,
+            domain=_ISOLATION,
             tier=ServiceTier.PRIORITY,
         )
         async with aclosing(self._resources.engine.generate(request)) as events:

@@ -4,12 +4,12 @@ The stream's contract: the first chunk of a choice has the role; a tool call's f
 name, once, and the later ones only fragments of arguments; the last chunk of a choice has the finish reason.
 """
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from graftwork.api.formats.logprobs import chat_logprobs, new_scores
-from graftwork.api.http.sse import DONE, data_event, error_event
+from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.api.inference.response_head import AnswerHead
 from graftwork.engine.core.events import PromptAdmitted
@@ -40,20 +40,35 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finished.reason}
 
 
-async def chat_chunks(head: AnswerHead, job: InferenceJob, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes; the client's going away closes it, and that abandons the job."""
+async def write_chat_chunks(head: AnswerHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
+    """The whole stream; the client's going away cancels it, and that abandons the job."""
     shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
+    text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:
         try:
             async for item in events:
-                if (choice := _chunk_choice(item)) is not None:
-                    yield data_event(shell | {"choices": [choice]})
+                event = item.event
+                if isinstance(event, TextDelta) and not event.scores:
+                    if item.choice not in text_chunks:
+                        text_chunks[item.choice] = _text_chunks(shell, item.choice)
+                    await write(text_chunks[item.choice].of(event.text))
+                elif (choice := _chunk_choice(item)) is not None:
+                    await write(data_event(shell | {"choices": [choice]}))
         except GraftworkError as error:
-            yield error_event(error)
+            await write(error_event(error))
             return
     if include_usage:
-        yield data_event(shell | {"choices": [], "usage": job.usage.as_body()})
-    yield DONE
+        await write(data_event(shell | {"choices": [], "usage": job.usage.as_body()}))
+    await write(DONE)
+
+
+def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
+    """The chunks of a choice that have nothing but text in them."""
+
+    def chunk(text: str) -> bytes:
+        return data_event({**shell, "choices": [_chunk_choice(ChoiceEvent(index, TextDelta(text)))]})
+
+    return TextEvents(chunk)
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:

@@ -1,12 +1,12 @@
 """Text completions in OpenAI's two shapes: one object, and a stream of chunks."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from graftwork.api.formats.logprobs import completion_logprobs
-from graftwork.api.http.sse import DONE, data_event, error_event
+from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.api.inference.response_head import AnswerHead
 from graftwork.engine.core.events import PromptAdmitted
@@ -49,22 +49,33 @@ def completion(
     return head.fields(_OBJECT) | {"choices": choices, "usage": job.usage.as_body()}
 
 
-async def completion_chunks(
-    head: AnswerHead, form: CompletionForm, job: InferenceJob, *, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes; token ids, where wanted, come whole with the last chunk of their choice."""
+async def write_completion_chunks(
+    head: AnswerHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
+) -> None:
+    """The whole stream; token ids, where wanted, come whole with the last chunk of their choice."""
     shell = head.fields(_OBJECT) | ({"usage": None} if include_usage else {})
+    text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:
         try:
             async for item in events:
-                if (choice := _chunk_choice(form, item)) is not None:
-                    yield data_event(shell | {"choices": [choice]})
+                event = item.event
+                if isinstance(event, TextDelta) and not event.scores:
+                    if item.choice not in text_chunks:
+                        text_chunks[item.choice] = _text_chunks(shell, form, item.choice)
+                    await write(text_chunks[item.choice].of(event.text))
+                elif (choice := _chunk_choice(form, item)) is not None:
+                    await write(data_event(shell | {"choices": [choice]}))
         except GraftworkError as error:
-            yield error_event(error)
+            await write(error_event(error))
             return
     if include_usage:
-        yield data_event(shell | {"choices": [], "usage": job.usage.as_body()})
-    yield DONE
+        await write(data_event(shell | {"choices": [], "usage": job.usage.as_body()}))
+    await write(DONE)
+
+
+def _text_chunks(shell: Mapping[str, Any], form: CompletionForm, index: int) -> TextEvents:
+    """The chunks of a choice that have nothing but text in them."""
+    return TextEvents(lambda text: data_event({**shell, "choices": [form.choice(index, text, None)]}))
 
 
 def _chunk_choice(form: CompletionForm, item: ChoiceEvent) -> dict[str, Any] | None:

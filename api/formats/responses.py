@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -17,7 +18,7 @@ from fastapi.responses import JSONResponse
 from graftwork.api.deps.idempotency import HEADER
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import Handler, OpenAiRoute
-from graftwork.api.http.sse import PING_AFTER_S, EventStream, error_event, named_event, with_heartbeats
+from graftwork.api.http.sse import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 from graftwork.platform.tenancy.idempotency import StoredReply
 
@@ -52,7 +53,8 @@ class ResponsesRoute(OpenAiRoute):
         if not _is_response(kept):
             return await super().replay(request, reply)
         if kept.get("stream"):
-            return EventStream(response_stream((await responses.find(principal, kept["id"])).events()))
+            run = await responses.find(principal, kept["id"])
+            return EventStream(partial(write_response_events, run.events()))
         return JSONResponse(await responses.get(principal, kept["id"]))
 
     def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
@@ -87,13 +89,13 @@ def in_their_words(text: str) -> str:
 _COMMENT = b": still here\n\n"
 
 
-async def response_stream(
-    events: AsyncGenerator[dict[str, Any], None], silence_s: float = PING_AFTER_S
-) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes; it ends with the response's last event, without a `[DONE]`."""
-    async with aclosing(with_heartbeats(events, silence_s)) as beating:
+async def write_response_events(
+    events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
+) -> None:
+    """The whole stream; it ends with the response's last event, without a `[DONE]`."""
+    async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
-            async for event in beating:
-                yield _COMMENT if event is None else named_event(event["type"], event)
+            async for event in events:
+                await write_event(named_event(event["type"], event))
         except GraftworkError as error:
-            yield error_event(error)
+            await write_event(error_event(error))

@@ -1,21 +1,32 @@
-"""Server-sent events as bytes. What the events mean is their senders' business."""
+"""Server-sent events: their bytes, the response that carries them, and its heartbeats.
+
+What an event means is its source's business: a source writes the events of one stream, one after another, and returns.
+"""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from graftwork.platform.errors import GraftworkError
 
+Write = Callable[[bytes], Awaitable[None]]
+"""Sends one event, or several; waits while the client reads too slowly."""
+
 DONE = b"data: [DONE]\n\n"
 """How an OpenAI stream says that it ended well."""
 
+PING_AFTER_S = 15.0
+"""Silence after which a ping is sent: proxies close what is silent for longer, mostly after 30 to 60 seconds."""
 
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_PLACEHOLDER = "\x00text\x00"
+"""No header of an answer has a control character in it."""
 
 
 def data_event(data: Mapping[str, Any]) -> bytes:
@@ -34,67 +45,73 @@ def error_event(error: GraftworkError) -> bytes:
     return named_event("error", error.body())
 
 
+class TextEvents:
+    """Events that differ in one text alone: the rest is encoded once."""
+
+    def __init__(self, event_of: Callable[[str], bytes]) -> None:
+        """`event_of` makes the event of a text, which must stand in it exactly once."""
+        self._before, self._after = event_of(_PLACEHOLDER).split(_json(_PLACEHOLDER))
+
+    def of(self, text: str) -> bytes:
+        """The same bytes that `event_of` makes of this text."""
+        return self._before + _json(text) + self._after
+
+
 class EventStream(StreamingResponse):
-    """A response of events that tells its source, whatever happens to the connection, that it has ended."""
+    """A response whose events are written by its source."""
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        source: Callable[[Write], Awaitable[None]],
         *,
         on_end: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`on_end` must not wait."""
-        super().__init__(events, media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
-        self._events = events
+        """`source` returns at the stream's end, and is cancelled when the client leaves.
+
+        `on_end` is called at the end of either kind, even if the source was never called; it must not wait.
+        """
+        super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
+        self._source = source
         self._on_end = on_end
 
     async def stream_response(self, send: Send) -> None:
+        async def write(event: bytes) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
         try:
-            async with aclosing(self._events):
-                await super().stream_response(send)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._source(write)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            if self._on_end is not None:  # a generator that was never begun has no `finally` of its own
+            if self._on_end is not None:
                 self._on_end()
 
 
-def _json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+@asynccontextmanager
+async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S) -> AsyncGenerator[Write]:
+    """`write`, and while the block runs a `ping` after every `silence_s` without an event."""
+    now = asyncio.get_running_loop().time
+    written_at = now()
 
+    async def write_and_note(event: bytes) -> None:
+        nonlocal written_at
+        written_at = now()
+        await write(event)
 
-Event = TypeVar("Event")
-
-
-PING_AFTER_S = 15.0
-"""Silence after which a ping is sent: proxies close what is silent for longer, mostly after 30 to 60 seconds."""
-
-
-async def with_heartbeats(
-    events: AsyncGenerator[Event, None], silence_s: float = PING_AFTER_S
-) -> AsyncGenerator[Event | None, None]:
-    """The events as they come, and None for every `silence_s` without one. Closing this closes `events`."""
-    upcoming: asyncio.Task[tuple[Event, ...]] | None = None
-    try:
+    async def beat() -> None:
         while True:
-            upcoming = upcoming or asyncio.create_task(_next(events))
-            done, _ = await asyncio.wait({upcoming}, timeout=silence_s)
-            if not done:
-                yield None
-                continue
-            found, upcoming = upcoming.result(), None
-            if not found:
-                return
-            yield found[0]
-    finally:
-        if upcoming is not None:
-            upcoming.cancel()
-            await asyncio.gather(upcoming, return_exceptions=True)
-        await events.aclose()  # an event that came just now has left it open
+            await asyncio.sleep(written_at + silence_s - now())
+            if now() - written_at >= silence_s:
+                await write_and_note(ping)
 
-
-async def _next(events: AsyncGenerator[Event, None]) -> tuple[Event, ...]:
-    """The next event alone, or nothing at the end."""
+    beating = asyncio.create_task(beat())
     try:
-        return (await anext(events),)
-    except StopAsyncIteration:
-        return ()
+        yield write_and_note
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
+
+def _json(data: Mapping[str, Any] | str) -> bytes:
+    return _ENCODER.encode(data).encode()

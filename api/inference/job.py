@@ -94,9 +94,8 @@ class InferenceJob:
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """All events, those of several answers interleaved. Closing this early abandons the job."""
         try:
-            async with aclosing(self._channel.items()) as items:
-                async for item in items:
-                    yield item
+            while (item := await self._channel.get()) is not None:
+                yield item
         finally:
             self.abandon()
 

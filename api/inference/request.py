@@ -11,6 +11,11 @@ from graftwork.sessions.generation.constraints import FREE_ANSWER, AnswerPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 
 
+def served_tier(principal: Principal, asked: str | None) -> str:
+    """The service tier of a request: `auto` and None are the default tier, and the tenant's ceiling caps all."""
+    return principal.capped_tier("default" if asked is None or asked == "auto" else asked)
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """Prompts, each answered once for each sampling. Answers are numbered from 0, prompt by prompt."""
@@ -56,7 +61,6 @@ class InferenceRequest:
                 stop=self.stop,
                 resolved=self.resolved,
                 isolation=isolation,
-                share=isolation.hex(),
                 weight=self.principal.weight,
                 tier=ServiceTier(self.tier),
                 parse_tool_calls=self.answer.calls_tools,

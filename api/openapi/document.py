@@ -121,13 +121,9 @@ def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
     return declared | implied
 
 
-def _methods(route: APIRoute) -> set[str]:
-    return route.methods or set()
-
-
 def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
     """Whether the route takes an `Idempotency-Key`: a POST that creates something."""
-    return "POST" in _methods(route) and getattr(route, "is_idempotent", False)
+    return "POST" in (route.methods or ()) and getattr(route, "is_idempotent", False)
 
 
 def _completed_success(
@@ -136,7 +132,7 @@ def _completed_success(
     names = ["x-request-id"]
     if is_anthropic:
         names.append("request-id")
-    if "POST" in _methods(route) and route.tags[0] in _METERED:
+    if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
         names += LIMIT_HEADERS
         names += ["x-graftwork-unenforced"]
         names += ["x-graftwork-model"] if route.tags[0] == "inference" else []

@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -8,13 +9,12 @@ from fastapi.responses import JSONResponse
 from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
 from graftwork.api.deps.resources import Resources
 from graftwork.api.deps.route_classes import OpenAiRoute
-from graftwork.api.formats.chat import chat_chunks, chat_completion
+from graftwork.api.formats.chat import chat_completion, write_chat_chunks
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.limits import expected_tokens, served_tier, token_budget
-from graftwork.api.inference.request import InferenceRequest
+from graftwork.api.inference.request import InferenceRequest, served_tier
 from graftwork.api.inference.response_head import AnswerHead
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
@@ -23,6 +23,7 @@ from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import AnswerPlan
+from graftwork.sessions.generation.sampling import token_budget
 from graftwork.sessions.text.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
@@ -44,7 +45,8 @@ async def create_chat_completion(
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(chat_chunks(head, job, include_usage=include_usage), on_end=job.abandon, headers=headers)
+        source = partial(write_chat_chunks, head, job, include_usage=include_usage)
+        return EventStream(source, on_end=job.abandon, headers=headers)
     answers = await until_disconnect(request, job.answers(), job.abandon)
     return JSONResponse(chat_completion(head, answers, job), headers=headers)
 
@@ -58,18 +60,18 @@ async def chat_inference(
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     answer, prompt = await asyncio.to_thread(_read, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
-    budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
+    budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,
         prompts=(prompt,),
-        samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
+        samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         answer=answer,
         prediction_token_ids=prediction,
-        expected_tokens=expected_tokens(body.token_limit, budget),
+        expected_tokens=budget.expected_tokens,
     )
 
 

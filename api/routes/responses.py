@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.idempotency import keep_begun
 from graftwork.api.deps.resources import Resources
-from graftwork.api.formats.responses import ResponsesRoute, in_their_words, response_stream
+from graftwork.api.formats.responses import ResponsesRoute, in_their_words, write_response_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.pagination import AskedPage, page_answer
@@ -26,7 +26,7 @@ from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import Item
 from graftwork.platform.errors import InvalidRequest
 from graftwork.sessions.core.views import item_answer
-from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.handle import ResponseHandle
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=ResponsesRoute)
 
@@ -41,17 +41,17 @@ async def create_response(
     order = body.order(principal.capped_tier("default"))
     run = await resources.responses.create(principal, order)
     headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, in_their_words)}
-    let_go = partial(_let_go, resources, run)
+    release = partial(_release, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)
     if not body.stream:
-        return JSONResponse(await until_disconnect(request, _answer(run), let_go), headers=headers)
+        return JSONResponse(await until_disconnect(request, _answer(run), release), headers=headers)
     if body.background:
         begun = {"object": "response", "id": run.record.response_id, "stream": True}
         await keep_begun(request, HTTPStatus.OK, json.dumps(begun).encode())
     else:
-        await until_disconnect(request, run.admitted(), let_go)
-    return EventStream(response_stream(run.events()), on_end=let_go, headers=headers)
+        await until_disconnect(request, run.admitted(), release)
+    return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)
 
 
 @router.get("/{response_id}", response_model=answers.ResponseState, responses=also(stream="responses"))
@@ -68,7 +68,8 @@ async def get_response(
             raise InvalidRequest("starting_after is for streams: send stream=true with it.", param="starting_after")
         return JSONResponse(await resources.responses.get(principal, response_id))
     run = await resources.responses.find(principal, response_id)
-    return EventStream(response_stream(run.events(-1 if starting_after is None else starting_after)))
+    events = run.events(-1 if starting_after is None else starting_after)
+    return EventStream(partial(write_response_events, events))
 
 
 @router.delete("/{response_id}")
@@ -94,12 +95,12 @@ async def list_response_input_items(
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
 
 
-async def _answer(run: ResponseRun) -> dict[str, Any]:
+async def _answer(run: ResponseHandle) -> dict[str, Any]:
     await run.admitted()
     body = await run.result()
-    await run.let_go()
+    await run.release()
     return body
 
 
-def _let_go(resources: Resources, run: ResponseRun) -> None:
-    resources.tasks.start(run.let_go(), f"letting go of {run.record.response_id}")
+def _release(resources: Resources, run: ResponseHandle) -> None:
+    resources.tasks.start(run.release(), f"letting go of {run.record.response_id}")

@@ -1,5 +1,6 @@
 """What a session remembers: its items, its events, and where its cache lies."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
@@ -7,7 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.formats.sessions import session_events
+from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.pagination import AskedHistoryPage, page_answer
 from graftwork.api.http.sse import EventStream
 from graftwork.api.openapi.declare import also
@@ -39,7 +40,7 @@ async def follow_session_events(
 ) -> EventStream:
     """The stored events behind `after` (or `Last-Event-ID`), then those of the running turn to its end."""
     seen = max(after, last_event_id or 0)
-    return EventStream(session_events(await resources.sessions.events(principal, session_id, seen)))
+    return EventStream(partial(write_session_events, await resources.sessions.events(principal, session_id, seen)))
 
 
 @router.get("/cache")

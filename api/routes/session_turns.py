@@ -6,6 +6,7 @@ at `/events`. Who asks for `cancel_on_disconnect` takes the turn along instead.
 
 import asyncio
 import json
+from functools import partial
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
@@ -16,7 +17,7 @@ from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.idempotency import keep_begun
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.formats.sessions import session_events
+from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
@@ -25,8 +26,8 @@ from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBo
 from graftwork.platform.answers.sessions import GivenOutputs, Turn
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
-from graftwork.sessions.turns.handle import RunningTurn
-from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
+from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 
 _BEGUN = "turn.begun"
 """What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""
@@ -42,7 +43,7 @@ class TurnRoute(NativeRoute):
         sessions = resources_of(request).sessions
         turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
         if kept["stream"]:
-            return EventStream(session_events(turn.events()))
+            return EventStream(partial(write_session_events, turn.events()))
         return JSONResponse(turn_answer(await until_disconnect(request, turn.result(), _leave_alone)).body())
 
 
@@ -71,7 +72,7 @@ async def send_tool_outputs(
 ) -> Response:
     """Answer calls; the last missing one starts the next turn and answers with it, streamed if asked for."""
     outputs = [output.model_dump() for output in body.outputs]
-    answer = await resources.sessions.tool_outputs(principal, session_id, outputs)
+    answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs)
     if answer.turn is None:
         return JSONResponse(_outputs_answer(answer).body())
     return await _answer(answer.turn, request, body)
@@ -83,10 +84,10 @@ async def get_tool_outputs(session_id: str, resources: AppResources, principal: 
 
     Where none waits and no turn runs, the turn that took the outputs failed: sending one again starts another.
     """
-    return _outputs_answer(await resources.sessions.read_tool_outputs(principal, session_id))
+    return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
-async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> Response:
+async def _answer(turn: TurnHandle, request: Request, manner: AnswerManner) -> Response:
     """Raises what refused the turn before the engine took it."""
     stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
@@ -99,12 +100,12 @@ async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> 
     await keep_begun(request, HTTPStatus.OK, begun)
     headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
     if stream:
-        return EventStream(session_events(turn.events()), on_end=leave, headers=headers)
+        return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)
     ended = await until_disconnect(request, turn.result(), leave)
     return JSONResponse(turn_answer(ended).body(), headers=headers)
 
 
-def _outputs_answer(answer: ToolOutputsAnswer) -> GivenOutputs:
+def _outputs_answer(answer: ToolOutputsResult) -> GivenOutputs:
     return given_outputs_answer(answer.session, answer.outputs, answer.missing)
 
 

@@ -29,7 +29,7 @@ async def list_sessions(resources: AppResources, principal: InferenceKey, page: 
 
 @router.get("/{session_id}")
 async def get_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
-    return session_answer(await resources.sessions.get(principal, session_id), resources.base_name)
+    return session_answer(await resources.sessions.loader.load(principal.scope(), session_id), resources.base_name)
 
 
 @router.patch("/{session_id}", responses=also(409))

@@ -4,9 +4,11 @@ Both are strict (no strings for numbers, no NaN). They differ in what they do wi
 """
 
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+
+from graftwork.sessions.generation.sampling import SamplingFields
 
 
 class RequestBody(BaseModel):
@@ -31,6 +33,16 @@ class NativeBody(RequestBody):
     """A body of a native or admin route: a misspelt field is an error, not a silent default."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class SamplingBody(SamplingFields, OpenAiBody):
+    """A body of an OpenAI-compatible route that generates."""
+
+    @model_validator(mode="after")
+    def minimum_within_maximum(self) -> Self:
+        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
+            raise FieldComplaint("min_tokens", f"must not exceed max_tokens ({self.max_tokens})")
+        return self
 
 
 class FieldComplaint(ValueError):

@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
+from graftwork.api.schemas.base import FieldComplaint, OpenAiBody, SamplingBody
 from graftwork.api.schemas.common import AnswerFormFields, MessageList, MixtureParts, Prediction, ToolList
-from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.unsupported import CHAT_UNSERVED, refuse_unserved
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import AnswerDemands
@@ -20,7 +19,7 @@ class StreamOptions(OpenAiBody):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(SamplingFields, AnswerFormFields):
+class ChatCompletionRequest(SamplingBody, AnswerFormFields):
     """Every field that is served; what is known and not served is refused before these are looked at."""
 
     model: str

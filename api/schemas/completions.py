@@ -4,10 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint
+from graftwork.api.schemas.base import FieldComplaint, SamplingBody
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
 from graftwork.api.schemas.common import AnswerFormFields, MixtureParts
-from graftwork.api.schemas.sampling import SamplingFields
 from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 
@@ -29,7 +28,7 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionRequest(SamplingFields, AnswerFormFields):
+class CompletionRequest(SamplingBody, AnswerFormFields):
     model: str
     adapters: MixtureParts | None = None
     """An extra: adapters whose deltas are summed by weight on the base that `model` names."""

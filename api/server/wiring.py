@@ -20,6 +20,7 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
+from graftwork.platform.ids import new_id
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -34,11 +35,14 @@ from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, Pu
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
-from graftwork.sessions.service import SessionOptions, SessionService
+from graftwork.sessions.service import SessionService
+from graftwork.sessions.store.event_log import EventLog
+from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
 from graftwork.sessions.tools.formats import tool_call_form
-from graftwork.sessions.turns.launcher import LauncherResources
+from graftwork.sessions.turns.kv import SessionKvClient
+from graftwork.sessions.turns.runner import TurnDependencies
 
 _REDIS_PREFIX = "graftwork:"
 _LEASE_S = 30.0
@@ -108,17 +112,20 @@ async def _assemble(
         probe=engine.probe_adapter,
         before_free=engine.forget_adapter,
     )
-    launcher = LauncherResources(
+    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), _LEASE_S)
+    dependencies = TurnDependencies(
         generator=served.generator,
         accounting=accounting,
+        store=turns,
+        log=EventLog(turns.append, clock, asyncio.sleep),
+        kv=SessionKvClient(engine, pepper, served.generator.public_prefixes),
         encoder=served.prompts,
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
         planner=served.planner,
     )
-    options = SessionOptions(owner=owner_name(settings), lease_s=_LEASE_S)
-    sessions = SessionService(database, registry, launcher, options)
+    sessions = SessionService(database, registry, dependencies)
     return Resources(
         settings=settings,
         clock=clock,

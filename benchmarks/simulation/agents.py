@@ -15,7 +15,7 @@ from benchmarks.simulation.timeline import Timeline
 
 from graftwork.engine.core.prefix_keys import PrefixScope
 from graftwork.engine.core.requests import SessionKey, SessionUse
-from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.loader import TokenPath
@@ -150,7 +150,7 @@ class Agents:
 
     def _tend(self, agent: Agent, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
         with self._watch.others_than(agent.domain):
-            self._session_cache.tend(SessionTending(verb, agent.key, agent.domain, (), agent.history, waits=waits))
+            self._session_cache.run(SessionCommand(verb, agent.key, agent.domain, (), agent.history, waits=waits))
 
 
 def _is_human(step: Step) -> bool:

@@ -109,7 +109,7 @@ def build_engine(
             lambda sequence: grammars.constraint(sequence.request_id),
         ),
     )
-    on_device.frame_allocator.on_pages_moved = scheduler.rename_pages
+    on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)
     loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, storage.cache.gates, runner, prefills)
     return Engine(loop, description, on_device.frame_allocator)

@@ -80,7 +80,7 @@ class KvCacheManager:
         """
         allocation = self._loader.allocate(path, match, num_tokens)
         if allocation is not None and len(match):
-            self._claim(path, self.page_store.tree.walk(path.scope, path.token_ids), session)
+            self._record_use(path, self.page_store.tree.walk(path.scope, path.token_ids), session)
         return allocation
 
     def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
@@ -101,7 +101,7 @@ class KvCacheManager:
     def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
         """Enters the whole pages of computed tokens into the tree. The request keeps its holds."""
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
-        self._claim(path, nodes, session)
+        self._record_use(path, nodes, session)
         self.offloader.mark_dirty(nodes)
         return nodes
 
@@ -115,7 +115,7 @@ class KvCacheManager:
                 shared[index] = node.device
         return shared
 
-    def _claim(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
+    def _record_use(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
         """Records who uses pages: a session, or a request without one. Pages of the latter outlive sessions."""
         if session is None:
             for node in nodes:
@@ -251,4 +251,5 @@ class KvCacheManager:
         """Checks every part."""
         self.page_store.check_integrity()
         self.sessions.check_integrity()
+        self._loader.check_integrity()
         self.offloader.check_integrity()

@@ -63,7 +63,7 @@ class ToolHistograms:
         if tool not in histograms:
             histograms[tool] = LatencyHistogram(self._half_life)
             self._num_pairs += 1
-            self._give_up_oldest(histograms)
+            self._enforce_bounds(histograms)
         histograms.move_to_end(tool)
         histograms[tool].observe(seconds)
 
@@ -84,7 +84,7 @@ class ToolHistograms:
             for histogram in histograms.values():
                 histogram.check_integrity()
 
-    def _give_up_oldest(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
+    def _enforce_bounds(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
         """Enforces the limit of one domain on its own histograms, and the total limit on those of the least recently
         used domain."""
         if len(histograms) > self._max_tools:
@@ -119,7 +119,7 @@ class ToolLatencyModel:
             return 0.0
         terms = terms if terms is not None else self._terms
         distribution = self._latest_of(domain, tools)
-        longest = min(terms.longest_s, _hinted_s(tools.values()))
+        longest = min(terms.longest_s, _expected_s(tools.values()))
         is_candidate = longest > EDGES
         candidates = np.append(EDGES[is_candidate], longest)
         returned = np.append(distribution.cdf[is_candidate], distribution.probability_within(longest))
@@ -142,6 +142,6 @@ class ToolLatencyModel:
         return LatencyDistribution.latest_of(self._histograms.distribution(domain, tool) for tool in tools)
 
 
-def _hinted_s(expected_ms: Iterable[float | None]) -> float:
+def _expected_s(expected_ms: Iterable[float | None]) -> float:
     """Returns the seconds after which all tools should have answered; infinite if one has no hint."""
     return max(_HINT_SLACK * expected / 1000.0 if expected is not None else math.inf for expected in expected_ms)

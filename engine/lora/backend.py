@@ -1,10 +1,10 @@
-"""How adapters are applied: one way for an engine's whole life, chosen by its device (see lora_assembly).
+"""The interface of a LoRA backend. An engine chooses one backend at start, by its device (see engine/build/lora.py).
 
-    place, forget    as adapters come to the device and leave it
-    step             once a step: what all layers of the decoder then call
+    place, forget    when an adapter comes to the device or leaves it
+    step             once a step; returns what all layers of the decoder call
 
-A backend owns what it derives from resident adapters (packed copies, tables of addresses), never the adapters: those
-are LoraPool's. Invariant: nothing that is derived from an adapter outlives `forget`.
+A backend owns what it derives from resident adapters: packed copies, tables of addresses. LoraPool owns the adapters.
+Invariant: nothing that is derived from an adapter outlives `forget`.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from graftwork.engine.lora.torch_backend import Segment
 
 
 class StepLora(Protocol):
-    """The adapters of one step; good until the next step is made, or an adapter comes or goes."""
+    """The adapters of one step. Valid until the next step, or until an adapter comes or goes."""
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Turn the base's output of one group into each row's own, in place.
+        """Add each row's LoRA delta to the base's output of one group, in place.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
         ...
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Turn the base's embeddings into each row's own, in place. hidden: [num_rows, hidden]."""
+        """Add each row's LoRA delta to the base's embeddings, in place. hidden: [num_rows, hidden]."""
         ...
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Turn the base's logits of the sampled rows into each row's own, in place.
+        """Add each row's LoRA delta to the base's logits of the sampled rows, in place.
 
         x: [num_sampled, hidden], logits: [num_sampled, vocab]; both may have more rows than are sampled.
         """
@@ -39,19 +39,19 @@ class StepLora(Protocol):
 
 
 class LoraBackend(Protocol):
-    """Applies adapters. All methods are called by the loop's thread."""
+    """Applies adapters. Only the engine loop's thread calls it."""
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        """An adapter has become resident, or lies elsewhere on the device since it was forgotten.
+        """Start to apply an adapter that became resident, or that was moved on the device.
 
-        Its tensors are on the device, views of its block there; their equals on the host may be read freely.
+        `on_device` holds views of its block on the device. `on_host` holds equal tensors that are cheap to read.
         """
         ...
 
     def forget(self, digest: str) -> None:
-        """A resident adapter has left the device, or its place there: no view of it may be kept."""
+        """Stop applying an adapter that leaves the device or is moved. The backend drops every view of it."""
         ...
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
-        """The resident adapters of a batch, rows of one mix behind one another; `num_rows` are all, padding included."""
+        """Prepare one step. Rows of one mix follow one another. `num_rows` counts all rows, with padding."""
         ...

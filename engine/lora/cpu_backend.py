@@ -1,14 +1,14 @@
-"""The LoRA backend of CPUs: rows that decode by the kernel in native_rows, the rows of chunks by torch.
+"""The LoRA backend of CPUs. A compiled kernel (cpu_kernel.py) serves rows that decode; torch serves rows of chunks.
 
-An adapter that becomes resident is entered in tables of addresses, one for each group of projections; its matrices
-stay in its block, where the kernel reads them. Nothing is copied, and nothing is built for a step but a list of its
-rows, so it makes no difference which adapters a batch holds, or whether they are those of the step before.
+Each group of projections has a table of addresses with an entry for each resident adapter. The kernel reads the
+matrices where they are. A step copies nothing and builds only a list of its rows, so it costs the same for any mix of
+adapters.
 
-Which of the two ways a row goes follows from its own slice (batch_tensors): a draft, or a known token that comes alone,
-decodes; several known tokens are a chunk. The two ways round differently, so nothing beside a row may ever choose. At
-the head, where no row is part of a chunk, all go the kernel's way.
+A row's own slice decides between kernel and torch (see runner/input_batch.py): a draft or a single known token decodes,
+several known tokens are a chunk. The two round differently, so a row's neighbours must never decide. At the head, where
+no row is part of a chunk, the kernel serves all rows.
 
-Invariant: an entry has addresses only from `place` to `forget`; an entry of nobody is all zeros, and adds nothing.
+Invariant: an entry holds addresses only between `place` and `forget`. An unused entry is all zeros and adds nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,16 +35,19 @@ GroupKey = tuple[int, str]
 """(layer, group name), as in ResidentAdapter.deltas."""
 
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-"""The dtypes that the kernel computes in, and what it takes their elements for."""
+"""For each dtype that the kernel serves, a value of the numpy type that it reads elements as."""
 
 _FIRST_SLOTS = 16
 
 
 class AddressTables:
-    """Where the matrices of every resident adapter lie: a slot for each, which has an entry in each group's table."""
+    """The addresses of the matrices of every resident adapter.
+
+    An adapter has one slot, with an entry in each group's table.
+    """
 
     def __init__(self, shapes: Mapping[GroupKey, GroupShape], dtype: torch.dtype) -> None:
-        """`dtype` is that of the adapters' factors."""
+        """`dtype` is the dtype of the adapters' factors."""
         self._shapes = shapes
         self._dtype = dtype
         self._groups = {key: _empty_group(shape.widths) for key, shape in shapes.items()}
@@ -54,11 +57,11 @@ class AddressTables:
 
     @property
     def widest(self) -> int:
-        """The most columns of any input and any slice."""
+        """The largest number of columns of any input or slice."""
         return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
 
     def enter(self, adapter: ResidentAdapter) -> None:
-        """Take the addresses of an adapter that has none here."""
+        """Add the addresses of an adapter that is not in the tables."""
         assert adapter.digest not in self._slots, f"{adapter.digest} is placed twice"
         if not self._free:
             self._grow()
@@ -70,7 +73,7 @@ class AddressTables:
         self._num_ranks[adapter.digest] = max((delta.num_ranks for delta in adapter.deltas.values()), default=0)
 
     def leave(self, digest: str) -> None:
-        """Drop an adapter's addresses, if it has some."""
+        """Remove an adapter's addresses, if it is in the tables."""
         slot = self._slots.pop(digest, None)
         if slot is None:
             return
@@ -83,7 +86,7 @@ class AddressTables:
         return self._slots[digest]
 
     def ranks_of(self, digest: str) -> int:
-        """The most ranks that an adapter has in any group, its slices together."""
+        """The largest number of ranks that an adapter has in one group, over all slices of the group."""
         return self._num_ranks[digest]
 
     def group(self, key: GroupKey) -> Group:
@@ -96,7 +99,7 @@ class AddressTables:
             assert not table[self._free].any(), "an address outlives its adapter"
 
     def _grow(self) -> None:
-        """Twice the slots, in new tables."""
+        """Double the number of slots, in new tables."""
         taken = len(self._slots)
         more = max(taken, _FIRST_SLOTS)
         for key, (table, slices) in self._groups.items():
@@ -111,7 +114,7 @@ def _empty_group(widths: Sequence[int]) -> Group:
 
 
 def _entry(delta: GroupDelta, shape: GroupShape, dtype: torch.dtype) -> list[int]:
-    """A row of a table, as native_rows reads it."""
+    """One row of a table, in the layout that cpu_kernel.py reads."""
     num_ranks = delta.num_ranks
     entry = [_address(delta.A, (num_ranks, shape.in_features), dtype)]
     entry += [0 if delta.scales is None else _address(delta.scales, (num_ranks,), torch.float32), num_ranks]
@@ -129,7 +132,7 @@ def _entry(delta: GroupDelta, shape: GroupShape, dtype: torch.dtype) -> list[int
 
 
 def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Where a matrix begins that is all that an entry says of it."""
+    """The address of a matrix. Checks that it is contiguous, because an entry holds no strides."""
     assert matrix.shape == shape
     assert matrix.dtype == dtype
     assert matrix.is_contiguous()
@@ -137,7 +140,7 @@ def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 class KernelProduct:
-    """Rows that decode, two at a time."""
+    """Rows that decode. The kernel computes two at a time."""
 
     def __init__(self, tables: AddressTables, pairs: Pairs, scratch: Floats) -> None:
         self._tables = tables
@@ -152,17 +155,17 @@ class KernelProduct:
 
 
 def _matrix(rows: torch.Tensor) -> Matrix:
-    """Memory that torch keeps for as long as `rows` lives."""
+    """The kernel's view of a tensor. The caller keeps the tensor alive."""
     row_stride, element_stride = rows.stride()
     assert element_stride == 1
     return rows.data_ptr(), row_stride, rows.shape[1]
 
 
 class CpuLora:
-    """The tables, and torch beside the kernel."""
+    """Applies adapters by the kernel and, for chunks, by torch."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
-        """`rest` applies what the kernel does not."""
+        """`rest` applies the rows that the kernel does not."""
         self._tables = tables
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
@@ -192,7 +195,7 @@ class CpuLora:
         return products
 
     def _pairs(self, segments: Sequence[Segment]) -> Pairs:
-        """Rows of one mix by twos; of an odd number, the last is its own partner."""
+        """Pairs of rows of one mix. If their number is odd, the last row is paired with itself."""
         pairs: list[tuple[int, int, int, int]] = []
         slots: list[int] = []
         weights: list[float] = []
@@ -205,7 +208,7 @@ class CpuLora:
         return np.array(pairs, np.int64), np.array(slots, np.int64), np.array(weights, np.float32)
 
     def _make_room(self, segments: Sequence[Segment]) -> None:
-        """Scratch memory for as many ranks as a row's adapters have together."""
+        """Grow the scratch memory to the ranks that the adapters of one row have together."""
         ranks = max(sum(self._tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
         if ranks > self._scratch.shape[1]:
             self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)
@@ -216,7 +219,7 @@ def _by_twos(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> CpuLora:
-    """Empty tables for every fused layer of a model, and for its head."""
+    """Make a backend with empty tables for every fused layer of a model, and for its head."""
     shapes = {
         (layer, group.name): GroupShape.of(model, group.targets)
         for layer in range(model.num_layers)

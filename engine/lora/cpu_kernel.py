@@ -1,17 +1,16 @@
-"""The CPU's kernel for rows that decode: y += sum over a row's adapters of weight * scales * (x @ A.T) @ B.
+"""The CPU kernel for rows that decode: y += sum over a row's adapters of weight * scales * (x @ A.T) @ B.
 
-One call applies one group of one layer for all rows, straight from the adapters' own matrices: nothing is copied, and
-a change of the batch's composition costs nothing. Rows are computed two at a time, for a matrix that has been read
-serves both; a row without a partner is its own. Both places of a pair run the same instructions, so a row has the same
-bits in either and beside whomever (the trial in native_trial checks that on the machine at hand).
+One call applies one group of one layer to all rows. It reads the adapters' own matrices and copies nothing, so a change
+of the batch costs nothing. It computes rows in pairs, because a matrix that is read once serves both; a row without a
+partner is paired with itself. Both rows of a pair run the same instructions, so a row gets the same bits in either
+place and beside any neighbour. cpu_selftest.py checks that on each machine.
 
-Sums are fp32 from the first product to the last, and rounded once, into y. bf16 comes and goes as its 16 bits: to fp32
-exactly, and back to the nearest, ties to even; a NaN stays a NaN. Ranks come in pages of eight, so there is no
-remainder of ranks; memory beyond the ranks and columns of a table's entry is never read.
+Sums are fp32 and are rounded once, into y. bf16 elements are widened exactly and rounded to the nearest, ties to even;
+a NaN stays a NaN. Ranks come in pages of eight. The kernel reads nothing beyond the ranks and columns of an entry.
 
-numba compiles this when it is first called, and keeps the result in `__pycache__` beside this file or, where that
-cannot be written, in the user's cache folder (`NUMBA_CACHE_DIR` names another). What is kept is found by this file's
-date: whatever is compiled stands here. Import it only where it is wanted.
+numba compiles this file at the first call. It keeps the result in `__pycache__` beside this file, or in the user's
+cache folder if that cannot be written (`NUMBA_CACHE_DIR` names another). It recompiles when this file's date changes,
+so all compiled code must be in this file. Importing it loads numba: import it only on CPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,44 +32,44 @@ Integers = NDArray[np.int64]
 Address = int | np.int64
 
 A_ADDRESS, SCALES_ADDRESS, NUM_RANKS, FIRST_SLICE = range(4)
-"""An adapter's entry in the table of a group: where A [ranks, in_features] and its scales (0: none) lie, and its ranks.
-Then, for each slice of the group, the fields below."""
+"""Fields of an adapter's entry in a group's table: the addresses of A [ranks, in_features] and of its scales (0: none),
+and the number of ranks. The fields below follow, once for each slice of the group."""
 B_ADDRESS, RANK_START, SLICE_RANKS = range(3)
-"""Where B [ranks, columns] lies, and which of the ranks of A it takes: none where the adapter leaves the slice alone."""
+"""The address of B [ranks, columns] and the ranks of A that it reads. No ranks: the adapter does not change the slice."""
 SLICE_FIELDS = 3
 
 FIRST_ROW, SECOND_ROW, FIRST_PART, END_PART = range(4)
-"""A pair: its rows, which may be the same one, and which parts they add."""
+"""Fields of a pair: its two rows, which may be the same row, and the range of its parts."""
 
 X, V, SUMS = 0, 2, 4
-"""Rows of the scratch memory, two each: x, then x @ A.T of all parts behind one another, then y of one slice."""
+"""Rows of the scratch memory, two of each kind: x; then x @ A.T of all parts, one after another; then y of one slice."""
 SCRATCH_ROWS = 6
 
 Matrix = tuple[int, int, int]
-"""Rows in memory, their elements without gaps: the address, from one row to the next in elements, the columns."""
+"""A matrix in memory: its address, the elements from one row to the next, and its columns. Rows have no gaps."""
 Group = tuple[Integers, Integers]
-"""A group of projections in one layer: entries of all adapters [slots, FIRST_SLICE + slices * SLICE_FIELDS], and
-the first and the end column of each slice [slices, 2]."""
+"""A group of projections in one layer: the entries of all adapters [slots, FIRST_SLICE + slices * SLICE_FIELDS], and
+the first and end column of each slice [slices, 2]."""
 Pairs = tuple[Integers, Integers, Floats]
-"""The rows of a step: pairs [pairs, 4]; and of their parts, the slots of the tables [parts] and weights [parts]."""
+"""The rows of a step: the pairs [pairs, 4], and for each part its slot in the tables [parts] and its weight [parts]."""
 
 _RANKS = 4
-"""Rows of a matrix that are multiplied at a time."""
+"""Rows of a matrix that are multiplied together."""
 _LANES = 16
 _TURN = 2 * _LANES
-"""Elements of a row in one turn of a loop: in bf16 a line of memory."""
+"""Elements of a row in one turn of a loop. In bf16 that is one cache line."""
 _LINE_BYTES = 64
 _AHEAD_BYTES = 12288
-"""How far ahead of the multiplications memory is asked for: a core left to itself reads at a fraction of its rate."""
+"""Bytes between a multiplication and the prefetch ahead of it. Without prefetch a core reads at a fraction of its rate."""
 
 
 def _compiled(function: Compiled) -> Compiled:
-    """By numba, for one thread; NaN and infinity are respected."""
+    """Compile with numba, for one thread. NaN and infinity keep their meaning."""
     return cast(Compiled, numba.njit(error_model="numpy", boundscheck=False)(function))
 
 
 def _compiled_and_kept(function: Compiled) -> Compiled:
-    """The same, and stored on disk where there is a place for it."""
+    """Compile with numba and store the result on disk, if a folder can be written."""
     try:
         return cast(Compiled, numba.njit(error_model="numpy", boundscheck=False, cache=True)(function))
     except RuntimeError:
@@ -84,7 +83,7 @@ _FLOATS, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT32, _LANES)
 
 
 class _Writer:
-    """Writes LLVM's instructions: vectors of fp32, and of elements that are widened as they come."""
+    """Writes LLVM instructions for vectors of fp32. It widens elements when it loads them."""
 
     def __init__(self, builder: Any, like: Any) -> None:
         self._builder = builder
@@ -93,7 +92,7 @@ class _Writer:
 
     @contextmanager
     def turns(self, count: Any) -> Iterator[Any]:
-        """A loop over [0, count) by _TURN."""
+        """A loop over [0, count) in steps of _TURN."""
         step = _INT64(_TURN)
         with cgutils.for_range_slice(self._builder, _INT64(0), count, step) as (start, _):
             yield start
@@ -103,7 +102,7 @@ class _Writer:
         return self._builder.add(rows, self._builder.mul(row_bytes, _INT64(number)))
 
     def read_ahead(self, row: Any, start: Any) -> None:
-        """Ask for what follows the turn at `start`, a line for a line; it need not be anybody's."""
+        """Prefetch the cache lines that follow the turn at `start`. The address may be outside the matrix."""
         for line in range(0, _TURN * self._element_bytes, _LINE_BYTES):
             address = self._builder.add(row, self._builder.mul(start, _INT64(self._element_bytes)))
             self.prefetch(self._builder.add(address, _INT64(_AHEAD_BYTES + line)))
@@ -127,7 +126,7 @@ class _Writer:
         return self._builder.bitcast(upper, _FLOATS)
 
     def everywhere(self, address: Any, place: int) -> Any:
-        """One number in all lanes."""
+        """A vector with one number in all lanes."""
         number = self._load(address, _INT64(place), _FLOAT, 4)
         first = self._builder.insert_element(_FLOATS(ir.Undefined), number, _INT32(0))
         return self._builder.shuffle_vector(first, first, _WORDS([0] * _LANES))
@@ -136,12 +135,12 @@ class _Writer:
         self._builder.store(value, self._pointer(address, at, value.type, 4), align=4)
 
     def fused(self, left: Any, right: Any, total: Any) -> Any:
-        """left * right + total, rounded once where the processor can."""
+        """left * right + total, rounded once if the processor can do that."""
         product = self._builder.fmul(left, right, flags=("contract",))
         return self._builder.fadd(product, total, flags=("contract",))
 
     def sum(self, vector: Any) -> Any:
-        """Of all lanes, by halves."""
+        """The sum of all lanes, computed by halving the vector."""
         kind = ir.FunctionType(_FLOAT, [_FLOAT, _FLOATS])
         name = f"llvm.vector.reduce.fadd.v{_LANES}f32"
         function = cgutils.get_or_insert_function(self._builder.module, kind, name)
@@ -228,7 +227,7 @@ def _narrowed(context: Any, value: Any, like: Any) -> Any:
 
 
 def _bfloat16_bits(builder: Any, value: Any) -> Any:
-    """The upper half, after half of its last place has been added; of a tie, what makes the last bit 0."""
+    """Round fp32 to bf16: to the nearest, and to an even last bit on a tie."""
     bits = builder.bitcast(value, _INT32)
     upper = builder.lshr(bits, _INT32(16))
     half = builder.add(_INT32(0x7FFF), builder.and_(upper, _INT32(1)))
@@ -247,11 +246,11 @@ def _prefetch(context: Any, address: Any) -> Any:
 
 
 multiply = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_multiply))
-"""(x, y, rows, row_bytes, count, v, w, like): v[:4], w[:4] = the products of x and y with four rows.
+"""multiply(x, y, rows, row_bytes, count, v, w, like): v[:4] and w[:4] become the products of x and y with four rows.
 
-All are addresses, `count` is of elements: whole turns."""
+All arguments but `count` and `like` are addresses. `count` counts elements and is a whole number of turns."""
 accumulate = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_accumulate))
-"""The same arguments: to x and y are added four rows, each times its one of v[:4] and w[:4]."""
+"""accumulate, with the same arguments: adds four rows to x and y, each row multiplied by its v[:4] or w[:4]."""
 pointer = cast(Callable[[int, Any], Any], intrinsic(_pointer))
 widened = cast(Callable[[Any], np.float32], intrinsic(_widened))
 narrowed = cast(Callable[[np.float32, Any], Any], intrinsic(_narrowed))
@@ -263,7 +262,7 @@ array_at = cast(Callable[[Any, int], Elements], numba.carray)
 
 @_compiled
 def elements_at(address: int, count: int, like: Any) -> Elements:
-    """Memory as an array of what `like` is."""
+    """View memory as an array of the type of `like`."""
     return array_at(pointer(address, like), count)
 
 
@@ -277,14 +276,14 @@ def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
 
 @_compiled
 def widen(source: Elements, target: Floats) -> None:
-    """The elements as fp32; of `target`, the first len(source)."""
+    """Write the elements of `source` to the first len(source) places of `target`, as fp32."""
     for k in range(len(source)):
         target[k] = widened(source[k])
 
 
 @_compiled
 def narrow(source: Floats, target: Elements) -> None:
-    """The first len(target) of `source`, rounded to what `target` holds."""
+    """Round the first len(target) elements of `source` to the type of `target`."""
     for k in range(len(target)):
         target[k] = narrowed(source[k], target[k])
 
@@ -294,7 +293,7 @@ def narrow(source: Floats, target: Elements) -> None:
 
 @_compiled
 def _shrink(entry: Integers, weight: np.float32, scratch: Floats, at: int, in_features: int, like: Any) -> None:
-    """Ranks [at, …) of both rows of v: weight * scales * (x @ A.T)."""
+    """Compute weight * scales * (x @ A.T) for both rows, and write it to v from rank `at` on."""
     num_ranks, whole = entry[NUM_RANKS], in_features // _TURN * _TURN
     A = elements_at(entry[A_ADDRESS], num_ranks * in_features, like)
     row_bytes, stride = in_features * A.itemsize, scratch.strides[0]
@@ -318,7 +317,7 @@ def _shrink(entry: Integers, weight: np.float32, scratch: Floats, at: int, in_fe
 
 @_compiled
 def _expand(part: Integers, at: int, scratch: Floats, columns: int, like: Any) -> None:
-    """Both rows of the sums, [:columns]: v @ B of one slice is added; its adapter's ranks of v begin at `at`."""
+    """Add v @ B of one slice to both rows of the sums, [:columns]. The adapter's ranks in v begin at `at`."""
     start, num_ranks, whole = at + part[RANK_START], part[SLICE_RANKS], columns // _TURN * _TURN
     B = elements_at(part[B_ADDRESS], num_ranks * columns, like)
     row_bytes, stride = columns * B.itemsize, scratch.strides[0]
@@ -339,7 +338,7 @@ def _expand(part: Integers, at: int, scratch: Floats, columns: int, like: Any) -
 
 @_compiled
 def _shrink_all(x: Matrix, table: Integers, rows: Pairs, number: int, scratch: Floats, like: Any) -> None:
-    """v of all parts of a pair, behind one another."""
+    """Compute v for all parts of a pair, one after another."""
     pairs, slots, weights = rows
     _, _, columns = x
     for place in range(2):
@@ -355,7 +354,10 @@ def _shrink_all(x: Matrix, table: Integers, rows: Pairs, number: int, scratch: F
 def _expand_all(
     y: Elements, z: Elements, table: Integers, slots: Integers, field: int, scratch: Floats, like: Any
 ) -> None:
-    """What the adapters in `slots` add to one slice's columns, y and z, of a pair; its fields begin at `field`."""
+    """Add the deltas of the adapters in `slots` to one slice's columns of a pair's rows y and z.
+
+    The slice's fields begin at `field`.
+    """
     num_ranks = 0
     for slot in slots:
         num_ranks += table[slot, field + SLICE_RANKS]
@@ -373,7 +375,7 @@ def _expand_all(
 
 @_compiled_and_kept
 def add_to_rows(y: Matrix, x: Matrix, group: Group, rows: Pairs, scratch: Floats, like: Any) -> None:
-    """Add to rows of y, in place, what their adapters make of the same rows of x.
+    """Add to rows of y, in place, the LoRA deltas of the same rows of x.
 
     `like` is any value of the type of both: np.float32, or np.uint16 for bf16. scratch: [SCRATCH_ROWS, at least the
     columns of x, the ranks of any pair's parts together, and the columns of any slice].

@@ -1,8 +1,8 @@
-"""The trial of the CPU's kernel before an engine relies on it: does it build here, compute, and not mix rows up?
+"""Tests the CPU kernel at start, before an engine relies on it: does it compile, compute, and keep rows apart?
 
-numba compiles for the processor that it finds, and in which order a sum is taken is the compiler's affair: that a row
-has the same bits in either place of a pair, and beside whomever, is known only from trying. A trial that ends well has
-also compiled the kernel, or found it in numba's cache, so no request waits for that.
+numba compiles for the processor that it finds, and the compiler chooses the order of a sum. So only a test tells
+whether a row gets the same bits in both places of a pair and beside any neighbour. The test also compiles the kernel,
+or finds it in numba's cache, so that no request waits for that.
 """
 
 import torch
@@ -18,13 +18,13 @@ _SEED = 20262
 _KEY = (0, "trial")
 _IN_FEATURES = 77
 _WIDTHS = (131, 29)
-"""None of them a whole number of vectors."""
+"""Output widths of the slices. None is a whole number of vectors."""
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
-"""Of the largest value: one rounding of the output, and something for sums in another order."""
+"""Relative to the largest value: one rounding of the output, and a margin for another order of the sums."""
 
 
 def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
-    """What is wrong with the kernel on this machine; None if it does what plain torch says, row by row."""
+    """Say what is wrong with the kernel on this machine. None if every row equals plain torch's."""
     try:
         return _failure(dtype)
     except Exception as error:  # noqa: BLE001 - a compiler and its libraries fail in ways of their own
@@ -72,7 +72,7 @@ def _adapter(digest: str, rank: int, dtype: torch.dtype, generator: torch.Genera
 
 
 def _applied(lora: CpuLora, mix: AdapterMix, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """y of rows that all use one mix."""
+    """The kernel's y for rows that all use one mix."""
     rows = tuple(range(len(x)))
     result = y.clone()
     lora.step([Segment(0, len(x), mix, decoding=rows)], len(x)).add_deltas(result, x, *_KEY)
@@ -80,7 +80,7 @@ def _applied(lora: CpuLora, mix: AdapterMix, y: torch.Tensor, x: torch.Tensor) -
 
 
 def _delta(mix: AdapterMix, x: torch.Tensor) -> torch.Tensor:
-    """What a mix adds, in fp64.  # [rows, sum of widths]"""
+    """The delta of a mix, in fp64.  # [rows, sum of widths]"""
     total = torch.zeros(len(x), sum(_WIDTHS), dtype=torch.float64)
     for adapter, weight in mix.parts:
         delta = adapter.deltas[_KEY]

@@ -1,8 +1,8 @@
-"""Adapters on the device, each in a run of frames of its own, among the pages of KV.
+"""Adapters in device memory. Each lies in a run of consecutive frames, among the pages of KV.
 
-Owns which adapter lies where, who uses it, and when it was last used. An adapter that is pinned stays; one that is idle
-gives way to pages in the order of the pages themselves, as one of class LAPSED: what it was read from stands below. KV
-cannot push adapters below their floor, nor they KV below its last context and its reserve (KvSizes).
+Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. An idle adapter is evicted
+in one order with KV pages, with the rank of a page whose lease has lapsed, because the host still has its weights.
+KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve (KvSizes).
 """
 
 from collections import OrderedDict
@@ -23,13 +23,13 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 
 
 class PlacementResult(Enum):
-    """What came of bringing adapters to the device."""
+    """The result of placing adapters on the device."""
 
     DONE = auto()
     SHARE_IN_USE = auto()
-    """All that adapters may have of the device is in use by others of them."""
+    """Other adapters in use fill all the memory that adapters may have."""
     FRAMES_IN_USE = auto()
-    """There is too little that KV, or a copy that is under way, can leave just now."""
+    """Too few frames can be freed now: running KV or a copy in flight holds the rest."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Slot:
     """Views of the run's memory."""
     run: FrameRun
     last_used: int
-    """On the prefix tree's clock, as of the pages that stand in the same order."""
+    """By the prefix tree's clock, because adapters and pages share one eviction order."""
     num_pins: int = 0
 
 
@@ -50,7 +50,7 @@ class DeviceAdapterPool:
     def __init__(
         self, device_memory: DeviceMemory, page_store: PageStore, lora: LoraBackend, most_bytes: int | None = None
     ) -> None:
-        """`most_bytes` bounds them in addition to what KV is sure of."""
+        """`most_bytes` limits the adapters, besides the share that is reserved for KV."""
         self._device_memory = device_memory
         self._page_store = page_store
         self._lora = lora
@@ -59,9 +59,9 @@ class DeviceAdapterPool:
         self.frame_allocator = FrameAllocator(page_store, device_memory)
         self.frame_allocator.on_runs_moved = self._runs_moved
         self.num_bytes = 0
-        """Of the adapters themselves."""
+        """Bytes of the adapters themselves, without the rest of their last frames."""
         self.wanted: Collection[str] = ()
-        """What requests in the queue are going to use: it does not give way to pages."""
+        """The adapters that queued requests need. KV pages cannot evict them."""
         self.claimed_pages = 0
 
     def __contains__(self, digest: str) -> bool:
@@ -90,7 +90,7 @@ class DeviceAdapterPool:
         self._touch(digest)
 
     def unpin(self, digest: str) -> None:
-        """One user less; the last leaves it idle from now on."""
+        """Remove one user. After the last one the adapter is idle."""
         self._lodgings[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
@@ -102,7 +102,7 @@ class DeviceAdapterPool:
     # ---- coming and going -------------------------------------------------------------------------------------
 
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
-        """Why adapters could not be here together, however long one waited, and what to change; None if they could."""
+        """Say why these adapters can never be on the device together, and what to change. None if they can."""
         num_bytes = sum(adapter.num_bytes for adapter in adapters)
         if self._most_bytes is not None and num_bytes > self._most_bytes:
             return (
@@ -119,7 +119,7 @@ class DeviceAdapterPool:
         return None
 
     def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Bring adapters here, all or none; idle ones that are not spared make room, and so does idle KV."""
+        """Place adapters on the device, all or none. Evicts idle adapters that are not in `spared`, and idle KV."""
         room = self._make_room(on_host, spared)
         if room is not PlacementResult.DONE:
             return room
@@ -147,7 +147,7 @@ class DeviceAdapterPool:
         self._lora.place(on_host, adapter)
 
     def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Evict what must go; nothing goes if that could not be enough."""
+        """Evict what is necessary. Evicts nothing if it would not be enough."""
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
         idle = [digest for digest in self._lodgings if not self.is_pinned(digest) and digest not in spared]
         pool, idle_frames = self._page_store.device, sum(self._lodgings[digest].run.num_frames for digest in idle)
@@ -163,7 +163,7 @@ class DeviceAdapterPool:
         return PlacementResult.DONE if has_room else PlacementResult.FRAMES_IN_USE
 
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
-        """Of the idle ones, those that must go for so much to be within bounds; None if all of them are too few."""
+        """The idle adapters to evict so that the new total is within the limits. None if all of them are not enough."""
         victims: list[str] = []
         for digest in (*idle, None):
             is_within = self._most_bytes is None or num_bytes <= self._most_bytes
@@ -178,8 +178,10 @@ class DeviceAdapterPool:
     def to_drain(
         self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
     ) -> set[str]:
-        """Which adapters in use must run out, besides those that do already, for others to be within bounds; those
-        that were taken into use longest ago."""
+        """The adapters in use to drain so that others fit, besides those that drain already.
+
+        The longest in use come first.
+        """
         chosen = [*draining]
         chosen += [digest for digest in self._lodgings if digest not in draining and digest not in spared]
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
@@ -194,7 +196,7 @@ class DeviceAdapterPool:
         return max(self._device_memory.frames_for(adapter.num_bytes), 1)
 
     def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
-        """Adapters have been slid elsewhere: forget every view of where they were, and view them anew."""
+        """Renew all views of adapters whose frames were moved."""
         moved = [lodging for lodging in self._lodgings.values() if lodging.run in moves]
         for lodging in moved:
             self._lora.forget(lodging.adapter.digest)
@@ -230,7 +232,7 @@ class DeviceAdapterPool:
         return not self.is_pinned(digest) and digest not in self.wanted
 
     def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
-        """The least recently used of those that nobody has pinned and that may go."""
+        """The least recently used adapter that is not pinned and that `may_go` allows."""
         return next((digest for digest in self._lodgings if not self.is_pinned(digest) and may_go(digest)), None)
 
     def last_used(self, digest: str) -> int:
@@ -238,7 +240,7 @@ class DeviceAdapterPool:
         return self._lodgings[digest].last_used
 
     def check_integrity(self) -> None:
-        """Recount bytes and frames; every adapter views its own run."""
+        """Recount bytes and frames, and check that every adapter views its own run."""
         self.frame_allocator.check_integrity()
         assert self.num_bytes == sum(lodging.adapter.num_bytes for lodging in self._lodgings.values())
         assert self.num_frames == sum(lodging.run.num_frames for lodging in self._lodgings.values())
@@ -248,7 +250,7 @@ class DeviceAdapterPool:
 
 
 class _Idle:
-    """Idle adapters of some kind, as an Evictable."""
+    """Presents the idle adapters that a condition allows as one Evictable."""
 
     def __init__(self, adapters: DeviceAdapterPool, may_go: Callable[[str], bool]) -> None:
         self._adapters = adapters

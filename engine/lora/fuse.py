@@ -1,4 +1,4 @@
-"""From an adapter's matrices to the form that the forward pass uses. Runs on a loading thread, never in the loop."""
+"""Turns an adapter's matrices into the form that the forward pass uses. Runs on a loading thread, never in the loop."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,13 @@ Module = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BaseModules(Protocol):
-    """The base's linear layers: DoRA rescales their rows, and trained biases take the place of theirs."""
+    """The base's linear layers. DoRA rescales their rows, and trained biases replace theirs."""
 
     def module(self, layer: int, target: str) -> Module:
-        """A target of a layer; `HEAD_LAYER`, "lm_head" is the output head. May copy: ask only for what is needed."""
+        """The weights of one target of a layer.
+
+        `HEAD_LAYER`, "lm_head" is the output head. A call may copy the weights.
+        """
         ...
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
@@ -38,9 +41,9 @@ class BaseModules(Protocol):
 
 
 def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtype) -> ResidentAdapter:
-    """An adapter on the CPU, ready to be copied to the device.
+    """Build an adapter on the CPU, ready to be copied to the device.
 
-    Raises ValidationFailed if a value does not fit `dtype`: its infinity would reach the rows of others.
+    Raises ValidationFailed if a value does not fit `dtype`: it would become infinite and spoil the rows of others.
     """
     deltas: dict[tuple[int, str], GroupDelta] = {}
     for layer in sorted({layer for layer, _ in (*weights.pairs, *weights.biases)}):
@@ -62,7 +65,7 @@ def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtyp
 
 
 Change = tuple[LoraPair | None, torch.Tensor | None]
-"""What an adapter does to one target: its factors, and the bias in the place of the base's."""
+"""An adapter's change of one target: its factors, and a bias that replaces the base's."""
 
 
 def _change_of(weights: AdapterWeights, layer: int, target: str) -> Change:
@@ -97,12 +100,12 @@ def _group(
 
 
 def _touches_columns(pair: LoraPair | None, trained_bias: torch.Tensor | None) -> bool:
-    """Whether the base's own outputs change, beside what is added to them."""
+    """Whether the adapter scales or shifts the base's own outputs (DoRA, biases)."""
     return trained_bias is not None or (pair is not None and (pair.magnitude is not None or pair.bias is not None))
 
 
 def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor | None) -> _Columns:
-    """What happens to the base's own outputs."""
+    """The scale and shift of the base's own outputs."""
     weight, bias = module
     is_renormalised = pair is not None and pair.magnitude is not None
     added_bias = None if pair is None or pair.bias is None else pair.scale * pair.bias.float()
@@ -146,7 +149,7 @@ def _slices(
 
 
 def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwise: float) -> torch.Tensor | None:
-    """The vectors of a group's targets behind one another; None if every target keeps what it has."""
+    """The vectors of a group's targets, joined. None if no target has one."""
     if all(part is None or bool((part == otherwise).all()) for part in parts):
         return None
     filled = [
@@ -173,7 +176,7 @@ def _stacked_factors(pairs: Sequence[LoraPair], in_features: int, dtype: torch.d
 
 
 def _scales(pairs: Sequence[LoraPair], dtype: torch.dtype) -> torch.Tensor | None:
-    """What is not multiplied into A; None if nothing is left to do."""
+    """The scales that are not multiplied into A. None if none is left."""
     left = [1.0 if _is_exact(pair.scale, dtype) else pair.scale for pair in pairs]
     if all(scale == 1.0 for scale in left):
         return None
@@ -181,7 +184,7 @@ def _scales(pairs: Sequence[LoraPair], dtype: torch.dtype) -> torch.Tensor | Non
 
 
 def _is_exact(scale: float, dtype: torch.dtype) -> bool:
-    """Whether a product with `scale` only moves the exponent, in a dtype that has exponents to spare."""
+    """Whether multiplying by `scale` only changes the exponent, and the dtype has room for that."""
     return dtype != torch.float16 and math.frexp(scale)[0] == 0.5 and 2**-16 <= scale <= 2**16
 
 

@@ -1,14 +1,14 @@
-"""Several adapters side by side in one stack of matrices, so that many short segments cost a few multiplications.
+"""Packs: several adapters side by side in one stack of matrices, so that many short segments cost a few products.
 
-The rows of a product are cut into blocks, and every block brings the adapters that its rows use:
+The rows of a product are cut into blocks. Each block has the adapters that its rows use:
 
-    block 0    rows of a, a, b, …    @    [A of a | A of b | 0]    →    v, what is foreign to a row set to 0    @    B's
+    block 0    rows of a, a, b, …    @    [A of a | A of b | 0]    →    v, other adapters' ranks set to 0    @    B's
     block 1    rows of b, c, c, …    @    [A of b | A of c | A of d]
 
-A row meets the ranks of strangers only as exact zeros, and a sum that exact zeros are added to keeps its bits. What a
-sum's bits do depend on, on this path, was measured (benchmarks/row_bits.py): not on the other rows or columns, if
-there are at least `min_rows` and `min_columns` of them; not on how many zeros stand before or behind its own ranks, if
-they stand at a multiple of eight and the sum is no longer than `WINDOW_RANKS`. Those are the rules here.
+For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. What else the bits of
+a sum depend on was measured (benchmarks/row_bits.py). They do not depend on the other rows or columns, if there are at
+least `min_rows` and `min_columns`. They do not depend on the number of zeros before or after a row's own ranks, if
+those start at a multiple of eight and the sum has at most `WINDOW_RANKS` ranks. This file keeps these rules.
 """
 
 from collections import OrderedDict
@@ -20,12 +20,12 @@ import torch
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
 
 WINDOW_RANKS = 192
-"""Ranks that are summed in one product; a mixture of more has a window of its own."""
+"""The most ranks that are summed in one product. A mixture with more gets a window of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterMix:
-    """What one row of a batch adds to the base: one adapter, or a few by weight."""
+    """The adapters of one row: a single one, or a mixture of a few with weights."""
 
     parts: tuple[tuple[ResidentAdapter, float], ...]
 
@@ -35,17 +35,17 @@ class AdapterMix:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether nothing but low-rank factors is added; always so in a mixture."""
+        """Whether it has low-rank factors and nothing else. Always true for a mixture."""
         return all(adapter.is_low_rank for adapter, _ in self.parts)
 
     @property
     def changes_vocabulary(self) -> bool:
-        """Whether anything happens at the embedding or at the head."""
+        """Whether an adapter of the mix changes the embedding or the head."""
         return any(adapter.changes_vocabulary for adapter, _ in self.parts)
 
     @property
     def single(self) -> ResidentAdapter | None:
-        """The adapter that the mix is, if it is no mixture."""
+        """The only adapter of the mix; None for a mixture."""
         (adapter, weight), *others = self.parts
         return adapter if weight == 1.0 and not others else None
 
@@ -67,7 +67,7 @@ class PackedPart:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """One group's deltas of all blocks."""
+    """The deltas of one group, for all blocks."""
 
     A_transposed: torch.Tensor  # [blocks, in_features, ranks]
     scales: torch.Tensor | None  # [blocks, 1, ranks] fp32, weights of mixtures included; None where all are 1
@@ -80,16 +80,16 @@ class PackedGroup:
         return self.memory.nbytes
 
     def read_ahead(self) -> None:
-        """Bring the matrices into the cache in one sequential pass.
+        """Read the matrices into the processor's cache in one sequential pass.
 
-        A product reads its weights in small steps, at a third of the memory's speed; after this pass it finds them.
+        A product alone reads its weights in small steps, at a third of the memory's speed.
         """
         self.memory.sum()
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One adapter's factors of one slice, on their way into a block."""
+    """One adapter's factors of one slice, to be copied into a block."""
 
     place: int
     delta: GroupDelta
@@ -105,7 +105,7 @@ Window = list[_Piece]
 
 
 class Pack:
-    """Copies of the factors that some blocks use; a group is packed when a layer first asks for it."""
+    """Copies of the factors that some blocks use. A group is packed when a layer first needs it."""
 
     def __init__(self, blocks: Sequence[Block], min_columns: int) -> None:
         self._blocks = tuple(tuple(block) for block in blocks)
@@ -115,7 +115,7 @@ class Pack:
         self.num_bytes = 0
 
     def group(self, layer: int, name: str) -> PackedGroup | None:
-        """None where no mix of the pack has anything to add."""
+        """The packed group, or None if no mix of the pack changes it."""
         key = layer, name
         if key not in self._groups:
             packed = self._packed(key)
@@ -147,7 +147,7 @@ def _pieces(block: Block, key: tuple[int, str]) -> Iterator[_Piece]:
 
 
 def _windows(pieces: list[_Piece]) -> list[Window]:
-    """Cut where a window is full, never inside a mix: its sum stays in one product."""
+    """Cut the pieces into windows. Never cuts inside a mix, so its sum stays in one product."""
     windows: list[Window] = []
     filled = 0
     by_place: dict[int, Window] = {}
@@ -164,7 +164,7 @@ def _windows(pieces: list[_Piece]) -> list[Window]:
 
 
 class _Stack:
-    """The matrices of one group while they are put together, block by block and window by window."""
+    """Collects the matrices of one group, block by block and window by window."""
 
     def __init__(self, num_blocks: int, like: torch.Tensor) -> None:
         self._like = like
@@ -175,7 +175,7 @@ class _Stack:
         self._num_ranks = 0
 
     def add_window(self, windows: Sequence[Window], out_start: int, out_end: int) -> None:
-        """The same window of every block, filled up with zeros to the widest."""
+        """Add the same window of every block, padded with zeros to the widest."""
         width = max(sum(piece.num_ranks for piece in window) for window in windows)
         B = [self._add_pieces(block, window, width, out_end - out_start) for block, window in enumerate(windows)]
         end = self._num_ranks + width
@@ -206,7 +206,9 @@ class _Stack:
             self._add_zeros(block, missing)
 
     def finished(self, known_owners: dict[tuple[tuple[int, ...], ...], torch.Tensor]) -> PackedGroup:
-        """Groups of one layout share their owners, so that a step masks each layout once."""
+        """Build the group. Groups of one layout share their `owners` tensor, so that a step makes one mask for each
+        layout.
+        """
         device = self._like.device
         layout = tuple(map(tuple, self._owners))
         if layout not in known_owners:
@@ -225,7 +227,7 @@ class _Stack:
 
 
 def _in_one_piece(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Copies that lie behind one another, and all of their memory."""
+    """Copy tensors into one piece of memory. Returns the copies and the memory."""
     flat = torch.cat([matrix.flatten() for matrix in matrices])
     pieces = torch.split(flat, [matrix.numel() for matrix in matrices])
     return [piece.view(matrix.shape) for piece, matrix in zip(pieces, matrices, strict=True)], flat.view(torch.float32)
@@ -235,9 +237,9 @@ PackKey = tuple[tuple[tuple[tuple[str, float], ...], ...], ...]
 
 
 class PackCache:
-    """Packs of the last batches, least recently used first out, within a budget of bytes.
+    """The packs of recent batches, within a budget of bytes. The least recently used pack goes first.
 
-    While a batch decodes, its adapters stay the same from step to step and nothing is copied.
+    While a batch decodes, its adapters stay the same, so no step copies anything.
     """
 
     def __init__(self, budget_bytes: int, min_columns: int) -> None:
@@ -258,7 +260,7 @@ class PackCache:
         return pack
 
     def forget(self, digest: str) -> None:
-        """Drop every pack that holds an adapter: it has left the device, and its bytes with it."""
+        """Drop every pack that holds this adapter, because it left the device."""
         held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]

@@ -1,21 +1,19 @@
 """Adapter weights on the host and on the device.
 
-LoraPool alone places adapters. A digest is absent, being loaded, on the host, or resident on the device; a batch pins
-what it uses. Loads run on threads of their own, one for each digest however many requests wait for it, and come back
-to the loop as events; a load that fails is the failure of the requests that wait for it, never of the loop.
+Only LoraPool places adapters. A digest is absent, loading, on the host, or resident on the device. A batch pins the
+adapters that it uses. Loads run on their own threads, one load for each digest, and return to the loop as events. A
+load that fails ends the requests that wait for it, and nothing else.
 
-Room on the device goes to whoever has waited longest for it; what one request needs is placed at once, or two that
-each hold a part of what they need would wait for each other. Idle adapters and idle KV make way, in one order (see
-DeviceAdapterPool). Where all is in use, a flood of requests could keep a cold adapter out for ever. So after `patience_s`
-the adapter that was pinned longest ago is drained, which means that it takes no new requests until those that run have
-ended, if it is adapters that are in the way; and if it is KV, nobody is let in at the cost of the frames that are
-waited for.
+Free memory on the device goes to the group of adapters that has waited longest. All adapters of one request are placed
+together; otherwise two requests with a part each could wait for each other for ever. Idle adapters and idle KV are
+evicted in one order (see DeviceAdapterPool). If everything is in use for `patience_s`, the pool holds new work back: it
+drains the adapter that was pinned longest ago, so that no new request may use it; and if KV is in the way, no
+new request may take the frames that the waiting group needs.
 
-Such a wait always ends. Who waits holds nothing that others wait for: no page, and no pin. What runs never waits for an
-adapter, and gets to its end (see Scheduler), after which its pages and adapters are idle. Whenever somebody new is let
-in, idle KV that may go is enough for what is waited for; else nobody is, and when nothing runs, idle KV and idle
-adapters give way until all that adapters may have is free, which `absorb` and `refusal` see to being enough. Copies
-that stand in the way end by themselves.
+Every wait ends. A waiting request holds no page and no pin. A running request never waits for an adapter and always
+reaches its end (see Scheduler); then its pages and adapters are idle. A new request starts only if enough idle KV
+remains for the waiting group. So when nothing runs, idle KV and idle adapters can be evicted until the group fits;
+`absorb` and `refusal` turn away groups that could never fit. Copies in flight end by themselves.
 """
 
 import logging
@@ -39,14 +37,14 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
-    """`patience_s` is how long an adapter waits for room on the device before others are held up for it."""
+    """`patience_s`: seconds that an adapter waits for device memory before new requests of others are held back."""
 
     host_bytes: int
     patience_s: float = 0.2
 
 
 class LoraPool:
-    """Adapters by digest. All methods are called by the loop's thread."""
+    """Adapters by digest. Only the engine loop's thread calls it."""
 
     def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapterPool, clock: Clock) -> None:
         self._loader = loader
@@ -55,12 +53,12 @@ class LoraPool:
         self._clock = clock
         self._host: OrderedDict[str, ResidentAdapter] = OrderedDict()
         self._claims: dict[Group, float] = {}
-        """Since when each group that has been loaded waits for room, the oldest first."""
+        """The groups that wait for device memory, each with the time since when, the oldest first."""
         self._kept: dict[str, None] = {}
-        """What must stay on the host."""
+        """Digests that must stay on the host."""
         self._typical_bytes = 0
         self._draining: set[str] = set()
-        """Take no new requests; some may have given way to KV since."""
+        """Digests that take no new requests. Some may be evicted already."""
         self._to_forget: set[str] = set()
         self.host_bytes = 0
         self.num_loads = 0
@@ -71,13 +69,13 @@ class LoraPool:
 
     @property
     def num_bytes(self) -> int:
-        """Of the adapters on the device."""
+        """Bytes of the adapters on the device."""
         return self._device.num_bytes
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def want(self, groups: Sequence[Group]) -> None:
-        """What each waiting request needs, in their order: begin loads, and place what there is room for."""
+        """Tell the pool what each waiting request needs, in queue order. Starts loads, and places what fits."""
         distinct = dict.fromkeys(groups)
         self._device.wanted = {digest for group in distinct for digest in group}
         self._claims = {group: since for group, since in self._claims.items() if group in distinct}
@@ -91,7 +89,7 @@ class LoraPool:
         self._serve_claims()
 
     def _is_claimed(self, group: Group) -> bool:
-        """Whether nothing but room on the device is missing."""
+        """Whether the group lacks nothing but device memory."""
         away = [digest for digest in group if digest not in self._device]
         return bool(away) and all(digest in self._host for digest in away)
 
@@ -100,9 +98,9 @@ class LoraPool:
         return digest in self._device and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
-        """Why adapters cannot serve one request together, as far as they are known by now.
+        """The error if these adapters cannot serve one request together, as far as they are loaded. Else None.
 
-        Only low-rank factors have a weighted sum; and what does not fit the device at once would be waited for in vain.
+        Only low-rank factors have a weighted sum, and the group must fit the device at once.
         """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
@@ -123,7 +121,7 @@ class LoraPool:
         )
 
     def get(self, digest: str) -> ResidentAdapter:
-        """A resident adapter, for a batch that has pinned it; good for this step."""
+        """A resident adapter that the caller has pinned. Valid for this step."""
         assert self._device.is_pinned(digest), f"{digest} is used without a pin"
         adapter = self._device.find(digest)
         assert adapter is not None, f"{digest} is pinned and not on the device"
@@ -139,11 +137,11 @@ class LoraPool:
             self._evict(digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Prove off the loop that an adapter is applied exactly; nothing that is served is disturbed."""
+        """Test on a loading thread that an adapter is applied exactly. Requests in service are not disturbed."""
         self._loader.probe(digest, answer)
 
     def forget(self, digest: str) -> None:
-        """Free an adapter now, or as soon as nobody uses it."""
+        """Free an adapter now, or when its last user ends."""
         self._drop_from_host(digest)
         self._claims = {group: since for group, since in self._claims.items() if digest not in group}
         if self._device.is_pinned(digest):
@@ -152,7 +150,7 @@ class LoraPool:
             self._evict(digest)
 
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
-        """Take the end of a load in; returns the error that the waiting requests must be told."""
+        """Handle the end of a load. Returns the error for the requests that wait for it, if it failed."""
         self._loader.loading.discard(loaded.digest)
         if isinstance(loaded.outcome, GraftworkError):
             return loaded.outcome
@@ -176,7 +174,7 @@ class LoraPool:
     # ---- the host ---------------------------------------------------------------------------------------------
 
     def _first_on_host(self, groups: Iterable[Group]) -> dict[str, None]:
-        """What the first requests in the queue need there, as much as the host holds, and always the first one's."""
+        """What the first requests in the queue need on the host, as much as fits. Always includes the first request's."""
         kept: dict[str, None] = {}
         num_bytes = 0
         for group in groups:
@@ -189,7 +187,7 @@ class LoraPool:
         return kept
 
     def _keep_on_host(self, adapter: ResidentAdapter) -> None:
-        """Least recently loaded or placed goes first; what the head of the queue needs does not go."""
+        """Drop adapters from the host, least recently loaded or placed first. Keeps what the head of the queue needs."""
         self._drop_from_host(adapter.digest)
         self._typical_bytes = adapter.num_bytes
         idle = [digest for digest in self._host if digest not in self._kept]
@@ -205,13 +203,13 @@ class LoraPool:
     # ---- the device -------------------------------------------------------------------------------------------
 
     def _serve_claims(self) -> None:
-        """In the order of waiting; the first that finds no room holds the others back, so that it is not overtaken."""
+        """Place waiting groups in order. The first that does not fit stops the rest, so that none overtakes it."""
         self._finish_draining()
         self._device.claimed_pages = 0
         now = self._clock.monotonic()
         for group, since in list(self._claims.items()):
             if not self._is_claimed(group):
-                continue  # a part of it was pushed out of the host, and is being loaded again
+                continue  # a part of it left the host and is loading again
             out_of_patience = now - since >= self._limits.patience_s
             away = [self._host[digest] for digest in group if digest not in self._device]
             placing = self._device.place(away, set(group) if out_of_patience else self._device.wanted)
@@ -224,7 +222,7 @@ class LoraPool:
                 self._host.move_to_end(adapter.digest)
 
     def _hold_up(self, placing: PlacementResult, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
-        """Keep new requests from using what a group has waited for too long."""
+        """Hold new requests back for a group that has waited longer than `patience_s`."""
         self._draining -= spared
         if placing is PlacementResult.SHARE_IN_USE:
             self._draining |= self._device.to_drain(away, self._draining, spared)
@@ -232,7 +230,7 @@ class LoraPool:
             self._device.claimed_pages = self._device.frames_for(away)
 
     def _finish_draining(self) -> None:
-        """Evict what has run out; when nobody waits for room any more, take the rest back into service."""
+        """Evict drained adapters that are idle. When no group waits any more, let the others take requests again."""
         self._draining.intersection_update(self._device.digests)
         if not self._claims:
             self._draining.clear()

@@ -1,8 +1,8 @@
 """An adapter in the form that the forward pass uses: fused by input, in the engine's dtype, in one block of memory.
 
-One block an adapter means one copy between host and device and exact bytes in every budget. Its tensors are views of
-it. Ranks are rounded up to pages of eight with rows of zeros, so that an adapter of rank 8 costs eight ranks beside one
-of 128, and equal rows give equal bits wherever their ranks stand (see lora_packs).
+One block means one copy between host and device, and exact bytes in every budget. All tensors are views of the block.
+Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one of rank 128, and
+equal rows give equal bits wherever their ranks are (see packs.py).
 """
 
 from collections.abc import Callable
@@ -41,10 +41,10 @@ class SliceDelta:
 
 @dataclass(frozen=True, slots=True)
 class GroupDelta:
-    """What is done to one group's output: y = column_scale * y + column_shift + (scales * (x @ A.T)) @ B.
+    """The change of one group's output: y = column_scale * y + column_shift + (scales * (x @ A.T)) @ B.
 
-    Scales stay beside A, so that a 16-bit adapter is rounded as PEFT rounds it; but a power of two, as most scales
-    are, is multiplied into A, which changes no digit of it.
+    Scales are kept apart from A, so that a 16-bit adapter is rounded as PEFT rounds it. Most scales are powers of two;
+    those are multiplied into A, which is exact.
     """
 
     A: torch.Tensor  # [sum of ranks, in_features]; the ranks of the slices behind one another
@@ -68,7 +68,7 @@ class GroupDelta:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether it consists of low-rank factors alone, so that it may be mixed with others by weight."""
+        """Whether it has low-rank factors and nothing else, so that it may be part of a weighted mixture."""
         return self.column_scale is None and self.column_shift is None
 
 
@@ -91,14 +91,14 @@ class ResidentAdapter:
     digest: str
     block: torch.Tensor  # [num_bytes] uint8; every tensor below is a view of it
     deltas: dict[tuple[int, str], GroupDelta]
-    """By (layer, group name); absent where the adapter leaves a group alone."""
+    """By (layer, group name). A group that the adapter does not change is absent."""
     embedding: EmbeddingDelta | None
     saved_embedding: torch.Tensor | None  # [vocab, hidden]
     saved_head: torch.Tensor | None  # [vocab, hidden]
     max_ranks: int
     """The most ranks of any slice, in whole pages."""
     is_low_rank: bool
-    """Whether it consists of low-rank factors of linear layers alone, so that it may be mixed with others by weight."""
+    """Whether it has low-rank factors of linear layers and nothing else, so that it may be part of a weighted mixture."""
 
     @property
     def num_bytes(self) -> int:
@@ -106,17 +106,17 @@ class ResidentAdapter:
 
     @property
     def changes_vocabulary(self) -> bool:
-        """Whether it does anything at the embedding or at the head."""
+        """Whether it changes the embedding or the head."""
         parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
         return any(part is not None for part in parts)
 
     def moved_to(self, block: torch.Tensor) -> "ResidentAdapter":
-        """A copy in `block`, [num_bytes] uint8 and aligned like a fresh one, wherever it lies: one transfer."""
+        """Copy the adapter into `block` in one transfer. block: [num_bytes] uint8, aligned, on any device."""
         block.copy_(self.block, non_blocking=True)
         return self.over(block)
 
     def over(self, block: torch.Tensor) -> "ResidentAdapter":
-        """The same adapter as views of a block that holds its bytes already."""
+        """The same adapter as views of another block that holds the same bytes."""
         start_of_own, views = int(self.block.storage_offset()), _Views(block)
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ class ResidentAdapter:
         return self.mapped(view, block)
 
     def mapped(self, change: TensorChange, block: torch.Tensor) -> "ResidentAdapter":
-        """The same adapter over `block`: every tensor changed, in a fixed order."""
+        """The same adapter over `block`, with `change` applied to every tensor in a fixed order."""
         return replace(
             self,
             block=block,
@@ -137,14 +137,14 @@ class ResidentAdapter:
 
 
 class _Views:
-    """Contiguous tensors in a block, each made in one operation: an adapter has a hundred."""
+    """Makes contiguous tensors in a block, each in one operation, because an adapter has a hundred."""
 
     def __init__(self, block: torch.Tensor) -> None:
         self._block = block
         self._typed: dict[torch.dtype, torch.Tensor] = {}
 
     def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the shape and dtype of another, `start` bytes into the block."""
+        """A view with the shape and dtype of another tensor, `start` bytes into the block."""
         typed = self._typed.get(like.dtype)
         if typed is None:
             typed = self._typed[like.dtype] = self._block.view(like.dtype)
@@ -162,7 +162,7 @@ def compacted(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
 ) -> ResidentAdapter:
-    """An adapter of loose tensors, copied into one block."""
+    """Copy an adapter's separate tensors into one block."""
     widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
     more = (embedding, saved_embedding, saved_head)
     loose = ResidentAdapter(
@@ -190,5 +190,5 @@ def compacted(
 
 
 def pages_of_ranks(rank: int) -> int:
-    """Ranks as they are stored: whole pages."""
+    """The number of stored ranks: `rank` rounded up to whole pages."""
     return -(-rank // RANK_PAGE) * RANK_PAGE

@@ -1,13 +1,13 @@
-"""How LoRA deltas are applied to a mixed batch.
+"""Applies LoRA deltas to a mixed batch, in plain torch.
 
-The rows of a batch stand ordered by mix (an adapter, or a mixture of a few), so that each mix's rows are one run
-[start, end): a segment. Segments are made once a step and serve all layers. Rows of the bare base belong to no segment.
+The rows of a batch are ordered by mix (one adapter, or a mixture of a few), so the rows of a mix are one run
+[start, end): a segment. Segments are made once a step and serve all layers. Rows of the bare base are in no segment.
 
-Long segments are multiplied one by one, straight from the adapter; short ones a pack at a time (see lora_packs). The
-two ways give a row the same bits, so a row's output does not depend on its neighbours.
+Long segments are multiplied one by one, from the adapter itself. Short segments are multiplied together, from packs
+(see packs.py). Both give a row the same bits, so its output does not depend on its neighbours.
 
-This is the plain torch path: what the CPU runs, but that rows which decode are native_lora's where that works; the
-reference of the fused kernels in engine/lora/triton, and beside them on CUDA what applies the parts that they do not.
+On a CPU this path serves the rows of chunks, and rows that decode if the kernel does not work (cpu_backend.py). On
+CUDA it serves what the Triton kernels do not, and it is their reference.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,29 +34,29 @@ class Segment:
     sampled_start: int = 0
     sampled_end: int = 0
     decoding: tuple[int, ...] = ()
-    """Rows that decode, ascending; the others are of chunks (see batch_tensors.AdapterRun)."""
+    """The rows that decode, ascending. The other rows are parts of chunks (see input_batch.AdapterRun)."""
 
     @property
     def num_rows(self) -> int:
         return self.end - self.start
 
     def of_sampled(self) -> "Segment":
-        """The same mix's part of the rows that the head sees, where none is part of a chunk."""
+        """The mix's segment among the sampled rows, which the head sees. None of them is part of a chunk."""
         rows = range(self.sampled_start, self.sampled_end)
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """The runs of rows between those that decode."""
+        """The runs of chunk rows, between the rows that decode."""
         bounds = (self.start - 1, *self.decoding, self.end)
         return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 
 
 LONG_SEGMENT_ROWS = 16
-"""From here on a segment's own multiplications cost less than the zeros it would share in a pack."""
+"""From this length on, a segment's own product costs less than its share of zeros in a pack."""
 
 
 BLOCK_ROWS = 8
-"""Rows of a pack's block: fewer waste less on strangers' ranks, more fill the multiplication."""
+"""Rows of a pack's block. Fewer rows waste less work on other adapters' ranks; more rows fill the product better."""
 
 
 class LoraProduct(Protocol):
@@ -68,12 +68,12 @@ class LoraProduct(Protocol):
 
 
 ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
-"""Cuts segments of a batch of so many rows into products, once a step."""
+"""Makes the products of a step from its segments and the number of rows of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentProduct:
-    """One long segment of a single adapter, straight from its matrices."""
+    """One long segment of a single adapter, multiplied by its own matrices."""
 
     start: int
     num_rows: int
@@ -93,7 +93,7 @@ class SegmentProduct:
 
 
 class PackedProduct:
-    """Short segments, a pack over blocks of `block_rows` rows; the rows between them see zeros."""
+    """Short segments, multiplied by a pack over blocks of `block_rows` rows. Rows of no segment see zeros."""
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
         self._start = start
@@ -119,7 +119,7 @@ class PackedProduct:
             out.narrow(2, part.out_start, part.out_end - part.out_start).baddbmm_(own_v, part.B)
 
     def _foreign_ranks(self, owners: torch.Tensor) -> torch.Tensor:
-        """Which ranks each row may not see, once for each layout of ranks.  # [blocks, rows, ranks] bool"""
+        """The ranks that each row must not see. Made once for each layout of ranks.  # [blocks, rows, ranks] bool"""
         layout = id(owners)
         if layout not in self._foreign:
             owner_of_row = torch.full((len(self._segments), self._block_rows, 1), -2)
@@ -132,14 +132,14 @@ class PackedProduct:
 
 
 class TorchProducts:
-    """Long segments one by one, straight from the adapter; the short ones between them together, from packs."""
+    """Plans the products: one for each long segment, and one for each run of short segments between them."""
 
     def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
         self._rules = rules
 
     def __call__(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
-        """A ProductPlanner. `num_rows` are all rows of the batch, those of the base and the padding included."""
+        """Plan the products of a step. `num_rows` counts all rows of the batch, with base rows and padding."""
         return list(self._products(segments, num_rows))
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> Iterator[LoraProduct]:
@@ -175,7 +175,7 @@ class LoraBatch:
     def __init__(
         self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int
     ) -> None:
-        """`num_rows` are all rows of the batch, those of the base and the padding included (see `padded_rows`)."""
+        """`num_rows` counts all rows of the batch, with base rows and padding (see `padded_rows`)."""
         self.segments = tuple(segments)
         self._rules = rules
         self._make_lanes = make_lanes
@@ -183,7 +183,7 @@ class LoraBatch:
         self._products = make_lanes(self.segments, num_rows)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Turn the base's output of one group into each row's own, in place.
+        """Add each row's LoRA delta to the base's output of one group, in place.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
@@ -192,7 +192,7 @@ class LoraBatch:
             product.add_to(y, x, layer, group)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Turn the base's embeddings into each row's own, in place. hidden: [num_rows, hidden]."""
+        """Add each row's LoRA delta to the base's embeddings, in place. hidden: [num_rows, hidden]."""
         for segment in self.segments:
             adapter = segment.mix.single
             if adapter is None:
@@ -205,7 +205,7 @@ class LoraBatch:
                 hidden[rows].add_(self._product(v, adapter.embedding.B), alpha=adapter.embedding.scale)
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Turn the base's logits of the sampled rows into each row's own, in place.
+        """Add each row's LoRA delta to the base's logits of the sampled rows, in place.
 
         x: [num_sampled, hidden], logits: [num_sampled, vocab]; both may have more rows than are sampled.
         """
@@ -221,7 +221,7 @@ class LoraBatch:
             over_samples.add_deltas(logits, x, HEAD_LAYER, HEAD.name)
 
     def _change_columns(self, y: torch.Tensor, layer: int, group: str) -> None:
-        """DoRA's renormalisation of the base's outputs, and biases."""
+        """Apply DoRA's scales and the biases to the base's outputs, in place."""
         for segment in self._with_columns:
             rows = y[segment.start : segment.end]
             for adapter, _ in segment.mix.parts:
@@ -242,7 +242,7 @@ class LoraBatch:
 
 
 def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:
-    """Segments that stand together: a gap of whole blocks, which would be multiplied with zeros, parts them."""
+    """Split segments where a gap of whole blocks is between them, so that no block of zeros is multiplied."""
     start = 0
     for place, (one, following) in enumerate(pairwise(segments), start=1):
         if following.start - one.end >= BLOCK_ROWS:
@@ -258,7 +258,7 @@ def _only_adapter(segment: Segment) -> ResidentAdapter:
 
 
 def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
-    """Rows that a batch is padded to: enough for its products, and for blocks where adapters are applied."""
+    """The number of rows that a batch is padded to: enough for exact products, and whole blocks if it has adapters."""
     rows = max(num_rows, min_rows)
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
 
@@ -268,7 +268,7 @@ def _has_head(mix: AdapterMix) -> bool:
 
 
 class TorchLora:
-    """Plain torch, on any device: long segments straight from the adapter, short ones from packs."""
+    """The LoRA backend in plain torch, for any device."""
 
     def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
@@ -276,7 +276,7 @@ class TorchLora:
         self.products = TorchProducts(packs, rules)
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        """Packs are made when a batch first needs them."""
+        """Does nothing: packs are made when a batch first needs them."""
 
     def forget(self, digest: str) -> None:
         self._packs.forget(digest)

@@ -1,7 +1,7 @@
-"""The proof before an adapter is served: what the engine's own path adds is what plain torch says it should.
+"""Tests an adapter before it is served: the engine's own path must add what plain torch computes.
 
-Every group of every layer is tried on a few random rows, beside a row of the base, which must stay as it is. The path
-that is tried is torch's, on the host; kernels stand a trial of their own on their device (native_trial, kernel_trial).
+It tries every group of every layer on a few random rows, beside a base row that must not change. It tests the torch
+path on the host. The kernels have self-tests of their own (cpu_selftest.py, triton/selftest.py).
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from graftwork.platform.errors import ValidationFailed
 _NUM_ROWS = 5
 _SEED = 20260
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Of the largest value that is added: a few roundings of inputs, factors and sums."""
+"""Relative to the largest delta. It covers a few roundings of inputs, factors and sums."""
 
 
 def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
-    """Raises ValidationFailed naming the group where the engine would not do what the matrices say."""
+    """Test one adapter. Raises ValidationFailed naming the group whose delta is wrong."""
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
     rules = BatchInvariance.of(dtype)
@@ -49,7 +49,10 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
 
 
 def _probe_embedding(weights: AdapterWeights, batch: LoraBatch, base: BaseModules, dtype: torch.dtype) -> None:
-    """The rows of a few tokens; the base's own may be any, for the adapter adds to them or replaces them."""
+    """Test the embedding of a few tokens.
+
+    The base's rows are random, because the adapter adds to them or replaces them.
+    """
     pair, saved = weights.embedding, weights.saved_embedding
     if pair is None and saved is None:
         return
@@ -92,7 +95,7 @@ def _expected(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """PEFT's arithmetic for one module, in fp32 and without a shortcut.  # [rows, out_features]"""
+    """PEFT's arithmetic for one module, in fp32.  # [rows, out_features]"""
     pair = weights.head if layer == HEAD_LAYER else weights.pairs.get((layer, target))
     merged = weight.float().cpu()
     if pair is not None:

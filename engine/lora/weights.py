@@ -1,6 +1,6 @@
-"""A LoRA adapter as the engine holds it: pairs of matrices by layer and target, with their scales.
+"""A LoRA adapter as it is read: pairs of matrices by layer and target, with their scales.
 
-Reading artifacts is somebody else's work: the engine asks an `AdapterSource` for a digest.
+The engine does not read artifact files. It asks an `AdapterSource` for a digest.
 """
 
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 class LoraPair:
     """The factors of one module's delta: y += scale * ((x @ A.T) @ B.T + bias).
 
-    With a magnitude (DoRA) the whole module is renormalised: each output is scaled by
-    magnitude / norm(row of W + scale * B @ A); the base's own bias is not.
+    With a magnitude (DoRA) the whole module is renormalised: each output but the base's own bias is scaled by
+    magnitude / norm(row of W + scale * B @ A).
     """
 
     A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]
@@ -41,15 +41,15 @@ class AdapterWeights:
 
     digest: str
     pairs: dict[tuple[int, str], LoraPair]
-    """By (layer index, target); a module that is absent is left as the base has it."""
+    """By (layer index, target). An absent module is not changed."""
     biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    """By (layer index, target): trained biases [out_features] in the place of the base's own."""
+    """By (layer index, target): trained biases [out_features], which replace the base's."""
     embedding: LoraPair | None = None
-    """LoRA on embed_tokens; a tied head keeps the base's weights, as in PEFT."""
+    """LoRA on embed_tokens. A tied head keeps the base's weights, as in PEFT."""
     head: LoraPair | None = None
     """LoRA on lm_head."""
-    saved_embedding: torch.Tensor | None = None  # [vocab, hidden] in the place of the base's
-    saved_head: torch.Tensor | None = None  # [vocab, hidden] in the place of the base's
+    saved_embedding: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
+    saved_head: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
 
     @property
     def max_rank(self) -> int:
@@ -66,7 +66,7 @@ class AdapterWeights:
 
 
 class AdapterSource(Protocol):
-    """Where adapter weights come from."""
+    """Reads adapter weights by digest."""
 
     def load(self, digest: str) -> AdapterWeights:
         """Read one version, on the CPU, in the dtype of its file.

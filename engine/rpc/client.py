@@ -1,7 +1,12 @@
-"""An EngineClient over one gRPC conversation, opened on first use and opened anew after a loss."""
+"""An EngineClient that reaches an engine by gRPC.
+
+Owns the connection, and one conversation for all requests: it opens on first use, and again after a loss.
+Never retries: a lost engine is a CapacityAbsent, and the caller decides.
+"""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,12 +15,13 @@ import grpc.aio
 
 from graftwork.engine.core.events import EngineEvent, RequestFinished
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.platform.errors import CapacityAbsent, GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.wakeup import Wakeup
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +34,15 @@ _OPTIONS = [
 _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
-_TENDED_WITHIN_S = 3.0
-"""A turn's end waits for it, and goes without it."""
+_SESSION_COMMAND_WITHIN_S = 3.0
+"""The end of a turn waits this long at most."""
 
-Inbox = asyncio.Queue[EngineEvent | GraftworkError]
+_LAST = (RequestFinished, GraftworkError)
+"""Nothing follows one of these."""
 
 
 class GrpcEngineClient:
-    """One engine at one address, for use from one event loop."""
+    """One engine at one address. Use it from one event loop."""
 
     def __init__(self, address: str) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
@@ -53,17 +60,17 @@ class GrpcEngineClient:
     async def forget_adapter(self, digest: str) -> None:
         await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
-        await self._ask(self._stub.ForgetDomain, wire.ForgetDomainRequest(isolation=isolation))
+    async def forget_domain(self, domain: IsolationDomain) -> None:
+        await self._ask(self._stub.ForgetDomain, wire.ForgetDomainRequest(isolation=domain))
 
     async def probe_adapter(self, digest: str) -> None:
         reply = await self._ask(self._stub.ProbeAdapter, wire.ProbeAdapterRequest(digest=digest), _PROBED_WITHIN_S)
         if reply.HasField("failed"):
             raise codec.error_from_wire(reply.failed)
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         return codec.memory_from_wire(
-            await self._ask(self._stub.TendSession, codec.tending_to_wire(tending), _TENDED_WITHIN_S)
+            await self._ask(self._stub.TendSession, codec.command_to_wire(command), _SESSION_COMMAND_WITHIN_S)
         )
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
@@ -73,9 +80,10 @@ class GrpcEngineClient:
         try:
             while not ended:
                 event = await inbox.get()
-                ended = isinstance(event, RequestFinished | GraftworkError)
-                if isinstance(event, GraftworkError):
-                    raise event
+                if isinstance(event, _LAST):
+                    ended = True
+                    if isinstance(event, GraftworkError):
+                        raise event
                 yield event
         finally:
             conversation.leave(request.request_id, cancel=not ended)
@@ -94,29 +102,46 @@ class GrpcEngineClient:
         try:
             return await method(message, timeout=within_s)
         except grpc.aio.AioRpcError as error:
-            raise _absent(self._address, error, logging.DEBUG) from error  # whoever asks may be waiting for it
+            raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
+
+
+class _Inbox:
+    """The events of one request on their way to its one reader; never full."""
+
+    def __init__(self) -> None:
+        self._events: deque[EngineEvent | GraftworkError] = deque()
+        self._news = Wakeup()
+
+    def put(self, event: EngineEvent | GraftworkError) -> None:
+        self._events.append(event)
+        self._news.wake()
+
+    async def get(self) -> EngineEvent | GraftworkError:
+        while not self._events:
+            await self._news.wait()
+        return self._events.popleft()
 
 
 class _Conversation:
-    """One Converse stream: writes requests, and sorts what comes back by request."""
+    """One Converse stream: writes requests, and sorts the replies by request."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
-        self._inboxes: dict[RequestId, Inbox] = {}
+        self._inboxes: dict[RequestId, _Inbox] = {}
         self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
         self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())
         self.is_over = False
 
-    async def submit(self, request: EngineRequest) -> Inbox:
-        inbox: Inbox = asyncio.Queue()
+    async def submit(self, request: EngineRequest) -> _Inbox:
+        inbox = _Inbox()
         self._inboxes[request.request_id] = inbox
         self._outgoing.put_nowait(wire.GatewayMessage(submit=codec.request_to_wire(request)))
         return inbox
 
     def leave(self, request_id: RequestId, *, cancel: bool) -> None:
-        """Stop listening for a request; `cancel` if it has not ended by itself. Never waits."""
+        """Stop listening for a request, and `cancel` it if it has not ended. Never waits."""
         self._inboxes.pop(request_id, None)
         if cancel and not self.is_over:
             self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
@@ -132,7 +157,7 @@ class _Conversation:
             while True:
                 await self._call.write(await self._outgoing.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reading side meets the same end and tells everyone
+            return  # the reader meets the same error and reports it
 
     async def _read(self) -> None:
         cause: grpc.aio.AioRpcError | None = None
@@ -141,7 +166,7 @@ class _Conversation:
                 for output in step.outputs:
                     inbox = self._inboxes.get(RequestId(output.request_id))
                     if inbox is not None:
-                        inbox.put_nowait(codec.event_from_wire(output))
+                        inbox.put(codec.event_from_wire(output))
         except grpc.aio.AioRpcError as error:
             cause = error
         finally:
@@ -149,11 +174,11 @@ class _Conversation:
             self.is_over = True
             self._writing.cancel()
             for inbox in self._inboxes.values():
-                inbox.put_nowait(loss)
+                inbox.put(loss)
 
 
 def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> CapacityAbsent:
-    """What clients are told, without addresses; the log has them."""
+    """The error for clients. The address goes to the log only."""
     reason = error.details() if error is not None else "the engine hung up"
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
     return CapacityAbsent(

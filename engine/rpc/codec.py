@@ -33,7 +33,7 @@ from graftwork.engine.core.requests import (
     SessionUse,
 )
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb, ToolWait
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
@@ -48,10 +48,9 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         sampling_json=to_json(request.sampling),
-        isolation=request.isolation,
+        isolation=request.domain,
         adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in request.adapters],
         tier=request.tier,
-        share=request.share,
         weight=request.weight,
         session=None if request.session is None else wire.SessionUse(**asdict(request.session)),
         kv_limits=wire.KvLimits(**asdict(request.kv_limits)),
@@ -70,10 +69,9 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         request_id=RequestId(submit.request_id),
         prompt_token_ids=tuple(submit.prompt_token_ids),
         sampling=from_json(SamplingParams, json.loads(submit.sampling_json)),
-        isolation=IsolationDomain(submit.isolation),
+        domain=IsolationDomain(submit.isolation),
         adapters=tuple(AdapterUse(use.digest, use.weight) for use in submit.adapters),
         tier=ServiceTier(submit.tier),
-        share=submit.share,
         weight=submit.weight,
         session=_read(SessionUse, submit.session) if submit.HasField("session") else None,
         kv_limits=_read(KvLimits, submit.kv_limits),
@@ -129,6 +127,8 @@ def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
 
 
 def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
+    if not tokens.logprobs:
+        return TokensGenerated(tuple(tokens.token_ids))
     logprobs = (
         TokenLogprobs(one.logprob, tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)))
         for one in tokens.logprobs
@@ -206,23 +206,23 @@ def stats_from_wire(message: wire.Stats) -> EngineStats:
     return from_json(EngineStats, {name: value for name, value in found.items() if name in known})
 
 
-def tending_to_wire(tending: SessionTending) -> wire.Tending:
+def command_to_wire(command: SessionCommand) -> wire.Tending:
     return wire.Tending(
-        verb=tending.verb,
-        session=tending.session,
-        isolation=tending.isolation,
-        adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in tending.adapters],
-        token_ids=tending.token_ids,
-        public_tokens=tending.public_tokens,
-        waits=[wire.ToolWait(**asdict(wait)) for wait in tending.waits],
+        verb=command.verb,
+        session=command.session,
+        isolation=command.domain,
+        adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in command.adapters],
+        token_ids=command.token_ids,
+        public_tokens=command.public_tokens,
+        waits=[wire.ToolWait(**asdict(wait)) for wait in command.waits],
     )
 
 
-def tending_from_wire(message: wire.Tending) -> SessionTending:
-    return SessionTending(
+def command_from_wire(message: wire.Tending) -> SessionCommand:
+    return SessionCommand(
         verb=SessionVerb(message.verb),
         session=SessionKey(message.session),
-        isolation=IsolationDomain(message.isolation),
+        domain=IsolationDomain(message.isolation),
         adapters=tuple(AdapterUse(use.digest, use.weight) for use in message.adapters),
         token_ids=tuple(message.token_ids),
         public_tokens=message.public_tokens,

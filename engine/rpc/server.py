@@ -1,4 +1,8 @@
-"""The engine's gRPC face: one conversation for each gateway, on top of the loop's inbox."""
+"""The engine's gRPC server.
+
+Owns the server and the thread of the engine loop. Decides nothing: it turns calls into messages for the loop.
+Invariant: when a gateway disconnects, everything that it submitted is cancelled.
+"""
 
 import asyncio
 import logging
@@ -12,6 +16,7 @@ import grpc.aio
 
 from graftwork.engine.build.engine import Engine, SourceFor, build_engine
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.messages import (
@@ -21,14 +26,13 @@ from graftwork.engine.messages import (
     ForgetDomain,
     ProbeAdapter,
     ReadStats,
+    RunSessionCommand,
     Sink,
     Stop,
     SubmitRequest,
-    TendSession,
 )
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -40,7 +44,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
-    """Passes messages between gateways and the loop; decides nothing."""
+    """Passes messages between gateways and the loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._inbox = engine.loop.inbox
@@ -49,11 +53,11 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     async def Converse(  # noqa: N802 - gRPC's name
         self, messages: AsyncIterator[wire.GatewayMessage], context: Context
     ) -> AsyncIterator[wire.StepOutput]:
-        """Until the gateway hangs up; then everything it submitted is cancelled."""
+        """Serves one gateway until it disconnects, then cancels everything that it submitted."""
         event_loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[list[Output]] = asyncio.Queue()
+        outputs: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
 
-        def sink(step: list[Output]) -> None:
+        def sink(step: list[RequestOutput]) -> None:
             event_loop.call_soon_threadsafe(outputs.put_nowait, step)
 
         reading = asyncio.create_task(self._read(messages, sink))
@@ -77,11 +81,11 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     def _submit(self, submit: wire.Submit, sink: Sink) -> None:
         try:
             request = codec.request_from_wire(submit)
-        except ValueError as error:  # a word of another version
+        except ValueError as error:  # a field or value of another version
             refusal = InvalidRequest(
                 f"The engine does not know what is asked: {error}. Run gateway and engine of one version."
             )
-            sink([Output(RequestId(submit.request_id), refusal)])
+            sink([RequestOutput(RequestId(submit.request_id), refusal)])
         else:
             self._inbox.put(SubmitRequest(request, sink))
 
@@ -118,7 +122,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         def settle(memory: SessionMemory) -> None:
             event_loop.call_soon_threadsafe(_settle, answer, memory)
 
-        self._inbox.put(TendSession(codec.tending_from_wire(request), settle))
+        self._inbox.put(RunSessionCommand(codec.command_from_wire(request), settle))
         return codec.memory_to_wire(await answer)
 
     async def ForgetAdapter(  # noqa: N802
@@ -135,15 +139,15 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
 
 def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
-    if not answer.done():  # its caller may have gone meanwhile
+    if not answer.done():  # the caller may have gone
         answer.set_result(value)
 
 
 class EngineServer:
-    """The loop's thread and the gRPC server around it."""
+    """The gRPC server and the thread of the loop."""
 
     def __init__(self, engine: Engine, listen: str) -> None:
-        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`; port 0 takes a free one."""
+        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one."""
         self._engine = engine
         self._server = grpc.aio.server(options=_OPTIONS)
         engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
@@ -151,7 +155,7 @@ class EngineServer:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
-        """The loop has ended by an error of its own: nobody is served any more."""
+        """Set when the loop has ended by an error: nothing is served any more."""
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -167,14 +171,14 @@ class EngineServer:
             self._event_loop.call_soon_threadsafe(self.has_died.set)
 
     async def stop(self) -> None:
-        """Hang up on every gateway, then end the loop."""
+        """Disconnect all gateways, then end the loop."""
         await self._server.stop(grace=None)
         self._engine.loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join)
 
 
 def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str) -> None:
-    """Build an engine and serve it until SIGTERM or SIGINT."""
+    """Build an engine and serve until SIGTERM or SIGINT."""
     asyncio.run(_serve(build_engine(config, source_for), listen))
 
 

@@ -8,7 +8,7 @@ copy says nothing about the cost of prefilling.
 
 from dataclasses import dataclass
 
-from graftwork.engine.core.step import SequenceSlice, StepPlan
+from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.platform.clock import Clock
 
@@ -20,7 +20,7 @@ _FEWEST_TOKENS = 32
 class _Prefill:
     """The steps of one prompt so far: tokens [start, end) of it, and the time that they took."""
 
-    piece: SequenceSlice
+    piece: RequestSlice
     """Of the last step."""
     start: int
     seconds: float

@@ -1,4 +1,8 @@
-"""Loads on their way to running sequences: who waits for which, and who reads one that has not ended."""
+"""Tracks the loads that running requests wait for, or compute behind.
+
+Owns `pending_loads` and `overlapped_loads` of each request. Never starts a load: the KV cache does at admission.
+A request whose pending loads are all gone can be computed; a failed load costs it the pages that were not read.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,51 +10,51 @@ from dataclasses import dataclass, field
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
-from graftwork.engine.scheduler.request_state import Sequence
+from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.platform.ids import RequestId
 
 
 @dataclass(slots=True)
-class Landing:
-    """What the end of one load means."""
+class LoadOutcome:
+    """What the end of one load means for the requests that use it."""
 
-    arrived: list[Sequence] = field(default_factory=list)
-    """Those that have nothing more to wait for."""
-    ruined: list[RequestId] = field(default_factory=list)
-    """Those that have been computed with what did not arrive: their steps since are worth nothing."""
+    ready: list[RequestState] = field(default_factory=list)
+    """Requests that no longer wait for a load."""
+    failed: list[RequestId] = field(default_factory=list)
+    """Requests computed with pages that turned out to be unreadable; their tokens since are invalid."""
 
 
-class Landings:
-    """Changes what sequences wait for, and nothing else of them but the pages that could not be read."""
+class PendingLoads:
+    """Follows every load from its plan to its end."""
 
-    def __init__(self, memory: KvCacheManager, running: Mapping[RequestId, Sequence], page_tokens: int) -> None:
+    def __init__(self, memory: KvCacheManager, running: Mapping[RequestId, RequestState], page_tokens: int) -> None:
         self._memory = memory
         self._running = running
         self._page_tokens = page_tokens
 
-    def readable(self, plan: TransferPlan) -> list[Sequence]:
-        """A load may be planned with before it has ended; returns those that have nothing more to wait for."""
-        waiting = [sequence for sequence in self._running.values() if plan in sequence.arrivals]
-        for sequence in waiting:
-            sequence.arrivals.discard(plan)
-            sequence.reading.add(plan)
-        return [sequence for sequence in waiting if not sequence.arrivals]
+    def overlap(self, plan: TransferPlan) -> list[RequestState]:
+        """Let steps compute behind a load before it has ended. Returns the requests that no longer wait."""
+        waiting = [state for state in self._running.values() if plan in state.pending_loads]
+        for state in waiting:
+            state.pending_loads.discard(plan)
+            state.overlapped_loads.add(plan)
+        return [state for state in waiting if not state.pending_loads]
 
     def read_by(self, plan: StepPlan) -> set[TransferPlan]:
-        """Loads that have not ended, of pages that a step reads."""
-        return {load for piece in plan.slices for load in self._running[piece.request_id].reading}
+        """The loads that still run, of pages that a step reads."""
+        return {load for piece in plan.slices for load in self._running[piece.request_id].overlapped_loads}
 
-    def landed(self, done: TransferDone) -> Landing:
-        """A transfer has ended: who waited for it goes on, without the pages that could not be read."""
+    def finish(self, done: TransferDone) -> LoadOutcome:
+        """End a transfer. Pages that it could not read are released and will be computed again."""
         failed_from = self._memory.finish_transfer(done)
-        landing = Landing()
-        for sequence in self._running.values():
-            if done.plan in sequence.reading:
-                sequence.reading.discard(done.plan)
-                landing.ruined += [] if failed_from is None else [sequence.request_id]
-            elif done.plan in sequence.arrivals:
+        outcome = LoadOutcome()
+        for state in self._running.values():
+            if done.plan in state.overlapped_loads:
+                state.overlapped_loads.discard(done.plan)
+                outcome.failed += [] if failed_from is None else [state.request_id]
+            elif done.plan in state.pending_loads:
                 if failed_from is not None:
-                    self._memory.release(sequence.give_back(failed_from, self._page_tokens))
-                sequence.arrivals.discard(done.plan)
-                landing.arrived += [] if sequence.arrivals else [sequence]
-        return landing
+                    self._memory.release(state.truncate_pages(failed_from, self._page_tokens))
+                state.pending_loads.discard(done.plan)
+                outcome.ready += [] if state.pending_loads else [state]
+        return outcome

@@ -1,4 +1,8 @@
-"""What the scheduler asks of adapters; LoraPool answers it."""
+"""What a request needs besides pages: its adapters and its grammar, as the scheduler asks for them.
+
+Owns the two protocols alone. LoraPool implements AdapterProvider, the grammar manager GrammarProvider.
+Invariant: a provider never waits; what is not ready is made ready in the background.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -9,19 +13,19 @@ from graftwork.platform.errors import GraftworkError, InvalidRequest
 from graftwork.platform.ids import RequestId
 
 
-class AdapterResidency(Protocol):
-    """Whether an adapter's weights are on the device; pins keep them there."""
+class AdapterProvider(Protocol):
+    """Adapters on the device. A pinned adapter stays there."""
 
     def want(self, groups: list[tuple[str, ...]]) -> None:
-        """What each waiting request needs, in their order: loads are begun, room is made and given out."""
+        """Start loading the adapters of all waiting requests, given by request in the order of admission."""
         ...
 
     def is_ready(self, digest: str) -> bool:
-        """Whether a request may start with it now."""
+        """Whether a request may start with this adapter now."""
         ...
 
     def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
-        """Why adapters cannot serve one request together, as far as they are known by now."""
+        """Why these adapters cannot serve one request together, as far as it is known."""
         ...
 
     def pin(self, digest: str) -> None: ...
@@ -29,39 +33,43 @@ class AdapterResidency(Protocol):
     def unpin(self, digest: str) -> None: ...
 
 
-class GrammarResidency(Protocol):
-    """Whether a request's grammar is compiled, and where each running request stands in its own."""
+class GrammarProvider(Protocol):
+    """Compiled grammars, and the position of each running request in its own."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """All waiting requests, in their order: compiles are begun."""
+        """Start compiling the grammars of all waiting requests, given in the order of admission."""
         ...
 
-    def is_ready(self, request: EngineRequest) -> bool: ...
+    def is_ready(self, request: EngineRequest) -> bool:
+        """Whether the request may start now: its grammar is compiled, or it has none."""
+        ...
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Why a request cannot have its grammar, as far as that is known by now."""
+        """Why a request cannot have its grammar, as far as it is known."""
         ...
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """A request starts, or starts again behind what it has generated."""
+        """Start to follow a request. After a preemption, `generated` is its answer so far."""
         ...
 
-    def close(self, request_id: RequestId) -> None: ...
+    def close(self, request_id: RequestId) -> None:
+        """Stop following a request."""
+        ...
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
-        """The mask of a request's next token, or of the one behind some drafts that its grammar allows."""
+        """The mask of the token behind `drafted`, which the grammar allows; None without a grammar."""
         ...
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """A running request's next token; an error ends it."""
+        """Advance a running request by its next token. Returns the error that ends it, if any."""
         ...
 
 
 class NoGrammars:
-    """Every request with a grammar is refused, so that the other verbs have nothing to do."""
+    """A GrammarProvider that refuses every request with a grammar."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Nothing is begun."""
+        """Does nothing."""
 
     def is_ready(self, request: EngineRequest) -> bool:
         return True
@@ -72,10 +80,10 @@ class NoGrammars:
         return InvalidRequest("This engine serves no grammars.", param="grammar")
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Nothing to follow."""
+        """Does nothing."""
 
     def close(self, request_id: RequestId) -> None:
-        """Nothing to forget."""
+        """Does nothing."""
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
         return None

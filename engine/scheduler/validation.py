@@ -1,7 +1,7 @@
-"""From a request to a sequence, or to the error that says why it cannot be served.
+"""Decides whether a request can be served at all, and when a refused client should try again.
 
-Owns what can be known of a request by itself; never whether there is room for it. Pure but for the seed that is drawn
-for a request without one.
+Owns what is known of a request by itself, and the measured rate of finished requests.
+Never looks at memory: whether there is room now is the scheduler's question.
 """
 
 import math
@@ -11,14 +11,18 @@ from random import Random
 
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
 from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.scheduler.request_state import Sequence, history_for
+from graftwork.engine.scheduler.request_state import RequestState, history_for
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
+
+_SMOOTHING = 0.2
+_SHORTEST_S = 0.05
+_LONGEST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The engine's sizes, as far as scheduling is concerned."""
+    """The sizes of an engine that scheduling depends on."""
 
     page_tokens: int
     max_batch_tokens: int
@@ -29,8 +33,8 @@ class SchedulerLimits:
     eos_token_ids: frozenset[int]
 
 
-class Intake:
-    """Checks requests and makes sequences of them."""
+class RequestValidator:
+    """Checks requests and makes their states. It is pure, but for the seed that it draws for a request without one."""
 
     def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
         self._limits = limits
@@ -39,7 +43,7 @@ class Intake:
         self._seeds = seeds
 
     def check(self, request: EngineRequest) -> None:
-        """Raises InvalidRequest or ContextLengthExceeded for what this engine can never serve."""
+        """Raises InvalidRequest or ContextLengthExceeded for a request that this engine can never serve."""
         prompt, limits = request.prompt_token_ids, self._limits
         if not prompt:
             raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
@@ -53,12 +57,12 @@ class Intake:
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
 
-    def sequence(self, request: EngineRequest) -> Sequence:
-        """A sequence that has not begun."""
-        request = replace(request, adapters=tuple(sorted(request.adapters)))  # a sum has no order; its cache has
+    def new_state(self, request: EngineRequest) -> RequestState:
+        """The state of a checked request that has not started."""
+        request = replace(request, adapters=tuple(sorted(request.adapters)))  # one order, so that mixtures share KV
         sampling = request.sampling
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
-        return Sequence(
+        return RequestState(
             request=request,
             scope=self._scopes.for_request(request, self._limits.page_tokens),
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
@@ -85,7 +89,7 @@ def _check_mixture(request: EngineRequest) -> None:
 
 
 def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
-    """Raises InvalidRequest naming the field that holds an id which no token has."""
+    """Raises InvalidRequest, with the field's name, for a token id outside the vocabulary."""
     sampling = request.sampling
     named: Mapping[str, Iterable[int]] = {
         "prompt": request.prompt_token_ids,
@@ -97,3 +101,24 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
         if outside is not None:
             message = f"Token id {outside} is outside the vocabulary of {vocab_size} tokens."
             raise InvalidRequest(message, param=param)
+
+
+class ThroughputEstimate:
+    """The average time between two finished requests, by which a refused client is told when to try again."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_finished_at: float | None = None
+        self._seconds_between = 1.0
+
+    def record_finished(self) -> None:
+        """Call when a request has finished."""
+        now = self._clock.monotonic()
+        if self._last_finished_at is not None:
+            gap = now - self._last_finished_at
+            self._seconds_between += _SMOOTHING * (gap - self._seconds_between)
+        self._last_finished_at = now
+
+    def retry_after_s(self) -> float:
+        """Seconds until one place in a full queue is likely to be free."""
+        return min(max(self._seconds_between, _SHORTEST_S), _LONGEST_S)

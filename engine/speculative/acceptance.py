@@ -1,11 +1,9 @@
-"""How often guesses come true, by where they come from and how long their match is.
+"""How often draft tokens are accepted, by their source and by the length of their match.
 
-Two levels: the engine's own record, which begins with rough priors, and one for each sequence, which begins with the
-engine's. A sequence whose guesses fail soon stops paying for them, whatever its neighbours say; and one that goes over
-to quoting a tool's result is believed as soon.
-
-All tokens of a span are judged by the match that the span began with. That the first of them came true makes the next
-one no surer than the average says: a quotation is left at a point that nothing before it tells.
+Owns running averages on two levels: the engine's, which start from rough priors, and each request's, which start from
+the engine's. So a request whose drafts fail soon drafts less, whatever other requests do, and one that starts to
+quote a tool result soon drafts more.
+All tokens of a span are judged by the match that the span began with, because a quotation can end at any token.
 """
 
 from graftwork.engine.speculative.draft import Draft, DraftSource
@@ -17,16 +15,16 @@ _PRIORS: dict[DraftSource, tuple[float, ...]] = {
     DraftSource.SESSION: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
     DraftSource.CACHE: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
 }
-"""By bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, from 32 on."""
+"""Acceptance rates by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32 and more."""
 _ENGINE_MEMORY = 400
-_SEQUENCE_MEMORY = 32
-"""Guesses after which an average begins to forget."""
+_REQUEST_MEMORY = 32
+"""Draft tokens over which an average runs; older ones fade."""
 _PRIOR_WEIGHT = 8
-"""Guesses that an inherited rate counts for."""
+"""The number of draft tokens that an inherited rate counts as."""
 
 
 class AcceptanceRates:
-    """The rate of each source and bucket, as an average that forgets."""
+    """The acceptance rate of each source and bucket, as a running average."""
 
     def __init__(self, inherited: "AcceptanceRates | None" = None) -> None:
         self._inherited = inherited
@@ -35,14 +33,14 @@ class AcceptanceRates:
             for source, priors in _PRIORS.items()
         }
         self._counts = {name: [_PRIOR_WEIGHT] * (_LAST_BUCKET + 1) for name in _PRIORS}
-        self._memory = _ENGINE_MEMORY if inherited is None else _SEQUENCE_MEMORY
+        self._memory = _ENGINE_MEMORY if inherited is None else _REQUEST_MEMORY
 
     def rate(self, source: DraftSource, match_length: int) -> float:
-        """The chance that a token behind such a match comes true, if those between have."""
+        """The probability that a draft token behind such a match is accepted, given that those before it were."""
         return self._rates[source][_bucket(match_length)]
 
     def survival(self, draft: Draft) -> list[float]:
-        """The chance of each token of a draft that it and all before it come true."""
+        """For each token of a draft, the probability that it and all tokens before it are accepted."""
         chances: list[float] = []
         chance = 1.0
         for span in draft.spans:
@@ -52,14 +50,14 @@ class AcceptanceRates:
                 chances.append(chance)
         return chances
 
-    def record(self, source: DraftSource, match_length: int, *, came_true: bool) -> None:
-        """Note one guess, here and in what this was inherited from."""
+    def record(self, source: DraftSource, match_length: int, *, is_accepted: bool) -> None:
+        """Take in one verified draft token, here and in the rates that these were inherited from."""
         bucket = _bucket(match_length)
         counts, rates = self._counts[source], self._rates[source]
         counts[bucket] = min(counts[bucket] + 1, self._memory)
-        rates[bucket] += (came_true - rates[bucket]) / counts[bucket]
+        rates[bucket] += (is_accepted - rates[bucket]) / counts[bucket]
         if self._inherited is not None:
-            self._inherited.record(source, match_length, came_true=came_true)
+            self._inherited.record(source, match_length, is_accepted=is_accepted)
 
 
 def _bucket(match_length: int) -> int:

@@ -1,8 +1,8 @@
-"""Earlier answers to guess from, kept apart by scope: one isolation domain under one adapter or mixture.
+"""Earlier answers to draft from, kept apart by cache scope: one domain under one adapter or mixture.
 
-Bounded in bytes over all scopes; a full scope forgets its oldest answers, a full cache the scope that was used longest
-ago. A scope goes with its adapter. Nothing is ever found across scopes, so no tenant can tell from the pace of its own
-answers what another has been told.
+Owns the answers, within a bound in bytes over all scopes. A full scope drops its oldest answers; a full cache drops
+the scope that was used longest ago.
+Invariant: nothing is found across scopes, so the speed of an answer tells a tenant nothing about other tenants.
 """
 
 from collections import OrderedDict
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from graftwork.engine.core.prefix_keys import CacheScope
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
-from graftwork.engine.speculative.suffix_index import BYTES_PER_TOKEN, LONGEST_MATCH, SuffixIndex
+from graftwork.engine.speculative.suffix_index import BYTES_PER_TOKEN, SuffixIndex
 
-_SCOPE_SHARE = 8
-"""A scope takes at most this part of the cache."""
+_SCOPE_FRACTION = 8
+"""One scope takes at most one part in this many of the cache."""
 
 
 @dataclass(slots=True)
 class _Answers:
-    """The answers of one scope, one behind the other, oldest first."""
+    """The answers of one scope in one list, the oldest first."""
 
     adapter_digests: frozenset[str]
     tokens: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class _Answers:
         self.index.enter(start, start, len(self.tokens))
 
     def keep_last(self, num_tokens: int) -> None:
-        """Forget whole answers, the oldest first, until at most `num_tokens` are left."""
+        """Drop whole answers, the oldest first, until at most `num_tokens` are left."""
         ends = [*self.starts[1:], len(self.tokens)]
         kept = [
             self.tokens[start:end]
@@ -50,7 +50,7 @@ class _Answers:
 
 
 class AnswerCache:
-    """Answers by scope. Owned by the engine's loop."""
+    """Answers by scope. Used by the engine loop's thread alone."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_tokens = max_bytes // BYTES_PER_TOKEN
@@ -63,12 +63,12 @@ class AnswerCache:
 
     @property
     def scopes(self) -> tuple[CacheScope, ...]:
-        """The one used longest ago first."""
+        """All scopes, the one used longest ago first."""
         return tuple(self._answers)
 
     def remember(self, scope: CacheScope, adapter_digests: Iterable[str], answer: Sequence[int]) -> None:
-        """Keep an answer, with the few tokens before it that lead to its beginning; one that is too long in part."""
-        most = self._max_tokens // _SCOPE_SHARE
+        """Keep an answer, which may begin with a few tokens of the prompt. Of one that is too long, keep the end."""
+        most = self._max_tokens // _SCOPE_FRACTION
         answer = answer[-most:] if most else ()
         if not answer:
             return
@@ -84,7 +84,7 @@ class AnswerCache:
             self._forget(next(iter(self._answers)))
 
     def propose(self, scope: CacheScope, tail: Sequence[int], max_tokens: int) -> DraftSpan | None:
-        """What followed the longest known suffix of `tail` in the latest answer that has it."""
+        """The tokens that followed the longest known suffix of `tail`, in the latest answer that contains it."""
         answers = self._answers.get(scope)
         match = None if answers is None else answers.index.find(tail)
         if answers is None or match is None:
@@ -93,7 +93,7 @@ class AnswerCache:
         return DraftSpan(DraftSource.CACHE, match.match_length, tuple(following))
 
     def forget_adapter(self, digest: str) -> None:
-        """Drop every scope that this adapter is part of."""
+        """Drop every scope that uses this adapter."""
         for scope in [scope for scope, answers in self._answers.items() if digest in answers.adapter_digests]:
             self._forget(scope)
 
@@ -101,25 +101,6 @@ class AnswerCache:
         self._num_tokens -= len(self._answers.pop(scope).tokens)
 
     def check_integrity(self) -> None:
-        """Recount, and hold the count to its bound."""
+        """Asserts that the counted tokens are right and within the bound."""
         assert self._num_tokens == sum(len(answers.tokens) for answers in self._answers.values())
         assert self._num_tokens <= self._max_tokens
-
-
-class CacheLookup:
-    """The cache as one sequence's drafter."""
-
-    def __init__(self, token_ids: list[int], scope: CacheScope, cache: AnswerCache) -> None:
-        """`token_ids` is the sequence's own list, which grows."""
-        self._token_ids = token_ids
-        self._scope = scope
-        self._cache = cache
-
-    def observe(self) -> None:
-        """An answer is entered once it has ended."""
-
-    def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
-        tail = self._token_ids[-LONGEST_MATCH:]
-        if drafted:
-            tail = [*tail, *drafted][-LONGEST_MATCH:]
-        return self._cache.propose(self._scope, tail, max_tokens)

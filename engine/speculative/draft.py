@@ -1,7 +1,7 @@
-"""What a drafter hands over: tokens that a sequence may go on with, and how well they are founded.
+"""A draft: tokens that a request may continue with, and where they come from.
 
-A draft is a guess and never output: the step that computes it samples the true token after every row, and what does
-not equal the draft is dropped. So nothing here can change what a request answers, only how soon.
+A draft is a guess and never output. The step that verifies it samples the true token at each position and drops the
+draft from the first difference on. So a draft cannot change an answer; it can only make it faster.
 """
 
 from dataclasses import dataclass
@@ -10,31 +10,31 @@ from typing import Protocol
 
 
 class DraftSource(StrEnum):
-    """Where a guess comes from."""
+    """Where a draft token comes from."""
 
     GRAMMAR = "grammar"
-    """Spelled out by the constraint that the answer must keep."""
+    """The only tokens that the request's grammar allows."""
     PREDICTION = "prediction"
-    """What the client expects the answer to be."""
+    """The answer that the client predicted."""
     SESSION = "session"
-    """What stood before in this prompt and answer."""
+    """Earlier tokens of the same prompt and answer."""
     CACHE = "cache"
-    """Earlier answers of the same isolation domain under the same adapters."""
+    """Earlier answers of the same domain under the same adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSpan:
-    """Tokens in a row from one source."""
+    """Consecutive draft tokens from one source."""
 
     source: DraftSource
     match_length: int
-    """How many tokens before the first of them agree with where they were found."""
+    """How many tokens before the span equal those before the place where it was found."""
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Spans that follow one another."""
+    """Consecutive spans."""
 
     spans: tuple[DraftSpan, ...] = ()
 
@@ -46,7 +46,7 @@ class Draft:
         return tuple(token for span in self.spans for token in span.token_ids)
 
     def first(self, num_tokens: int) -> "Draft":
-        """The draft cut to its first tokens."""
+        """The first `num_tokens` of the draft."""
         if num_tokens >= len(self):
             return self
         spans: list[DraftSpan] = []
@@ -59,24 +59,24 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """One source of guesses for one sequence; reads the sequence's tokens, and changes nothing but its own memory."""
+    """One source of draft tokens for one request. Reads the request's tokens and changes only its own state."""
 
     def observe(self) -> None:
-        """Take in the tokens that were added to the sequence since the last time."""
+        """Take in the tokens that the request has gained since the last call."""
         ...
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
-        """Guess what follows the sequence and `drafted`, in 1 to `max_tokens` tokens; None where nothing is known."""
+        """Draft 1 to `max_tokens` tokens behind the request and `drafted`; None without an idea."""
         ...
 
 
 class DraftConstraint(Protocol):
-    """What a sequence may say at all, as far as drafts are concerned. Asking changes nothing."""
+    """What the grammar of a request allows. Its methods change nothing."""
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """What must come next, as far as it is settled, in its most compact spelling."""
+        """The next tokens as far as the grammar leaves no choice of text, in the fewest tokens."""
         ...
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """How many of these tokens may stand next, in this order; a guess beyond them is sure to fail."""
+        """How many of these tokens the grammar allows next, in this order."""
         ...

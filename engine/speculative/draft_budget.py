@@ -1,83 +1,89 @@
-"""How many drafted tokens each sequence of a step has verified: where they are worth most, and no more than pays.
+"""Decides how many draft tokens of each request a step verifies, and in which steps drafting is worth its cost.
 
-A step makes one token for every sequence, and one more for each guess that comes true. Of all guesses in the batch the
-likeliest are taken first; a guess is never likelier than the one before it, so each sequence gets the beginning of its
-draft. As many are taken as give the most tokens per second by the measured cost of rows; none where that is no gain.
-Source: the marginal gains of vLLM's adaptive verification, over every number of rows.
+A step generates one token for each request, and one more for each draft token that is accepted.
+The likeliest draft tokens of the batch are taken first, as many as give the most tokens per second by the measured
+cost of rows. A draft token is never likelier than the one before it, so each request gets a prefix of its draft.
+Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _LEAST_GAIN = 0.1
-"""What drafts must add to the tokens per second to be worth while: an estimate is no more exact than that."""
+"""Drafts must raise the tokens per second by this fraction; estimates are no more exact than that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Allotment:
-    """A step's verify rows."""
+class DraftBudget:
+    """The draft tokens that one step verifies."""
 
     lengths: tuple[int, ...]
-    """By sequence."""
+    """By request."""
     gain: float
-    """What they are expected to add to the tokens per second, as a share; 0 without any."""
+    """By which fraction they are expected to raise the tokens per second; 0 without drafts."""
 
 
-def allot(survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], spare_rows: int) -> Allotment:
-    """How many tokens of each draft to verify, `spare_rows` at most in all.
+def budget_drafts(
+    survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], spare_rows: int
+) -> DraftBudget:
+    """How many tokens of each draft to verify, at most `spare_rows` in all.
 
-    survivals: for each sequence that makes a token in this step, the chances of its draft's tokens to come true, each
-    at most the one before. Chunks of prompts in the same step are left out of the account: a guess delays them by what
-    it costs among decoding rows, and they make it no cheaper.
+    survivals: for each request that generates a token in this step, the probability of each of its draft tokens to be
+    accepted; it never rises. seconds: of a step with that many rows. Prompt chunks in the same step are left out:
+    a draft token delays them by what it costs among decoding rows.
     """
     ranked = sorted(((chance, index) for index, chances in enumerate(survivals) for chance in chances), reverse=True)
     num_rows = len(survivals)
-    made = float(num_rows)
-    pace = least = made / seconds(num_rows)
+    expected_tokens = float(num_rows)
+    best = without_drafts = expected_tokens / seconds(num_rows)
     num_taken = 0
     for count, (chance, _) in enumerate(ranked[: max(spare_rows, 0)], start=1):
-        made += chance
-        faster = made / seconds(num_rows + count)
-        if faster > max(pace, (1 + _LEAST_GAIN) * least):
-            pace, num_taken = faster, count
+        expected_tokens += chance
+        tokens_per_second = expected_tokens / seconds(num_rows + count)
+        if tokens_per_second > max(best, (1 + _LEAST_GAIN) * without_drafts):
+            best, num_taken = tokens_per_second, count
     lengths = [0] * len(survivals)
     for _, index in ranked[:num_taken]:
         lengths[index] += 1
-    return Allotment(tuple(lengths), pace / least - 1 if num_taken else 0.0)
+    return DraftBudget(tuple(lengths), best / without_drafts - 1 if num_taken else 0.0)
 
 
 _SMOOTHING = 0.2
 
 
-_WORTH = 2.0
-"""What drafts must gain over the time that was taken to choose them: learning from them takes about as much again."""
+_LEAST_RATIO = 2.0
+"""Of a draft's gain to the time that choosing it took. Learning from it takes about as much time again."""
 
 
-_LONGEST_REST = 64
+_LONGEST_PAUSE = 64
 """Steps."""
 
 
-class Effort:
-    """Averages of what drafts gain and what they cost, both as shares of a step."""
+class DraftBackoff:
+    """Pauses drafting while it costs more than it gains; each pause is twice as long as the one before."""
 
     def __init__(self) -> None:
         self._gain = 0.2
+        """Average gain of drafts, as a fraction of a step's tokens."""
         self._cost = 0.0
+        """Average time to choose them, as a fraction of a step's time."""
         self._pause = 0
-        self._rest = 0
-        self._batch = 0
+        """Steps of the present pause."""
+        self._steps_left = 0
+        self._batch_size = 0
+        """Requests in the batch when the pause began."""
 
-    def is_called_for(self, num_sequences: int) -> bool:
-        """Whether to guess in this step; asked once a step."""
-        if 2 * num_sequences <= self._batch:
-            self._pause = self._rest = self._batch = 0
-        self._rest = max(self._rest - 1, 0)
-        return self._rest == 0
+    def should_draft(self, num_requests: int) -> bool:
+        """Whether to draft in this step. Call once a step. A batch of half the size ends the pause."""
+        if 2 * num_requests <= self._batch_size:
+            self._pause = self._steps_left = self._batch_size = 0
+        self._steps_left = max(self._steps_left - 1, 0)
+        return self._steps_left == 0
 
-    def record(self, num_sequences: int, gain: float, cost: float) -> None:
-        """A step's drafts are expected to gain this share of its tokens, and took this share of its time."""
+    def record(self, num_requests: int, gain: float, cost: float) -> None:
+        """Take in a step's drafts: the expected gain in tokens, and the time to choose them, as fractions of the step."""
         self._gain += _SMOOTHING * (gain - self._gain)
         self._cost += _SMOOTHING * (cost - self._cost)
-        is_worth_it = self._gain >= _WORTH * self._cost
-        self._pause = 0 if is_worth_it else min(max(2 * self._pause, 2), _LONGEST_REST)
-        self._rest, self._batch = self._pause, num_sequences
+        is_worth_it = self._gain >= _LEAST_RATIO * self._cost
+        self._pause = 0 if is_worth_it else min(max(2 * self._pause, 2), _LONGEST_PAUSE)
+        self._steps_left, self._batch_size = self._pause, num_requests

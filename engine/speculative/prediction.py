@@ -1,9 +1,9 @@
-"""Guesses from the client's own prediction of the answer, as OpenAI's `prediction` gives it.
+"""Drafts from the client's own prediction of the answer, as OpenAI's `prediction` field gives it.
 
-A cursor stands where the answer has come to in the prediction. Where they part, the cursor waits behind the token that
-was predicted and did not come, and is set anew as soon as the answer has said a few tokens that the prediction says, too:
-at the nearest such place ahead, or behind where there is none ahead. So an answer that drops, adds, changes or moves a
-passage is followed again right after it.
+Owns a cursor: the position in the prediction that the answer has reached.
+Where the answer differs, the cursor waits behind the predicted token that did not come. It is set again once the last
+few tokens of the answer occur in the prediction: at the nearest such place ahead, else at the last one behind. So an
+answer that omits, adds, changes or moves a passage is followed again right after that passage.
 """
 
 from bisect import bisect_left
@@ -11,31 +11,31 @@ from bisect import bisect_left
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 
 _RESYNC_LENGTHS = (4, 2)
-"""Tokens that must agree before the cursor jumps; four are trusted before two."""
+"""The last tokens of the answer that must occur in the prediction to move the cursor; four are tried before two."""
 
 
 class PredictionFollower:
-    """The cursor of one sequence in its prediction."""
+    """The cursor of one request in its prediction."""
 
     def __init__(self, token_ids: list[int], prediction: tuple[int, ...]) -> None:
-        """`token_ids` is the sequence's own list, which grows; what it holds already is the prompt."""
+        """`token_ids` is the request's own list, which grows; so far it holds the prompt."""
         self.num_matched = 0
-        """Tokens of the prediction that came, each counted once."""
+        """Tokens of the prediction that are part of the answer, each counted once."""
         self._token_ids = token_ids
         self._num_prompt = self._num_seen = len(token_ids)
         self._prediction = prediction
         self._cursor = 0
         self._run = 0
-        """Tokens in a row that came as predicted."""
+        """Consecutive tokens that came as predicted, up to the last one."""
         self._matched_to = 0
-        """Of the prediction, counted or given up."""
+        """The position in the prediction up to which tokens are counted or given up."""
         self._counted_to = self._num_prompt
-        """Of the answer's tokens, counted or given up."""
+        """The position in `token_ids` up to which tokens are counted or given up."""
         self._places = {length: _places(prediction, length) for length in _RESYNC_LENGTHS}
 
     @property
     def num_unmatched(self) -> int:
-        """Tokens of the prediction that did not come."""
+        """Tokens of the prediction that are not part of the answer."""
         return len(self._prediction) - self.num_matched
 
     def observe(self) -> None:
@@ -45,12 +45,12 @@ class PredictionFollower:
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
         if drafted:
-            return None  # forced text has moved the answer away from where the cursor stands
+            return None  # the cursor is not behind the drafted tokens
         following = self._prediction[self._cursor : self._cursor + max_tokens]
         return DraftSpan(DraftSource.PREDICTION, self._run, following) if following else None
 
     def _take(self, end: int) -> None:
-        """One more token of the answer, the one at `end - 1`."""
+        """Follow one more token of the answer, the one at `end - 1`."""
         if self._cursor < len(self._prediction) and self._prediction[self._cursor] == self._token_ids[end - 1]:
             self._cursor += 1
             self._run += 1
@@ -72,14 +72,14 @@ class PredictionFollower:
         return False
 
     def _count(self, num_tokens: int, end: int) -> None:
-        """The last `num_tokens` of the answer up to `end` are those before the cursor; count what is not counted."""
+        """Count the last `num_tokens` of the answer before `end`, which match those before the cursor, if not yet counted."""
         self.num_matched += max(0, min(num_tokens, self._cursor - self._matched_to, end - self._counted_to))
         self._matched_to = max(self._matched_to, self._cursor)
         self._counted_to = end
 
 
 def _places(tokens: tuple[int, ...], length: int) -> dict[tuple[int, ...], list[int]]:
-    """The positions after every n-gram, ascending."""
+    """The positions behind each n-gram, ascending."""
     places: dict[tuple[int, ...], list[int]] = {}
     for end in range(length, len(tokens) + 1):
         places.setdefault(tokens[end - length : end], []).append(end)

@@ -1,26 +1,23 @@
-"""What a step costs by its number of rows, learned from the steps themselves.
+"""How long a step takes by its number of rows, learned from recent decoding steps.
 
-A straight line through what was measured lately. The steps of one engine are alike but for their rows, so the line's
-slope is what one more row costs here and now: on this device, at these lengths of context, beside these neighbours. It
-forgets within two hundred steps, and so follows contexts that grow and batches that fill. Where the rows have hardly
-varied, the part of a step that all rows share is taken to cost what eight of them do.
-
-Steps of a busy machine scatter, and an estimate that happens to be low would be acted on more than one that happens to
-be high. So a row is taken to cost its estimate and the estimate's standard error.
+Owns a weighted linear fit of seconds over rows. Its slope is the cost of one more row at present: on this device, with
+these context lengths and batches. Steps fade within about two hundred, so the fit follows growing contexts.
+While the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
+The standard error is added to the slope: an estimate that is too low by chance would cause useless drafts.
 """
 
 from math import sqrt
 
 _MEMORY = 0.995
-"""What a step's weight is multiplied by at every later one."""
+"""The factor by which a step's weight fades with each later step."""
 _LONGEST_SURPRISE = 2.0
-"""A step that the machine held up for longer than this times what was expected counts as this much."""
+"""A step counts as at most this many times its expected duration, and at least its inverse."""
 _SHARED_ROWS = 8
-"""What a step costs before its first row, in rows, as long as nothing tells."""
+"""The assumed fixed cost of a step, in rows."""
 
 
 class StepCost:
-    """Seconds of a step of so many rows; only ratios between numbers of rows matter to who asks."""
+    """Seconds of a step by its rows. Callers use only the ratios between them."""
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -31,13 +28,13 @@ class StepCost:
         self._scatter = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """What a step of `num_rows` is expected to take: more than nothing, and no less than one of fewer rows."""
+        """The expected seconds of a step of `num_rows`: above zero, and never falling with more rows."""
         return max(self._mean_seconds + self.slope * (num_rows - self._mean_rows), 0.05 * self._mean_seconds)
 
     @property
     def slope(self) -> float:
-        """Seconds of one more row: from nothing to an equal share of the step."""
-        doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows: a spread so narrow tells little
+        """Seconds of one more row, between zero and the mean seconds per row."""
+        doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows: a smaller variance tells little
         most = self._mean_seconds / self._mean_rows
         guess = self._mean_seconds / (self._mean_rows + _SHARED_ROWS)
         slope = (self._covariance + doubt * guess) / (self._variance + doubt)
@@ -49,7 +46,7 @@ class StepCost:
         return sqrt(unexplained / (max(self._weight, 1.0) * (self._variance + doubt)))
 
     def record(self, num_rows: int, seconds: float) -> None:
-        """Take in how long a step of `num_rows` took."""
+        """Take in the duration of a step of `num_rows`."""
         if seconds <= 0:
             return
         if self._weight:

@@ -1,35 +1,35 @@
-"""Where the last tokens of a text stood before in a list of tokens, and what followed them there.
+"""Finds where the last tokens of a text occurred before in a list of tokens.
 
-For each of a few lengths n the index remembers the place after the latest occurrence of every n-gram. A dictionary is
-filled at the speed of C from slices of the list, so a prompt of a hundred thousand tokens costs milliseconds once, and
-a new token a microsecond.
-Source: prompt lookup (Saxena 2023), with the latest match instead of the first; the ladder of lengths stands in for the
-suffix tree of Oliaro et al. 2024 (SuffixDecoding).
+Owns, for a few lengths n, the position behind the latest occurrence of each n-gram. Never copies the tokens.
+Its dictionaries are filled from slices of the list, in C: a prompt of 100,000 tokens takes milliseconds once, and each
+new token a microsecond.
+Source: prompt lookup (Saxena 2023), with the latest match instead of the first; several lengths replace the suffix
+tree of SuffixDecoding (Oliaro et al. 2024).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 NGRAM_LENGTHS = (8, 3)
-"""The longest first: eight tokens seldom agree by chance, three find what is new."""
+"""The longest first. Eight tokens seldom agree by chance; three also find recent repetitions."""
 LONGEST_MATCH = 32
-"""A match is followed back no further: by then it is as good as certain."""
+"""The longest match that is measured; a longer one would be no more certain."""
 BYTES_PER_TOKEN = 2 * 160
-"""What a token costs over all n-grams: a tuple, a number, and its places in two dictionaries."""
+"""Memory of one token: its n-gram tuples and positions, and their entries in two dictionaries."""
 _FEW = 8
-"""Tokens that are entered faster one by one than by columns."""
+"""Up to this many tokens are entered faster one by one than by columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixMatch:
-    """`tokens[position:]` followed the same `match_length` tokens, which is 3, 8, 16 or 32: the most that agree."""
+    """`tokens[position:]` came after the same `match_length` tokens: the largest of 3, 8, 16 and 32 that agrees."""
 
     position: int
     match_length: int
 
 
 class SuffixIndex:
-    """N-grams of a list that others append to; entered only once a token follows them."""
+    """The n-grams of a list that its owner appends to. An n-gram is entered once a token follows it."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
@@ -47,7 +47,7 @@ class SuffixIndex:
             following.update(zip(zip(*columns, strict=True), range(begin, end), strict=True))
 
     def find(self, tail: Sequence[int]) -> SuffixMatch | None:
-        """The latest occurrence of the longest n-gram that `tail` ends with. `tail` holds up to LONGEST_MATCH tokens."""
+        """The latest occurrence of the longest known n-gram at the end of `tail`, which has up to LONGEST_MATCH tokens."""
         for length, following in self._following.items():
             if len(tail) < length:
                 continue

@@ -61,7 +61,9 @@ class Principal:
         return min(asked, self.tier_ceiling, key=SERVICE_TIERS.index)
 
     def isolation(self, pepper: bytes) -> IsolationDomain:
-        """The domain whose cached prefixes this tenant's requests may share: its own, under a name that nobody can compute."""
+        """The domain whose cached prefixes this tenant's requests may share: its own, under a name that nobody can
+        compute.
+        """
         return isolation_of(self.tenant_id, pepper)
 
 

@@ -193,7 +193,10 @@ class Tenancy:
             return await repository.list_audit_entries(session, page)
 
     async def _prove(self, session: ReadSession, parts: KeyParts) -> tuple[ApiKey, Tenant]:
-        """Check a key's secret and return the key with its tenant. Takes the same time for an unknown key as for a wrong secret."""
+        """Check a key's secret and return the key with its tenant.
+
+        Takes the same time for an unknown key as for a wrong secret.
+        """
         holder = await repository.find_key_holder(session, parts.public_id)
         if not matches(parts, holder[0].key_hash if holder else None, self._pepper) or holder is None:
             raise _wrong_key()

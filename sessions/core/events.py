@@ -1,9 +1,9 @@
-"""What a session tells its readers, numbered without a gap.
+"""The events of sessions, numbered without a gap.
 
-Owns the events' shapes, and the feed that wakes whoever follows a running turn.
-Never stores anything: an event reaches a feed only once it is stored.
-Invariant: a feed holds the newest events, each number once and in order; a reader who falls behind it reads the store,
-so that no reader can slow a turn or fill the memory.
+Owns the shapes of events, and the feed that wakes the readers of a running turn.
+Never stores anything: an event is added to a feed after it is stored.
+Invariant: a feed holds the newest events in order, each once. A slow reader reads older ones from the store, so no
+reader can slow a turn down or fill the memory.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUM
 
 @dataclass(frozen=True, slots=True)
 class EventDraft:
-    """An event before it has a number."""
+    """An event without a number."""
 
     type: EventType
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class EventDraft:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvent:
-    """An event as it is stored and sent."""
+    """An event as the store and the clients have it."""
 
     session_id: SessionId
     turn_id: TurnId
@@ -63,13 +63,13 @@ class SessionEvent:
         return self.type in TERMINAL_TYPES
 
     def data(self) -> dict[str, Any]:
-        """The payload that a client reads."""
+        """The event's JSON body for clients."""
         head = {"type": self.type.value, "seq": self.seq, "session_id": self.session_id, "turn_id": self.turn_id}
         return {**head, **self.fields}
 
 
 def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
-    """The first event of every turn; without a cache report if it ended before the engine took it."""
+    """The first event of every turn. `cache` is None if the turn ended before the engine admitted it."""
     return EventDraft(EventType.TURN_CREATED, {"cache": cache})
 
 
@@ -92,7 +92,7 @@ def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
 def number_events(
     drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
 ) -> tuple[SessionEvent, ...]:
-    """The drafts as events of which the last is `last_seq`."""
+    """Number the drafts so that the last one gets `last_seq`."""
     first = last_seq - len(drafts) + 1
     return tuple(
         SessionEvent(session_id, turn_id, seq, draft.type, draft.fields) for seq, draft in enumerate(drafts, first)
@@ -117,7 +117,7 @@ def _continues(earlier: EventDraft, later: EventDraft) -> bool:
 
 
 class EventFeed:
-    """The newest stored events of one session's running turn, for readers in this process."""
+    """The newest stored events of one running turn, for readers in this process."""
 
     def __init__(self, last_seq: int, max_events: int = _FEED_EVENTS) -> None:
         self._events: deque[SessionEvent] = deque(maxlen=max_events)
@@ -127,7 +127,7 @@ class EventFeed:
         self.is_closed = False
 
     def publish(self, events: Sequence[SessionEvent]) -> None:
-        """Show stored events to the readers."""
+        """Add stored events, and wake the readers."""
         for event in events:
             assert event.seq == self.last_seq + 1
             self._events.append(event)
@@ -135,22 +135,22 @@ class EventFeed:
         self._wake()
 
     def close(self) -> None:
-        """The turn has ended: what is still missing here, if anything, is in the store."""
+        """Mark the turn as ended. Events that are missing here are in the store."""
         self.is_closed = True
         self._wake()
 
     def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
-        """The events behind `seq`; None if the feed no longer has them all, or never had."""
+        """The events whose number is above `seq`, or None if the feed does not have them all."""
         first = self._events[0].seq if self._events else self.last_seq + 1
         if seq + 1 < first:
             return None
         return tuple(islice(self._events, max(0, seq + 1 - first), None))
 
     def next_change(self) -> asyncio.Event:
-        """Set once something is published, or the feed closes, from now on. Take it before looking at the feed."""
+        """An event that is set by the next `publish` or `close`. Take it before you read the feed."""
         return self._changed
 
     def _wake(self) -> None:
-        # Whoever waits holds the old event; whoever comes later takes the new one.
+        # Present waiters hold the old event; later ones take the new one.
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,8 +1,8 @@
-"""The items that a session's history is made of, in the Responses API's shapes.
+"""The items of a session's history, in the Responses API's shapes.
 
-Owns the shapes of `message`, `function_call` and `function_call_output`, and how they read as messages of a prompt.
+Owns the shapes of `message`, `function_call` and `function_call_output`, and their form in a prompt.
 Never touches tokens or storage.
-An item never changes once it is made: a history is edited by going back to a checkpoint, not by rewriting.
+Invariant: an item never changes. A client edits a history by rewinding to a checkpoint.
 """
 
 import json
@@ -13,12 +13,11 @@ from typing import Any
 
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
-from graftwork.sessions.text.messages import ROLES, Message, ToolCall
+from graftwork.sessions.text.messages import ROLES, Message, PartRules, ToolCall, read_content
 
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
 _INPUT_ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_PART_FIELDS = frozenset({"type", "text", "annotations", "logprobs"})
 
 
 class ItemType(StrEnum):
@@ -29,7 +28,7 @@ class ItemType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of a history. `body` is what a client is shown, `id` and `type` included."""
+    """One entry of a history. `body` is the JSON body for clients, with `id` and `type`."""
 
     item_id: ItemId
     type: ItemType
@@ -37,24 +36,24 @@ class Item:
 
     @property
     def call_id(self) -> CallId:
-        """The call that this item makes or answers."""
+        """The id of the call that this item makes or answers. Not for messages."""
         assert self.type is not ItemType.MESSAGE
         return CallId(self.body["call_id"])
 
     @property
     def text(self) -> str:
-        """What a message says, its parts one a line, as in chat.completions."""
+        """A message's text, one line for each part."""
         assert self.type is ItemType.MESSAGE
         return "\n".join(part["text"] for part in self.body["content"])
 
 
 def item_from_body(body: dict[str, Any]) -> Item:
-    """The item whose body was stored."""
+    """Make an item from its stored body."""
     return Item(ItemId(body["id"]), ItemType(body["type"]), body)
 
 
 def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
-    """A message, one part a text; `incomplete` marks an answer that was cut off at its token limit."""
+    """Make a message with one part for each text. `incomplete`: the answer reached its token limit."""
     spoken = role == "assistant"
     parts = [
         {"type": "output_text", "text": text, "annotations": []} if spoken else {"type": "input_text", "text": text}
@@ -67,19 +66,19 @@ def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | 
 def function_call(
     call_id: CallId, name: str, arguments: str, *, incomplete: bool = False, item_id: ItemId | None = None
 ) -> Item:
-    """A call that the model made; `arguments` is JSON text, unless the call was cut off at a token limit."""
+    """Make a tool call. `arguments` is JSON text; if `incomplete`, the call reached the token limit and may be cut."""
     status = "incomplete" if incomplete else "completed"
     fields = {"status": status, "call_id": call_id, "name": name, "arguments": arguments}
     return _item(ItemType.FUNCTION_CALL, fields, item_id)
 
 
 def function_call_output(call_id: CallId, output: str) -> Item:
-    """What a tool answered."""
+    """Make the item of a tool's output."""
     return _item(ItemType.FUNCTION_CALL_OUTPUT, {"status": "completed", "call_id": call_id, "output": output})
 
 
 def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """A turn's input, a text or a list of message items. Raises ValidationFailed naming the field."""
+    """Read a turn's input: a text, or a list of messages. Raises ValidationFailed with the field's name."""
     if isinstance(raw, str):
         return (message("user", _text(raw, param)),)
     if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not raw:
@@ -88,7 +87,7 @@ def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def parse_output(raw: object, param: str) -> str:
-    """A tool's output as text: a text as it is, anything else as JSON. Raises ValidationFailed."""
+    """Read a tool's output: a text stays as it is, other values become JSON. Raises ValidationFailed."""
     if isinstance(raw, str):
         return _text(raw, param)
     try:
@@ -98,7 +97,7 @@ def parse_output(raw: object, param: str) -> str:
 
 
 def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
-    """The items as messages of a prompt; an answer's text and the calls after it are one message."""
+    """Convert items to messages of a prompt. An answer's text and its calls become one message."""
     messages: list[Message] = []
     names = {item.call_id: str(item.body["name"]) for item in items if item.type is ItemType.FUNCTION_CALL}
     for item in items:
@@ -114,12 +113,12 @@ def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
 
 
 def answer_message_id(turn_id: TurnId) -> ItemId:
-    """The id of what a turn's answer says: known to whoever follows the turn, before the item is stored."""
+    """The item id of a turn's answer text. Readers of the events know it before the item is stored."""
     return ItemId("msg_" + turn_id.removeprefix("turn_"))
 
 
 def call_item_id(call_id: CallId) -> ItemId:
-    """The id of the item that makes a call of the model's."""
+    """The item id of a tool call that the model made."""
     return ItemId("fc_" + call_id.removeprefix("call_"))
 
 
@@ -143,21 +142,24 @@ def _parse_message(raw: object, param: str) -> Item:
     return message(role, *_content_texts(raw.get("content"), f"{param}.content"))
 
 
+def _refuse_part(_: object, param: str) -> ValidationFailed:
+    return ValidationFailed(f"{param}.type must be one of {', '.join(_TEXT_PARTS)}.", param=f"{param}.type")
+
+
+_PARTS = PartRules(
+    text_fields=dict.fromkeys(_TEXT_PARTS, "text"),
+    error=ValidationFailed,
+    refusal=_refuse_part,
+    known_fields=frozenset({"type", "text", "annotations", "logprobs"}),
+)
+
+
 def _content_texts(raw: object, param: str) -> list[str]:
-    if isinstance(raw, str):
-        return [_text(raw, param)]
-    if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not raw:
-        raise ValidationFailed(f"{param} must be a text or a list of text parts.", param=param)
-    return [_part_text(part, f"{param}[{index}]") for index, part in enumerate(raw)]
-
-
-def _part_text(raw: object, param: str) -> str:
-    if not isinstance(raw, Mapping):
-        raise ValidationFailed(f"{param} must be an object.", param=param)
-    if raw.get("type") not in _TEXT_PARTS:
-        raise ValidationFailed(f"{param}.type must be one of {', '.join(_TEXT_PARTS)}.", param=f"{param}.type")
-    _refuse_unknown_fields(raw, _PART_FIELDS, param)
-    return _text(raw.get("text"), f"{param}.text")
+    """The texts of a message, at least one. Raises ValidationFailed for text that UTF-8 cannot carry."""
+    texts = read_content(raw, param, _PARTS)
+    if not texts:
+        raise ValidationFailed(f"{param} must be a text or a list of parts.", param=param)
+    return [_text(text, param) for text in texts]
 
 
 def _refuse_unknown_fields(raw: Mapping[str, Any], known: frozenset[str], param: str) -> None:
@@ -167,7 +169,7 @@ def _refuse_unknown_fields(raw: Mapping[str, Any], known: frozenset[str], param:
 
 
 def _text(raw: object, param: str) -> str:
-    """`raw` if it is text that UTF-8 can carry: a lone surrogate has no bytes, and so no tokens."""
+    """Return `raw` if it is valid Unicode text. A lone surrogate has no UTF-8 bytes, so it has no tokens."""
     if not isinstance(raw, str):
         raise ValidationFailed(f"{param} must be a text.", param=param)
     try:

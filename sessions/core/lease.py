@@ -1,8 +1,7 @@
-"""One writer per session: who may write its running turn, and until when.
+"""The lease of a session: one writer for its running turn at a time.
 
-Owns the lease as a value, and the heartbeat that keeps it.
-Never decides what is written: the store refuses whoever shows a lease that is no longer the session's.
-A lease is lost by its epoch: whoever takes the session over raises it, and the old holder's writes meet nothing.
+Owns the lease as a value, and the heartbeat that renews it. Never writes: the store checks the lease of each write.
+A process that takes a session over raises its epoch. Writes with the old epoch then change nothing.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from graftwork.platform.tenancy.principals import TenantScope
 
 
 class LeaseLost(Conflict):
-    """Somebody else has taken the session over; this writer must stop without writing."""
+    """Another process has taken the session over. This writer must stop."""
 
     default_code = "lease_lost"
 
@@ -27,7 +26,7 @@ class LeaseLost(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """The right to write one turn."""
+    """The right to write the events and the outcome of one turn."""
 
     session_id: SessionId
     scope: TenantScope
@@ -37,21 +36,21 @@ class SessionLease:
 
 
 class LeaseKeeper(Protocol):
-    """Where leases live: the sessions' own rows, or a store that several gateways share."""
+    """The store that holds the leases."""
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Extend the lease; True if somebody asked for the turn to be cancelled. Raises LeaseLost, CapacityAbsent."""
+        """Renew the lease, and return whether a cancel is requested. Raises LeaseLost, CapacityAbsent."""
         ...
 
 
 Pause = Callable[[float], Awaitable[None]]
-"""Waits that many seconds; `asyncio.sleep` outside tests."""
+"""Waits for a number of seconds: `asyncio.sleep`, except in tests."""
 
 
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:
-    """Renew the lease every `interval_s` until a cancel is asked for. Raises LeaseLost.
+    """Renew the lease every `interval_s` until a cancel is requested. Raises LeaseLost.
 
-    A keeper that is away takes nothing from the lease: the beat after that tells whether it still holds.
+    Skips a renewal that cannot reach the store; the next one tells whether the lease still holds.
     """
     cancel_requested = False
     while not cancel_requested:

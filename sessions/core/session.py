@@ -1,4 +1,4 @@
-"""A session as it stands, and what may happen to it next.
+"""A session's state, and the rules that change it.
 
                    turn                     answered without calls
         idle ───────────────► running ───────────────► idle
@@ -6,12 +6,12 @@
          │ failed, cancelled:  │  │  ┌──────────────► awaiting_tool
          └─ back to what the ──┘  └──┘                     │
             head says              last missing output ◄───┘
-        idle, awaiting_tool ── suspend ─► suspended ── turn, tool outputs ─► as if it had not been
+        idle, awaiting_tool ── suspend ─► suspended ── turn, tool outputs ─► as without the suspend
         any but running ── close ─► closed (read-only)
-        closed, or at rest and untouched, for as long as it is kept ─► expired (for nobody to see)
+        closed, or unused, for longer than its time to live ─► expired (nobody can read it)
 
-Owns the rules of that picture; never stores anything.
-Invariant: outside `running` and `closed`, a session awaits tools exactly if its head ends in calls.
+Owns these rules; never stores anything.
+Invariant: a session that is neither running nor closed awaits tools exactly if its head ends in calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.errors import Conflict
-from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
+from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId, new_id
 from graftwork.sessions.core.items import Item
-from graftwork.sessions.core.transcript import Opening, ToolDefinition
+from graftwork.sessions.core.transcript import UNENCODED, Checkpoint, Opening, ToolDefinition
 from graftwork.sessions.tools.tool_choice import shown_tool
 
 
@@ -34,17 +34,17 @@ class SessionStatus(StrEnum):
     SUSPENDED = "suspended"
     CLOSED = "closed"
     EXPIRED = "expired"
-    """Its time is over; of its rows only what forks of it stand on are left."""
+    """Past its time to live. Only the rows that its forks share are left."""
 
 
 class SessionKind(StrEnum):
-    """Through which face a session came to be; all of them are sessions."""
+    """The API that created a session."""
 
     SESSION = "session"
     RESPONSES = "responses"
-    """A chain of responses: never listed, never counted, gone with the last response that stands on it."""
+    """A response chain: never listed or counted, and deleted with its last response."""
     CONVERSATION = "conversation"
-    """A conversation of the Responses API: reached by its id, neither listed nor counted among the sessions."""
+    """A conversation of the Responses API: clients reach it by its id; it is never listed or counted."""
 
 
 class TurnStatus(StrEnum):
@@ -57,7 +57,7 @@ class TurnStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What every turn of a session goes by, unless it overrides it; in chat.completions' forms."""
+    """The settings of a session's turns, in chat.completions' forms. A turn may override some of them."""
 
     instructions: str | None = None
     tools: tuple[ToolDefinition, ...] = ()
@@ -73,24 +73,24 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCall:
-    """A line of the ledger: a call at the end of a checkpoint, and its answer once there is one."""
+    """A line of the ledger: a tool call at the end of a checkpoint, with its output once there is one."""
 
     checkpoint_id: CheckpointId
     position: int
-    """Among the checkpoint's calls, from 0."""
+    """The index of the call within its checkpoint, from 0."""
     call_id: CallId
     name: str
     arguments: str
     output: str | None = None
     turn_id: TurnId | None = None
-    """The latest turn that took the answer."""
+    """The latest turn that used the output."""
     deadline_at: float | None = None
-    """When whoever started the turn expects the answer at the latest. A note for clients: a later one counts as well."""
+    """When the client expects the output at the latest, in Unix seconds. A later output is accepted too."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """One reading of a session's row and of the ledger of its head."""
+    """A session as it was read: its row, and the ledger of its head."""
 
     session_id: SessionId
     tenant_id: TenantId
@@ -101,14 +101,14 @@ class AgentSession:
     created_at: float
     updated_at: float
     retention_s: float | None = None
-    """Seconds that it stays readable once closed, and open while nothing happens; None for the service's own once
-    closed, and for ever while open. 0 keeps nothing once closed, and does not limit how long it is open."""
+    """Time to live in seconds, counted from the close, or from the last use of an open session. None: a closed session
+    has the service's default, an open one has no limit. 0: closing ends it at once, an open one has no limit."""
     head_id: CheckpointId | None = None
     origin_id: CheckpointId | None = None
-    """The checkpoint of another session that it was forked at."""
+    """The checkpoint of another session where this one was forked."""
     forked_from: SessionId | None = None
     epoch: int = 0
-    """Grows whenever the head, the model or the lease changes hands, so that a plan made before is found out."""
+    """Rises with each change of the head, the model or the lease, so that a turn planned before it is refused."""
     running_turn_id: TurnId | None = None
     lease_owner: str | None = None
     lease_expires_at: float | None = None
@@ -122,17 +122,17 @@ class AgentSession:
 
     @property
     def resting_status(self) -> SessionStatus:
-        """What the head says while nothing runs."""
+        """The status that follows from the head while no turn runs."""
         return SessionStatus.AWAITING_TOOL if self.ledger else SessionStatus.IDLE
 
     @property
     def awaited_call_ids(self) -> tuple[CallId, ...]:
-        """The calls of the head that nobody has answered yet."""
+        """The calls of the head that have no output yet."""
         return tuple(call.call_id for call in self.ledger if call.output is None)
 
     @property
     def ends_at(self) -> float | None:
-        """When its own retention is over; None without one, and while a turn runs, which this never interrupts."""
+        """The end of the session's own time to live. None without one, and while a turn runs."""
         if self.retention_s is None or self.status is SessionStatus.RUNNING:
             return None
         if self.closed_at is not None:
@@ -140,7 +140,7 @@ class AgentSession:
         return self.updated_at + self.retention_s if self.retention_s else None
 
     def is_over(self, now: float, retention_s: float) -> bool:
-        """Whether its time is over, if closed sessions that do not say otherwise are kept for `retention_s`."""
+        """Whether its time to live has passed. `retention_s` is the default for closed sessions."""
         if self.status is SessionStatus.EXPIRED:
             return True
         ends_at = self.ends_at
@@ -164,7 +164,7 @@ class AgentSession:
             )
 
     def check_head(self, if_head: str | None) -> None:
-        """Raises Conflict unless the head is `if_head`; None asks for nothing."""
+        """Raises Conflict unless the head is `if_head`. None accepts any head."""
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
                 f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
@@ -175,7 +175,7 @@ class AgentSession:
             )
 
     def check_takes_turn(self, if_head: str | None) -> None:
-        """Raises Conflict unless a user's turn may start here."""
+        """Raises Conflict unless a user's turn may start now."""
         self.check_at_rest()
         self.check_head(if_head)
         if self.ledger:
@@ -195,35 +195,67 @@ class Turn:
     session_id: SessionId
     status: TurnStatus
     parent_id: CheckpointId | None
-    """The head when it started."""
+    """The head when the turn started."""
     first_seq: int
-    """The number of its first event."""
+    """The number of the turn's first event."""
     input: tuple[Item, ...]
     created_at: float
     checkpoint_id: CheckpointId | None = None
     output: tuple[Item, ...] = ()
-    """What the model answered; empty unless the turn was committed."""
+    """The model's answer; empty for a turn without a checkpoint."""
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
     cache: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     finished_at: float | None = None
     made_with: Mapping[str, Any] | None = None
-    """See `provenance`; None for turns from before it was noted."""
+    """Digests of the weights, template and tokenizer, and the sampling. None for turns of older versions."""
+
+
+def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
+    """The first turn and checkpoint of a new session that starts with `items`. Its first real turn encodes them."""
+    turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
+    turn = Turn(
+        turn_id=turn_id,
+        session_id=session.session_id,
+        status=TurnStatus.COMPLETED,
+        parent_id=None,
+        first_seq=1,
+        input=tuple(items),
+        created_at=session.created_at,
+        checkpoint_id=checkpoint_id,
+        finished_at=session.created_at,
+    )
+    checkpoint = Checkpoint(
+        checkpoint_id=checkpoint_id,
+        session_id=session.session_id,
+        parent_id=None,
+        turn_id=turn_id,
+        depth=1,
+        num_items=len(items),
+        num_answer_items=0,
+        num_tokens=0,
+        token_ids=(),
+        closed=True,
+        awaits_tools=False,
+        created_at=session.created_at,
+        opening=UNENCODED,
+    )
+    return turn, checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """A client's answer to one call."""
+    """The output of one call, as a client sent it."""
 
     call_id: CallId
     output: str
 
 
 def new_outputs(stored: Mapping[CallId, str | None], outputs: Sequence[ToolOutput]) -> tuple[ToolOutput, ...]:
-    """The outputs that are not stored yet, each once; `stored` has every call that they name, None unanswered.
+    """Return the outputs that are not stored yet, each once. `stored` maps each call to its output or to None.
 
-    Raises Conflict if one differs from what is stored, or from another of the same request.
+    Raises Conflict if an output differs from the stored one, or from another one in the same request.
     """
     fresh: dict[CallId, ToolOutput] = {}
     for given in outputs:

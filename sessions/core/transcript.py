@@ -1,9 +1,8 @@
-"""A session's history as the model sees it: an append-only chain of checkpoints with exact token ids.
+"""A session's history as token ids: a chain of checkpoints, each with the ids that its turn added.
 
-Owns the arithmetic of a prompt: the stored ids of the head, then the ids of what is new.
-Never renders or tokenises history again under the same opening, and never stores anything.
-Invariant: the ids of the chain, concatenated from the last checkpoint with another opening than its parent's, are bit
-for bit the prompt and the answer that made the head.
+Owns how a prompt is built: the stored ids of the history, then the ids of the new items.
+Never stores anything, and never encodes a stored history again unless its opening (instructions, tools) changes.
+Invariant: the stored ids since the last change of the opening are exactly the prompt and answer that made the head.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ ToolDefinition = dict[str, Any]
 
 
 class TurnEncoder(Protocol):
-    """What a session needs of the prompt encoder."""
+    """The methods of the prompt encoder that sessions use."""
 
     template_digest: str
     tokenizer_digest: str
@@ -31,28 +30,28 @@ class TurnEncoder(Protocol):
     def encode_messages(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[int, ...]:
-        """A whole conversation, up to where the assistant speaks next."""
+        """Encode a whole conversation, up to the start of the next answer."""
         ...
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """What new messages add behind a generated one; `closed` if its tokens end with the model's own stop."""
+        """Encode what `new` messages add after an answer. `closed`: the answer ends with an end-of-sequence token."""
         ...
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Whether the model itself ended the message that these tokens are."""
+        """Whether an answer of these tokens ends with an end-of-sequence token."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A committed point of a history. `token_ids` is what its turn added: new prompt ids, then generated ids.
+    """A stored point of a history. `token_ids` are those that its turn added: prompt ids, then generated ids.
 
-    A turn with another opening than its parent's adds the whole history, encoded anew behind that opening.
+    If the turn has another opening than its parent, `token_ids` holds the whole history, encoded again.
     """
 
     checkpoint_id: CheckpointId
     session_id: SessionId
-    """The session that made it; forks share it."""
+    """The session whose turn made it. Forks share it."""
     parent_id: CheckpointId | None
     turn_id: TurnId
     depth: int
@@ -60,7 +59,7 @@ class Checkpoint:
     num_items: int
     """Items from the start of the history."""
     num_answer_items: int
-    """How many items at its own end the model made: at most one text, then its calls."""
+    """How many of its last items the model made: at most one text, then its calls."""
     num_tokens: int
     """Tokens from the start of the history."""
     token_ids: tuple[int, ...]
@@ -69,45 +68,43 @@ class Checkpoint:
     awaits_tools: bool
     created_at: float
     opening: str | None = None
-    """The digest of what its ids begin with; None for those made before it was noted, which never changed it."""
+    """The digest of the opening. None for checkpoints of older versions, which could not change it."""
 
 
 UNENCODED = "unencoded"
-"""In place of a digest: the checkpoint has items and no ids, whatever its history opens with."""
+"""Used as the digest of a checkpoint that has items but no token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What stands before the first message of a session."""
+    """The start of a session's prompt, before the first message."""
 
     instructions: str | None
     tools: tuple[ToolDefinition, ...]
 
     @property
     def digest(self) -> str:
-        """The same for openings that say the same."""
-        said = json.dumps([self.instructions, self.tools], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(said.encode()).hexdigest()
+        """SHA-256 of the instructions and tools."""
+        text = json.dumps([self.instructions, self.tools], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The history that ends in `head`, oldest checkpoint first; empty when there is none."""
+    """The history up to `head`. Empty for a new session."""
 
     token_ids: tuple[int, ...]
     head: Checkpoint | None
     head_items: tuple[Item, ...]
-    """The items of the head checkpoint alone: its turn's input, then the model's answer.
-
-    Of the whole history where that is encoded anew."""
+    """The items of the head: its turn's input, then the answer. If `must_encode_all`, the items of the whole history."""
     opening: str | None = None
-    """The digest that the next checkpoint carries."""
-    is_anew: bool = False
-    """Whether the next turn stands behind another opening: the stored ids are of no use to it."""
+    """The digest of the next checkpoint's opening."""
+    must_encode_all: bool = False
+    """Whether the opening has changed, so that the whole history must be encoded again."""
 
     def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
-        """The ids that `new_items` and the opening of the next answer add to this history."""
-        if self.head is None or self.is_anew:
+        """Encode the ids that `new_items` and the start of the next answer add to this history."""
+        if self.head is None or self.must_encode_all:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
             return encoder.encode_messages(
                 (*instructions, *prompt_messages((*self.head_items, *new_items))), opening.tools or None
@@ -121,7 +118,7 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 
 
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
-    """The token ids that a chain of checkpoints, oldest first, stands for: all since its opening last changed."""
+    """Join the token ids of a chain of checkpoints, oldest first, since the last change of the opening."""
     token_ids: list[int] = []
     opening: str | None = None
     for checkpoint in chain:
@@ -132,7 +129,7 @@ def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Little-endian int32, whatever this machine's own order is."""
+    """Pack token ids as little-endian int32."""
     packed = array("i", token_ids)
     assert packed.itemsize == 4
     if sys.byteorder == "big":
@@ -141,7 +138,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_token_ids(packed: bytes) -> tuple[int, ...]:
-    """The inverse of `pack_token_ids`."""
+    """Unpack what `pack_token_ids` packed."""
     token_ids = array("i")
     token_ids.frombytes(packed)
     if sys.byteorder == "big":

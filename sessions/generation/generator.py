@@ -73,7 +73,6 @@ class GenerationRequest:
     isolation: IsolationDomain
     stop: tuple[str, ...] = ()
     """Strings that end the text."""
-    share: str = ""
     weight: float = 1.0
     tier: ServiceTier = ServiceTier.DEFAULT
     parse_tool_calls: bool = False
@@ -200,10 +199,9 @@ class Generation:
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
             sampling=request.sampling,
-            isolation=request.isolation,
+            domain=request.isolation,
             adapters=request.resolved.adapters,
             tier=request.tier,
-            share=request.share,
             weight=request.weight,
             session=request.session,
             kv_limits=request.kv_limits,

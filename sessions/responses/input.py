@@ -10,7 +10,7 @@ from typing import Any
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import CallId
 from graftwork.sessions.core.items import Item, ItemType, function_call, function_call_output, message, parse_output
-from graftwork.sessions.text.messages import PART_TEXTS
+from graftwork.sessions.text.messages import PartRules, read_content
 
 _ROLES = ("user", "system", "developer", "assistant")
 _MAX_ITEMS = 4096
@@ -88,25 +88,23 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], Item]] = {
 }
 
 
+def _refuse_part(kind: object, param: str) -> ValidationFailed:
+    return ValidationFailed(
+        f"{param}.type {kind!r} is not served: this model reads only text.",
+        param=f"{param}.type",
+        code="unsupported_value",
+    )
+
+
+_PARTS = PartRules(error=ValidationFailed, refusal=_refuse_part)
+
+
 def _texts(content: object, param: str) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list) or not content:
+    """The texts of a message or of an output, at least one."""
+    texts = read_content(content, param, _PARTS)
+    if not texts:
         raise ValidationFailed(f"{param} must be a text or a list of parts.", param=param)
-    return [_part_text(part, f"{param}[{index}]") for index, part in enumerate(content)]
-
-
-def _part_text(part: object, param: str) -> str:
-    if not isinstance(part, Mapping):
-        raise ValidationFailed(f"{param} must be an object.", param=param)
-    field = PART_TEXTS.get(str(part.get("type")))
-    if field is None:
-        raise ValidationFailed(
-            f"{param}.type {part.get('type')!r} is not served: this model reads only text.",
-            param=f"{param}.type",
-            code="unsupported_value",
-        )
-    return _text(part, field, param)
+    return texts
 
 
 def _call_id(raw: Mapping[str, Any], param: str) -> CallId:

@@ -17,7 +17,6 @@ from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.items import Item
-from graftwork.sessions.core.seed_history import turn_without_events, unencoded
 from graftwork.sessions.core.session import (
     AgentSession,
     LedgerCall,
@@ -25,6 +24,7 @@ from graftwork.sessions.core.session import (
     SessionStatus,
     ToolOutput,
     new_outputs,
+    seed_history,
 )
 from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store import deletion_rows, history_rows, session_rows, turn_rows
@@ -74,13 +74,14 @@ class SessionStore:
 
         Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
         """
-        first = unencoded(session, items) if items else None
-        session = session if first is None else replace(session, head_id=first.checkpoint_id)
+        seed = seed_history(session, items) if items else None
+        session = session if seed is None else replace(session, head_id=seed[1].checkpoint_id)
         async with self._database.write() as database:
             await self._insert(database, scope, [session], max_sessions)
-            if first is not None:
-                await turn_rows.insert_turn(database, scope, turn_without_events(first, items))
-                await history_rows.insert_checkpoint(database, scope, first, items)
+            if seed is not None:
+                turn, checkpoint = seed
+                await turn_rows.insert_turn(database, scope, turn)
+                await history_rows.insert_checkpoint(database, scope, checkpoint, items)
         return session
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:

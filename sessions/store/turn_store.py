@@ -87,7 +87,7 @@ class TurnStore:
                 head_items = await history_rows.find_items(database, scope, session.head_id)
                 return Transcript(join_chain(chain), head, head_items, head.opening)
             all_items = await history_rows.find_all_items(database, scope, session.head_id)
-        return Transcript((), head, all_items, opening.digest, is_anew=True)
+        return Transcript((), head, all_items, opening.digest, must_encode_all=True)
 
     async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
         """Read the token ids of the history, up to the session's head."""

@@ -5,11 +5,11 @@ Never holds anything that is not text: other content parts are refused by name.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import InvalidRequest, ValidationFailed
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: Mapping[str, Role] = {
@@ -26,6 +26,26 @@ PART_TEXTS: Mapping[str, str] = {
     "refusal": "refusal",
 }
 """The field that holds the text, by the type of a content part (chat.completions and Responses)."""
+
+
+def _refuse_part(kind: object, param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} has the type {kind!r}; this model reads only text.", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRules:
+    """How one API writes content parts, and how it is told that a part cannot be read."""
+
+    text_fields: Mapping[str, str] = field(default_factory=lambda: PART_TEXTS)
+    """The field that holds the text, by the type of a part. Parts of other types are refused."""
+    error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
+    refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
+    """Makes the error for a part's type, which may be any JSON value, at a place."""
+    known_fields: frozenset[str] | None = None
+    """Other fields of a part are refused; None ignores them."""
+
+
+CHAT_PARTS = PartRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +109,7 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
     calls = _field(value, "tool_calls", list, param) or []
     message = Message(
         role=role,
-        content=content_text(value.get("content"), f"{param}.content"),
+        content=_chat_content(value.get("content"), f"{param}.content"),
         tool_calls=tuple(_call_from_chat(call, f"{param}.tool_calls[{index}]") for index, call in enumerate(calls)),
         tool_call_id=_field(value, "tool_call_id", str, param),
         name=_field(value, "name", str, param),
@@ -102,27 +122,39 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
     return message
 
 
-def content_text(content: object, param: str) -> str | None:
-    """A text as it is, or the texts of a list of parts, one a line (as vLLM joins them)."""
-    if content is None or isinstance(content, str):
-        return content
+def read_content(content: object, param: str, rules: PartRules) -> list[str]:
+    """The texts of a message's content, which is one text or a list of parts. Raises `rules.error` naming the field."""
+    if isinstance(content, str):
+        return [content]
     if not isinstance(content, list):
-        raise InvalidRequest(f"{param} must be a text or a list of parts.", param=param)
-    return "\n".join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
+        raise rules.error(f"{param} must be a text or a list of parts.", param=param)
+    return [read_part(part, f"{param}[{index}]", rules) for index, part in enumerate(content)]
 
 
-def _part_text(part: object, param: str) -> str:
-    if isinstance(part, str):
-        return part
+def read_part(part: object, param: str, rules: PartRules) -> str:
+    """The text of one part. Raises `rules.error` naming the field, for a part that holds no text too."""
     if not isinstance(part, Mapping):
-        raise InvalidRequest(f"{param} must be an object with a type.", param=param)
-    field = PART_TEXTS.get(str(part.get("type")))
-    if field is None:
-        raise InvalidRequest(f"{param} has the type {part.get('type')!r}; this model reads only text.", param=param)
-    text = _field(part, field, str, param)
-    if text is None:
-        raise InvalidRequest(f"{param}.{field} is missing.", param=f"{param}.{field}")
+        raise rules.error(f"{param} must be an object with a type.", param=param)
+    kind = part.get("type")
+    name = rules.text_fields.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        raise rules.refusal(kind, param)
+    unknown = [] if rules.known_fields is None else [key for key in part if key not in rules.known_fields]
+    if unknown:
+        raise rules.error(f"{param} has no field {unknown[0]!r}.", param=f"{param}.{unknown[0]}")
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise rules.error(f"{param}.{name} must be a text.", param=f"{param}.{name}")
     return text
+
+
+def _chat_content(content: object, param: str) -> str | None:
+    """The content as one text. Parts are one a line, as vLLM joins them; vLLM also takes bare texts for parts."""
+    if content is None:
+        return None
+    if isinstance(content, list):
+        content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    return "\n".join(read_content(content, param, CHAT_PARTS))
 
 
 def _call_from_chat(call: object, param: str) -> ToolCall:

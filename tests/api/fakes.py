@@ -14,7 +14,7 @@ from graftwork.engine.core.events import (
     TokensGenerated,
 )
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain
@@ -64,7 +64,7 @@ class FakeEngine:
     cached_tokens: int = 0
     drafts: DraftReport = field(default_factory=DraftReport)
     """What every answer's end tells of its guesses."""
-    tended: list[SessionTending] = field(default_factory=list)
+    session_commands: list[SessionCommand] = field(default_factory=list)
 
     async def describe(self) -> EngineDescription:
         return describe()
@@ -123,10 +123,10 @@ class FakeEngine:
             preemptions=3,
         )
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        self.tended.append(tending)
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        self.session_commands.append(command)
         return SessionMemory(
-            host_tokens=len(tending.token_ids), host_bytes=1000, lease_s=2.5 if tending.waits else None
+            host_tokens=len(command.token_ids), host_bytes=1000, lease_s=2.5 if command.waits else None
         )
 
     async def probe_adapter(self, digest: str) -> None:
@@ -137,10 +137,10 @@ class FakeEngine:
     async def forget_adapter(self, digest: str) -> None:
         self.forgotten.append(digest)
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
+    async def forget_domain(self, domain: IsolationDomain) -> None:
         if self.absence is not None:
             raise self.absence
-        self.forgotten_domains.append(isolation)
+        self.forgotten_domains.append(domain)
 
     async def close(self) -> None:
         return None

@@ -14,6 +14,7 @@ from graftwork.engine.core.events import (
     FinishReason,
     PromptAdmitted,
     RequestFinished,
+    RequestOutput,
     TokenLogprobs,
     TokensGenerated,
 )
@@ -27,9 +28,8 @@ from graftwork.engine.core.requests import (
     SessionUse,
 )
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb, ToolWait
-from graftwork.engine.messages import CancelRequest, Stop, SubmitRequest, TendSession
-from graftwork.engine.scheduler.outputs import Output
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
+from graftwork.engine.messages import CancelRequest, RunSessionCommand, Stop, SubmitRequest
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -68,7 +68,6 @@ class Harness:
         adapter: str | None = None,
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
-        share: str = "",
         session: SessionUse | None = None,
         grammar: GrammarSource | None = None,
         prediction: tuple[int, ...] = (),
@@ -83,9 +82,8 @@ class Harness:
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(**options),
-            isolation=IsolationDomain(domain),
+            domain=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
-            share=share,
             session=session,
             grammar=grammar,
             prediction_token_ids=prediction,
@@ -121,15 +119,15 @@ class Harness:
         self.finish()
         return outcome
 
-    def tend(
+    def command(
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
         """One verb on a session's KV, and every copy that follows from it."""
-        answer = self.tend_now(verb, session, tokens, *waits, **options)
+        answer = self.command_now(verb, session, tokens, *waits, **options)
         self.rest()
         return answer
 
-    def tend_now(
+    def command_now(
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
         """One verb on a session's KV; the copies that follow from it are left under way."""
@@ -137,8 +135,8 @@ class Harness:
         adapter = options.get("adapter")
         adapters = (AdapterUse(adapter),) if adapter is not None else ()
         domain = IsolationDomain(options.get("domain", b"tenant"))
-        tending = SessionTending(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
-        self.loop.take(TendSession(tending, answers.append))
+        command = SessionCommand(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
+        self.loop.take(RunSessionCommand(command, answers.append))
         return answers[0]
 
     def rest(self) -> None:
@@ -164,7 +162,7 @@ class Harness:
         unused = np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held)
         self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 
-    def _sink(self, outputs: list[Output]) -> None:
+    def _sink(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             outcome = self.outcomes[output.request_id]
             match output.event:

@@ -270,6 +270,7 @@ class KvLab:
         """Checks every invariant that holds at any time. `num_held` is the number of device pages that requests hold."""
         page_store = self.memory.page_store
         self.memory.check_integrity()
+        self.device_memory.check_integrity()
         for tier in (Tier.DEVICE, Tier.HOST):
             pool = page_store.pool(tier)
             parts = pool.free_pages + pool.idle_pages + pool.active_pages + pool.in_flight_pages + pool.lent_pages

@@ -20,7 +20,7 @@ from graftwork.engine.core.events import (
     TokensGenerated,
 )
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import Clock, ManualClock
 from graftwork.platform.errors import GraftworkError
@@ -266,8 +266,8 @@ class ScriptedEngine:
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return SessionMemory(missing_tokens=len(tending.token_ids))
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        return SessionMemory(missing_tokens=len(command.token_ids))
 
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
@@ -275,7 +275,7 @@ class ScriptedEngine:
     async def forget_adapter(self, digest: str) -> None:
         raise NotImplementedError
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
+    async def forget_domain(self, domain: IsolationDomain) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:

@@ -46,7 +46,7 @@ class CompileLimits:
     niceness: int = 19
     """Of the processes that compile: what is served goes before them."""
     memory_bytes: int = 1024 * 2**20
-    """On top of what the nursery itself maps."""
+    """Besides what the compile server itself maps."""
     cache_bytes: int = 64 * 2**20
     cache_entries: int = 512
     """Refusals included: a hostile grammar is refused again without being compiled again."""

@@ -37,7 +37,7 @@ class CacheScopes:
 
     def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
         """Returns the scopes of a request's pages. A page that is only partly public stays in the domain's own scope."""
-        own = self.scope(request.isolation, request.adapters)
+        own = self.scope(request.domain, request.adapters)
         return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
 
     def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:

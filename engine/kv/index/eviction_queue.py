@@ -214,6 +214,11 @@ class LeaseExpiryQueue:
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[2]
 
+    def check_integrity(self) -> None:
+        """Checks that the earliest end is found first."""
+        for index, entry in enumerate(self._ends):
+            assert self._ends[(index - 1) // 2 if index else 0][:2] <= entry[:2], "a lease's end is found too late"
+
 
 class Evictable(Protocol):
     """Something that holds memory which it can give up in parts."""

@@ -318,10 +318,11 @@ class PageStore:
         self._requeue_node(node)  # the rank of the copy on the other tier has changed
 
     def check_integrity(self) -> None:
-        """Recounts the pools, the tree and the queues."""
+        """Checks the pools, the tree and the queues."""
         self.device.check_integrity()
         self.host.check_integrity()
         self.tree.check_integrity()
+        self._lease_expiries.check_integrity()
         for tier, queue in self._queues.items():
             queue.check_integrity(self.tree.nodes_on(tier))
 

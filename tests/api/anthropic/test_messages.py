@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.api.anthropic.answer import anthropic_events
+from graftwork.api.anthropic.answer import write_anthropic_events
 from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import ConversationMessage, MessagesRequest
 from graftwork.api.anthropic.translate import chat_body
@@ -305,11 +305,14 @@ async def test_ping(sqlite_database: Database) -> None:
     job.start(tasks)
     head = AnswerHead("msg_1", 0, "tiny", "fp_1", "default")
 
-    frames = []
-    async for frame in anthropic_events(head, job, ping_after_s=0.001):
+    frames: list[bytes] = []
+
+    async def write(frame: bytes) -> None:
         frames.append(frame)
         if frame.startswith(b"event: ping\n"):
             engine.release.set()
+
+    await write_anthropic_events(head, job, write, ping_after_s=0.001)
     await tasks.close()
 
     assert frames[0].startswith(b"event: message_start\n")

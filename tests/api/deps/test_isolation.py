@@ -131,7 +131,7 @@ async def test_engine_domains(gateway: Gateway, tenant: TestTenant) -> None:
         await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
 
     first, second, third = gateway.engine.requests
-    assert first.isolation == second.isolation != third.isolation
+    assert first.domain == second.domain != third.domain
     assert tenant.id not in str(first)
 
 

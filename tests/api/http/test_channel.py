@@ -17,7 +17,9 @@ async def test_order_and_end() -> None:
         channel.finish()
 
     producing = asyncio.create_task(produce())
-    found = [item async for item in channel.items()]
+    found = []
+    while (item := await channel.get()) is not None:
+        found.append(item)
     await producing
 
     assert found == list(range(10))
@@ -32,9 +34,8 @@ async def test_slow_reader() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     waited = not third.done()
-    items = channel.items()
 
-    first = await anext(items)
+    first = await channel.get()
     await third
 
     assert (waited, first) == (True, 0)
@@ -46,11 +47,10 @@ async def test_error_comes_last() -> None:
     await channel.put(1)
     channel.finish(ValueError("first"))
     channel.finish(ValueError("second"))
-    items = channel.items()
 
-    assert await anext(items) == 1
+    assert await channel.get() == 1
     with pytest.raises(ValueError, match="first"):
-        await anext(items)
+        await channel.get()
 
 
 async def test_wait_for_first() -> None:
@@ -62,6 +62,6 @@ async def test_wait_for_first() -> None:
     fruitless: Channel[int] = Channel()
     fruitless.finish(ValueError("nothing came"))
 
-    assert await anext(fruitful.items()) == 1
+    assert await fruitful.get() == 1
     with pytest.raises(ValueError, match="nothing came"):
         await fruitless.wait_for_first()

@@ -1,53 +1,62 @@
-"""A stream's heartbeats, and how it is left."""
+"""A stream's heartbeats: silence is filled, and nothing else changes."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 
-from graftwork.api.http.sse import with_heartbeats
+from graftwork.api.http.sse import heartbeats
 
-
-async def test_leaving_ends_the_source_whatever_it_is_at() -> None:
-    """Whoever leaves at a heartbeat, just as the next event has come, has ended the source when they are gone."""
-    may_speak, spoke, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def source() -> AsyncGenerator[int]:
-        try:
-            await may_speak.wait()
-            spoke.set()
-            yield 1
-        finally:
-            await asyncio.sleep(0)
-            ended.set()
-
-    source_events = source()
-    beating = with_heartbeats(source_events, silence_s=0.0)
-    assert await anext(beating) is None
-    may_speak.set()
-    await spoke.wait()
-    await asyncio.sleep(0)
-
-    await beating.aclose()
-
-    assert ended.is_set()
+PING = b"ping"
 
 
-async def test_events_come_in_order_between_the_beats() -> None:
-    """Silence is a None, and no event is lost or moved by it."""
-    steps = [asyncio.Event() for _ in range(3)]
+class Client:
+    """Keeps what is written to it."""
 
-    async def source() -> AsyncGenerator[int]:
-        for number, step in enumerate(steps):
-            await step.wait()
-            yield number
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self._arrived = asyncio.Event()
 
-    beating = with_heartbeats(source(), silence_s=0.0)
-    seen: list[int] = []
-    for step in steps:
-        assert await anext(beating) is None
-        step.set()
-        while (event := await anext(beating)) is None:
-            pass
-        seen.append(event)
+    async def write(self, event: bytes) -> None:
+        self.received.append(event)
+        self._arrived.set()
 
-    assert seen == [0, 1, 2]
-    assert [event async for event in beating if event is not None] == []
+    async def receive(self) -> bytes:
+        """The next event to come."""
+        self._arrived.clear()
+        await self._arrived.wait()
+        return self.received[-1]
+
+
+async def test_silence_is_filled_with_pings() -> None:
+    """While no event is written, pings are, and the events keep their order between them."""
+    client = Client()
+
+    async with heartbeats(client.write, PING, silence_s=0.0) as write:
+        for event in (b"1", b"2", b"3"):
+            assert await client.receive() == PING
+            await write(event)
+
+    assert [event for event in client.received if event != PING] == [b"1", b"2", b"3"]
+
+
+async def test_an_event_puts_the_next_ping_off() -> None:
+    """A stream that is never silent for so long gets no ping."""
+    client = Client()
+
+    async with heartbeats(client.write, PING, silence_s=3600.0) as write:
+        await write(b"1")
+        await asyncio.sleep(0)
+        await write(b"2")
+
+    assert client.received == [b"1", b"2"]
+
+
+async def test_no_ping_after_the_end() -> None:
+    """Leaving the block ends the beating."""
+    client = Client()
+
+    async with heartbeats(client.write, PING, silence_s=0.0):
+        await client.receive()
+    seen = len(client.received)
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+    assert len(client.received) == seen

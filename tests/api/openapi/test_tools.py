@@ -7,7 +7,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import run
@@ -49,7 +49,7 @@ def python_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def node_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def node_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of Node's tools."""
     npm = shutil.which("npm")
     if npm is None:
@@ -85,7 +85,8 @@ def test_a_typed_python_client(document: Path, python_tools: Path) -> None:
     generate = (python_tools / "openapi-python-client", "generate", "--path", document, "--meta", "none")
     output = output_of(*generate, "--output-path", folder, "--fail-on-warning", cwd=python_tools)
     output_of(sys.executable, "-m", "compileall", "-q", folder, cwd=folder)
-    output_of(python_tools / "mypy", folder, cwd=folder)
+    checked = (folder / "models", folder / "api")  # the rest is the generator's own, the same for every document
+    output_of(python_tools / "mypy", "--follow-imports=silent", *checked, cwd=folder)
 
     assert "WARNING" not in output
     assert (folder / "api" / "sessions" / "create_turn.py").is_file()

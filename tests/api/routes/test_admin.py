@@ -158,7 +158,7 @@ async def test_deleted_tenant(gateway: Gateway, tenant: TestTenant) -> None:
 
     assert (await tenant.client.get("/v1/models")).status_code == 401
     assert len(gateway.engine.forgotten) == 1
-    assert gateway.engine.forgotten_domains == [gateway.engine.requests[0].isolation]
+    assert gateway.engine.forgotten_domains == [gateway.engine.requests[0].domain]
     rows = (await gateway.admin.get(f"/v1/admin/usage?tenant_id={tenant.id}")).json()["data"]
     assert rows[0]["requests"] == 1
 

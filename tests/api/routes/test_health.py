@@ -43,6 +43,20 @@ async def test_readiness_of_the_schema(gateway: Gateway) -> None:
     assert "graftwork db upgrade" in answer.json()["problems"]["database"]
 
 
+async def test_metrics_count_sessions_by_status(gateway: Gateway, tenant: TestTenant) -> None:
+    """The gauge follows the sessions: one that is closed leaves its old status, which is then 0."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    await tenant.client.post("/v1/sessions", json={"model": "tiny"})
+    opened = (await gateway.anonymous.get("/metrics")).text
+    await tenant.client.delete(f"/v1/sessions/{session}")
+    one_closed = (await gateway.anonymous.get("/metrics")).text
+
+    assert 'graftwork_sessions{status="idle"} 2.0' in opened
+    assert 'graftwork_sessions{status="closed"} 0.0' in opened
+    assert 'graftwork_sessions{status="idle"} 1.0' in one_closed
+    assert 'graftwork_sessions{status="closed"} 1.0' in one_closed
+
+
 async def test_metrics(gateway: Gateway, tenant: TestTenant) -> None:
     """Metrics have the engine's gauges under both names, and count requests and tokens by tenant."""
     await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=5))

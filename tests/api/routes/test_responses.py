@@ -127,6 +127,15 @@ async def test_the_request_is_echoed(tenant: TestTenant) -> None:
     assert (body["temperature"], body["top_p"], body["service_tier"]) == (1.0, 0.5, "default")
 
 
+async def test_every_sampling_field_reaches_the_engine(gateway: Gateway, tenant: TestTenant) -> None:
+    """Fields that chat completions serve are served here too, and not dropped."""
+    await ask(tenant, presence_penalty=0.5, logit_bias={"7": -1}, stop_token_ids=[5], seed=3)
+
+    sampling = gateway.engine.requests[-1].sampling
+    assert (sampling.presence_penalty, sampling.logit_bias) == (0.5, ((7, -1.0),))
+    assert (sampling.stop_token_ids, sampling.seed) == ((5,), 3)
+
+
 async def test_tool_choice_none(gateway: Gateway, tenant: TestTenant) -> None:
     """With `none` what the model writes is text; with `auto` it is a call."""
     gateway.engine.text = CALL

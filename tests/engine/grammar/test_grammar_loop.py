@@ -147,7 +147,7 @@ def test_others_are_served_while_a_grammar_is_compiled(scene: Scene) -> None:
 
 
 def test_a_cancelled_request_leaves_its_grammar(scene: Scene) -> None:
-    """In the queue and while it runs; the desk keeps nothing of it."""
+    """In the queue and while it runs; the manager keeps nothing of it."""
     source = grammar(GrammarKind.JSON_SCHEMA, {"type": "array", "items": {"type": "integer"}})
     scene.run(PROMPT, grammar=source, max_tokens=2)
 
@@ -163,15 +163,15 @@ def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(scene: S
     source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
     answer = scene.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
     request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
-    desk = scene.loop._grammars
+    manager = scene.loop._grammars
 
-    desk.want([request])
-    desk.open(request, [1017], answer[:2])
-    resumed = desk.cursor(request.request_id)
+    manager.want([request])
+    manager.open(request, [1017], answer[:2])
+    resumed = manager.cursor(request.request_id)
     assert resumed is not None
     rest = resumed.num_allowed(answer)
     followed = resumed.num_allowed(answer[2:])
-    desk.close(request.request_id)
+    manager.close(request.request_id)
 
     assert rest < len(answer)
     assert followed == len(answer) - 2
@@ -238,7 +238,9 @@ def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
     scheduler = guesser.loop._scheduler
     while not all(outcome.is_over for outcome in guessing):
         guesser.step()
-        for sequence in [one for one in scheduler._running.values() if one.num_generated % 5 == 4 and not one.arrivals]:
+        for sequence in [
+            one for one in scheduler._running.values() if one.num_generated % 5 == 4 and not one.pending_loads
+        ]:
             scheduler._preempt(sequence)
     guesser.loop._grammars.close_all()
     alone = [scene.submit(**job) for job in jobs]

@@ -34,12 +34,12 @@ class Agent:
     before: SessionMemory = field(default_factory=SessionMemory)
     outcome: Outcome = field(default_factory=Outcome)
 
-    def tend(self, harness: Harness, verb: SessionVerb, *waits: ToolWait) -> SessionMemory:
-        return harness.tend_now(verb, self.name, self.history, *waits, adapter=self.adapter, domain=self.domain)
+    def command(self, harness: Harness, verb: SessionVerb, *waits: ToolWait) -> SessionMemory:
+        return harness.command_now(verb, self.name, self.history, *waits, adapter=self.adapter, domain=self.domain)
 
     def begin(self, harness: Harness, news: list[int]) -> None:
         """Notes where the session's KV is, and submits its next turn."""
-        self.before = self.tend(harness, SessionVerb.READ)
+        self.before = self.command(harness, SessionVerb.READ)
         self.prompt = self.history + news if self.history else self.opening
         use = SessionUse(SessionKey(self.name), len(self.history))
         self.outcome = harness.submit(
@@ -50,7 +50,7 @@ class Agent:
         """Ends the turn with a tool call. The session's KV is held while the tool runs."""
         self.history = self.prompt + self.outcome.token_ids
         self.turns += 1
-        self.tend(harness, SessionVerb.HOLD, ToolWait(tool))
+        self.command(harness, SessionVerb.HOLD, ToolWait(tool))
 
     def check(self) -> None:
         """Checks that the turn used at least 95 % of the KV that existed before it."""
@@ -72,7 +72,7 @@ def work(harness: Harness, agents: list[Agent], num_turns: int, tool_result: lis
         while idle and len(busy) < AT_ONCE:
             agent = idle.pop(random.randrange(len(idle)))
             if agent.history and random.random() < 0.3:
-                agent.tend(harness, SessionVerb.PREFETCH)
+                agent.command(harness, SessionVerb.PREFETCH)
             agent.begin(harness, tool_result)
             busy.append(agent)
         harness.step()
@@ -85,7 +85,7 @@ def work(harness: Harness, agents: list[Agent], num_turns: int, tool_result: lis
                 found += Counter(known=len(agent.history))
             agent.end(harness, random.choice(TOOLS))
             if random.random() < 0.2:
-                agent.tend(harness, SessionVerb.SUSPEND)
+                agent.command(harness, SessionVerb.SUSPEND)
             idle += [agent] if agent.turns < num_turns else []
     return found
 
@@ -115,7 +115,7 @@ def test_a_working_set_of_four_devices_loses_nothing_and_leaves_nothing(
 
     found = work(harness, agents, num_turns, demo.tool_result(7), random)
     for agent in agents:
-        agent.tend(harness, SessionVerb.CLOSE)
+        agent.command(harness, SessionVerb.CLOSE)
     for digest in harness.loop.stats().resident_adapters:
         harness.loop.take(ForgetAdapter(digest))
     harness.rest()

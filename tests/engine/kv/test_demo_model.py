@@ -54,17 +54,17 @@ def test_an_answer_does_not_depend_on_where_its_kv_was(demo: DemoLab, tmp_path: 
     whole = (len(history) - 1) // PAGE  # the last token is sampled, and never computed
     head = (len(prompt) + MAX_TOKENS - 1) // PAGE
 
-    def tend(verb: SessionVerb, tokens: list[int], engine: Harness, *waits: ToolWait) -> None:
-        engine.tend(verb, "agent", tokens, *waits, adapter=adapter)
+    def command(verb: SessionVerb, tokens: list[int], engine: Harness, *waits: ToolWait) -> None:
+        engine.command(verb, "agent", tokens, *waits, adapter=adapter)
 
     cold_answer = turn(cold, prompt, 0, adapter)
-    tend(SessionVerb.HOLD, history, harness, ToolWait("get_order"))
+    command(SessionVerb.HOLD, history, harness, ToolWait("get_order"))
     warm = turn(harness, prompt, len(history), adapter)
     forked = turn(harness, prompt, len(history), adapter, session="child")
-    tend(SessionVerb.SUSPEND, prompt + warm.token_ids, harness)
+    command(SessionVerb.SUSPEND, prompt + warm.token_ids, harness)
     rewound = turn(harness, prompt, len(history), adapter)
-    tend(SessionVerb.SUSPEND, prompt + rewound.token_ids, harness)
-    tend(SessionVerb.PREFETCH, prompt + rewound.token_ids, harness)
+    command(SessionVerb.SUSPEND, prompt + rewound.token_ids, harness)
+    command(SessionVerb.PREFETCH, prompt + rewound.token_ids, harness)
     prefetched = turn(harness, prompt, len(history), adapter)
     harness.close()
     restarted = demo.engine(**options, kv_folder=tmp_path / "kv")

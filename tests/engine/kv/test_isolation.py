@@ -34,14 +34,14 @@ def test_a_flood_leaves_another_tenant_its_reserve(demo: DemoLab) -> None:
     history = prompt_of(0, (reserve - 2) * PAGE)
     use = SessionUse(SessionKey("patient"))
     harness.run(history, domain=RESIDENT, session=use, max_tokens=1)
-    harness.tend(SessionVerb.HOLD, "patient", history, domain=RESIDENT)
+    harness.command(SessionVerb.HOLD, "patient", history, domain=RESIDENT)
 
     for number in range(1, 16):
         flood = prompt_of(number, 60 * PAGE)
         harness.run(flood, domain=FLOODER, session=SessionUse(SessionKey(f"flood-{number}")), max_tokens=1)
-        harness.tend(SessionVerb.HOLD, f"flood-{number}", flood, ToolWait("search", 60_000.0), domain=FLOODER)
-        harness.tend(SessionVerb.PREFETCH, f"flood-{number}", flood, domain=FLOODER)
-    left = harness.tend(SessionVerb.READ, "patient", history, domain=RESIDENT)
+        harness.command(SessionVerb.HOLD, f"flood-{number}", flood, ToolWait("search", 60_000.0), domain=FLOODER)
+        harness.command(SessionVerb.PREFETCH, f"flood-{number}", flood, domain=FLOODER)
+    left = harness.command(SessionVerb.READ, "patient", history, domain=RESIDENT)
     again = harness.run(history, domain=RESIDENT, session=SessionUse(use.session, len(history)), max_tokens=1)
 
     assert harness.loop.stats().free_pages < 2 * 60, "the flood did not fill the device"
@@ -101,8 +101,8 @@ def test_a_limit_moves_pages_down_before_any_is_lost(demo: DemoLab, tmp_path: Pa
     use = SessionUse(SessionKey("agent"))
 
     harness.run(history, domain=RESIDENT, session=use, kv_limits=limits, max_tokens=1)
-    harness.tend(SessionVerb.HOLD, "agent", history, ToolWait("search"), domain=RESIDENT)
-    memory = harness.tend(SessionVerb.READ, "agent", history, domain=RESIDENT)
+    harness.command(SessionVerb.HOLD, "agent", history, ToolWait("search"), domain=RESIDENT)
+    memory = harness.command(SessionVerb.READ, "agent", history, domain=RESIDENT)
     again = harness.run(
         history, domain=RESIDENT, session=SessionUse(use.session, len(history)), kv_limits=limits, max_tokens=1
     )

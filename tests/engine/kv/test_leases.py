@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from graftwork.engine.core.prefix_keys import PrefixScope
 from graftwork.engine.core.requests import SessionKey, SessionUse
-from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.loader import TokenPath
@@ -45,12 +45,12 @@ class LeaseLab:
         self.lab.memory.insert(path, allocation.pages, SessionUse(SessionKey(name)))
         self.lab.memory.set_history(path, SessionUse(SessionKey(name)))
         self.lab.memory.release(allocation.pages)
-        self.tend(name, SessionVerb.HOLD, () if tool is None else (ToolWait(tool),))
+        self.command(name, SessionVerb.HOLD, () if tool is None else (ToolWait(tool),))
 
-    def tend(self, name: str, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
+    def command(self, name: str, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
         """Runs one command and all copies that it begins."""
         path = self.path(name)
-        self.session_cache.tend(SessionTending(verb, SessionKey(name), DOMAIN, (), tuple(path.token_ids), waits=waits))
+        self.session_cache.run(SessionCommand(verb, SessionKey(name), DOMAIN, (), tuple(path.token_ids), waits=waits))
         self.lab.fire_all()
 
     def path(self, name: str) -> TokenPath:
@@ -97,7 +97,7 @@ def test_a_session_about_to_continue_outlasts_all_that_wait() -> None:
     lab.turn("wait", "1000")
     lab.turn("else", "1000")
 
-    lab.tend("back", SessionVerb.PREFETCH)
+    lab.command("back", SessionVerb.PREFETCH)
     lab.turn("last", "1000")
 
     assert lab.is_on_device("back")
@@ -111,7 +111,7 @@ def test_the_lease_of_a_turn_ends_with_the_turn() -> None:
     lab.turn("else", "1000")
     lab.turn("back", None)
 
-    lab.tend("back", SessionVerb.PREFETCH)
+    lab.command("back", SessionVerb.PREFETCH)
     lab.turn("next", "1000")  # at the cost of one that waits
     lab.turn("back", None)
     lab.turn("last", "1000")
@@ -127,7 +127,7 @@ def test_a_suspended_session_without_room_on_the_host_is_evicted_first() -> None
         lab.turn(name, "1000")
     lab.turn("idle", None)
 
-    lab.tend("gone", SessionVerb.SUSPEND)
+    lab.command("gone", SessionVerb.SUSPEND)
     lab.turn("last", "1000")
 
     assert not lab.is_on_device("gone")

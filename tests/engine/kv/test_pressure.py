@@ -2,7 +2,7 @@
 
 from graftwork.engine.core.prefix_keys import PageKey, PrefixScope
 from graftwork.engine.core.requests import SessionKey, SessionUse
-from graftwork.engine.core.session_commands import SessionMemory, SessionTending, SessionVerb, ToolWait
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.session_index import SessionIndex
@@ -39,14 +39,14 @@ class Scene:
         memory.release(allocation.pages)
         return True
 
-    def tend(self, verb: SessionVerb, domain: bytes, session: str, tokens: list[int], *tools: str) -> SessionMemory:
+    def command(self, verb: SessionVerb, domain: bytes, session: str, tokens: list[int], *tools: str) -> SessionMemory:
         waits = tuple(ToolWait(tool) for tool in tools)
-        return self.session_cache.tend(
-            SessionTending(verb, SessionKey(session), IsolationDomain(domain), (), tuple(tokens), 0, waits)
+        return self.session_cache.run(
+            SessionCommand(verb, SessionKey(session), IsolationDomain(domain), (), tuple(tokens), 0, waits)
         )
 
     def device_tokens(self, domain: bytes, tokens: list[int]) -> int:
-        return self.tend(SessionVerb.READ, domain, "reader", tokens).device_tokens
+        return self.command(SessionVerb.READ, domain, "reader", tokens).device_tokens
 
 
 def tokens_from(first: int, num_pages: int) -> list[int]:
@@ -58,7 +58,7 @@ def test_a_domain_without_room_on_the_host_does_not_block_others() -> None:
     scene = Scene(device=15, host=4, context=8)
     memory, long = scene.lab.memory, tokens_from(1, 8)
     scene.turn(ALICE, long, "a")
-    scene.tend(SessionVerb.HOLD, ALICE, "a", long)
+    scene.command(SessionVerb.HOLD, ALICE, "a", long)
     scene.lab.fire_all()
     scene.turn(BOB, tokens_from(2, 4), "b")
 
@@ -73,10 +73,10 @@ def test_an_expired_lease_is_no_better_than_none() -> None:
     scene = Scene(device=8, host=16)
     leased, recent = tokens_from(1, 4), tokens_from(2, 4)
     scene.turn(ALICE, leased, "waits")
-    scene.tend(SessionVerb.HOLD, ALICE, "waits", leased, "search")
+    scene.command(SessionVerb.HOLD, ALICE, "waits", leased, "search")
     scene.lab.fire_all()
     scene.turn(ALICE, recent, "idle")
-    scene.tend(SessionVerb.HOLD, ALICE, "idle", recent)
+    scene.command(SessionVerb.HOLD, ALICE, "idle", recent)
     scene.lab.fire_all()
 
     scene.lab.clock.advance(11)  # the lease was for ten seconds
@@ -92,15 +92,15 @@ def test_prefetched_pages_stay_for_their_turn() -> None:
     scene = Scene(device=8, host=16)
     returning, idle = tokens_from(1, 3), tokens_from(2, 4)
     scene.turn(ALICE, returning, "returns")
-    scene.tend(SessionVerb.HOLD, ALICE, "returns", returning, "search")
+    scene.command(SessionVerb.HOLD, ALICE, "returns", returning, "search")
     scene.lab.fire_all()
-    scene.tend(SessionVerb.SUSPEND, ALICE, "returns", returning)
+    scene.command(SessionVerb.SUSPEND, ALICE, "returns", returning)
     scene.lab.fire_all()
     scene.turn(ALICE, idle, "idle")
-    scene.tend(SessionVerb.HOLD, ALICE, "idle", idle)
+    scene.command(SessionVerb.HOLD, ALICE, "idle", idle)
     scene.lab.fire_all()
 
-    scene.tend(SessionVerb.PREFETCH, ALICE, "returns", returning)
+    scene.command(SessionVerb.PREFETCH, ALICE, "returns", returning)
     scene.lab.fire_all()
     scene.turn(ALICE, tokens_from(3, 3), "newcomer")
 
@@ -113,14 +113,14 @@ def test_a_prefetch_loads_what_there_is_room_for() -> None:
     scene = Scene(device=8, host=16)
     long = tokens_from(1, 6)
     scene.turn(ALICE, long, "long")
-    scene.tend(SessionVerb.SUSPEND, ALICE, "long", long)
+    scene.command(SessionVerb.SUSPEND, ALICE, "long", long)
     scene.lab.fire_all()
     bobs = tokens_from(2, 2)
     scene.turn(BOB, bobs, "bob")
     held = scene.lab.memory.allocate_pages(2, ALICE)
     assert held is not None
 
-    scene.tend(SessionVerb.PREFETCH, ALICE, "long", long)
+    scene.command(SessionVerb.PREFETCH, ALICE, "long", long)
     scene.lab.fire_all()
 
     assert scene.device_tokens(BOB, bobs) == 4
@@ -136,7 +136,7 @@ def test_pages_on_their_way_from_disk_are_counted_there() -> None:
     path = scene.path(ALICE, tokens)
     scene.lab.disk.pages = {key: key for key in scene.lab.tags(path)}
 
-    answer = scene.tend(SessionVerb.PREFETCH, ALICE, "s", tokens)
+    answer = scene.command(SessionVerb.PREFETCH, ALICE, "s", tokens)
 
     assert (answer.device_tokens, answer.host_tokens, answer.disk_tokens) == (0, 0, 6)
     scene.lab.fire_all()

@@ -68,11 +68,11 @@ def test_a_session_continues_the_same_from_the_device_the_host_and_the_disk(
     history = first_turn(harness, adapter)
     expected = cold(make_engine, history, adapter, dtype=dtype)
 
-    harness.tend(SessionVerb.HOLD, "s", history, ToolWait("search"), adapter=adapter)
+    harness.command(SessionVerb.HOLD, "s", history, ToolWait("search"), adapter=adapter)
     warm = second_turn(harness, history, adapter)
     head = history + SECOND + warm.token_ids
-    harness.tend(SessionVerb.SUSPEND, "s", head, adapter=adapter)
-    suspended = harness.tend(SessionVerb.READ, "s", head, adapter=adapter)
+    harness.command(SessionVerb.SUSPEND, "s", head, adapter=adapter)
+    suspended = harness.command(SessionVerb.READ, "s", head, adapter=adapter)
     from_host = second_turn(harness, history, adapter)
     harness.close()
     restarted = make_engine(**options)
@@ -133,11 +133,11 @@ def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_p
     history = first_turn(harness, None)
     longer = history + SECOND + second_turn(harness, history, None, session="t").token_ids
     for name, tokens in (("s", history), ("t", longer)):
-        harness.tend(SessionVerb.HOLD, name, tokens, ToolWait("search"))
+        harness.command(SessionVerb.HOLD, name, tokens, ToolWait("search"))
     full = harness.loop.stats()
 
     for name, tokens in (("s", history), ("t", longer)):
-        harness.tend(SessionVerb.CLOSE, name, tokens)
+        harness.command(SessionVerb.CLOSE, name, tokens)
 
     stats = harness.loop.stats()
     assert full.cached_pages > 0
@@ -155,20 +155,20 @@ def test_a_forgotten_domain_leaves_nothing_on_any_tier(make_engine: MakeEngine, 
     harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
     for domain in (b"gone", b"stays"):
         harness.run(FIRST, domain=domain, session=SessionUse(SessionKey("s")), max_tokens=1)
-        harness.tend(SessionVerb.HOLD, "s", FIRST, domain=domain)
-    before = harness.tend(SessionVerb.READ, "s", FIRST, domain=b"stays")
+        harness.command(SessionVerb.HOLD, "s", FIRST, domain=domain)
+    before = harness.command(SessionVerb.READ, "s", FIRST, domain=b"stays")
     num_pages = harness.loop.stats().disk_pages
 
     harness.loop.take(ForgetDomain(IsolationDomain(b"gone")))
 
-    assert harness.tend(SessionVerb.READ, "s", FIRST, domain=b"gone") == SessionMemory(missing_tokens=len(FIRST))
-    assert harness.tend(SessionVerb.READ, "s", FIRST, domain=b"stays") == before
+    assert harness.command(SessionVerb.READ, "s", FIRST, domain=b"gone") == SessionMemory(missing_tokens=len(FIRST))
+    assert harness.command(SessionVerb.READ, "s", FIRST, domain=b"stays") == before
     assert before.disk_bytes > 0
     assert harness.loop.stats().disk_pages == num_pages // 2
     harness.close()
     restarted = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
     assert restarted.loop.stats().disk_pages == num_pages // 2
-    assert restarted.tend(SessionVerb.READ, "s", FIRST, domain=b"stays").disk_bytes == before.disk_bytes
+    assert restarted.command(SessionVerb.READ, "s", FIRST, domain=b"stays").disk_bytes == before.disk_bytes
     restarted.close()
 
 

@@ -48,7 +48,7 @@ def alone(base: Path, shelf: Shelf, prompt: list[int], **options: Any) -> list[i
 def talk(harness: Harness, session: str, prompt: list[int]) -> Outcome:
     """A turn of a session, whose pages stand on the host when it has ended."""
     outcome = harness.run(prompt, session=SessionUse(SessionKey(session), 0), max_tokens=2, ignore_eos=True)
-    harness.tend(SessionVerb.HOLD, session, prompt + outcome.token_ids)
+    harness.command(SessionVerb.HOLD, session, prompt + outcome.token_ids)
     return outcome
 
 
@@ -84,7 +84,7 @@ def test_a_running_request_goes_on_while_its_pages_are_moved(base: Path) -> None
     running = harness.submit(prompt, max_tokens=150, ignore_eos=True)
     while len(running.token_ids) < 20:
         harness.step()
-    harness.tend(SessionVerb.CLOSE, "before", before)
+    harness.command(SessionVerb.CLOSE, "before", before)
     moved = harness.engine.frame_allocator.num_relocated_pages
 
     grafted = harness.submit([5, 6, 7], adapter="a", max_tokens=20, ignore_eos=True)
@@ -143,7 +143,7 @@ def test_a_small_device_says_what_a_large_one_says(base: Path) -> None:
             ]
             harness.finish()
             for (session, adapter, prompt), outcome in zip(turns, told, strict=True):
-                harness.tend_now(SessionVerb.HOLD, session, prompt + outcome.token_ids, adapter=adapter)
+                harness.command_now(SessionVerb.HOLD, session, prompt + outcome.token_ids, adapter=adapter)
             outcomes.append([outcome.token_ids for outcome in told])
         assert outcomes[0] == outcomes[1]
         tails |= {turn[0]: turn[2] + tokens for turn, tokens in zip(turns, outcomes[0], strict=True)}

@@ -45,7 +45,7 @@ def request(prompt: list[int], adapter: str | None = None, **sampling: object) -
         request_id=RequestId(new_id("req")),
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(**options),  # type: ignore[arg-type]
-        isolation=IsolationDomain(b"tenant"),
+        domain=IsolationDomain(b"tenant"),
         adapters=(AdapterUse(adapter),) if adapter is not None else (),
     )
 
@@ -164,7 +164,7 @@ async def test_a_forgotten_domain_has_nothing_cached(connect: Connect) -> None:
     _ = [event async for event in client.generate(prompt)]
     assert (await client.stats()).cached_pages > 0
 
-    await client.forget_domain(prompt.isolation)
+    await client.forget_domain(prompt.domain)
 
     assert (await client.stats()).cached_pages == 0
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
-from graftwork.engine.scheduler.speculator import matching
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
+from graftwork.engine.scheduler.speculator import accepted_prefix
 from graftwork.platform.ids import RequestId
 from tests.engine.conftest import Lab
 from tests.engine.harness import Harness
@@ -37,7 +37,7 @@ class RecordingRunner:
 
     def __init__(self, harness: Harness) -> None:
         self._runner = harness.loop._runner
-        self.rows: list[tuple[SequenceSlice, torch.Tensor]] = []
+        self.rows: list[tuple[RequestSlice, torch.Tensor]] = []
 
     def run(self, plan: StepPlan) -> StepResult:
         runner = self._runner
@@ -49,12 +49,12 @@ class RecordingRunner:
         for piece in batch.slices:
             own = list(islice(rows, len(piece.samples)))
             choices[piece.request_id] = tuple(int(row.argmax()) for row in own)
-            standing = len(matching(piece.draft_token_ids, choices[piece.request_id]))
+            standing = len(accepted_prefix(piece.draft_token_ids, choices[piece.request_id]))
             self.rows += [(_up_to(piece, index), row) for index, row in enumerate(own[:standing])]
         return StepResult(choices)
 
 
-def _up_to(piece: SequenceSlice, num_drafts: int) -> SequenceSlice:
+def _up_to(piece: RequestSlice, num_drafts: int) -> RequestSlice:
     """The slice as it would be if only the first drafts were in it."""
     num_tokens = len(piece.token_ids) - piece.num_drafts + num_drafts
     return replace(piece, token_ids=piece.token_ids[:num_tokens], samples=piece.samples[: num_drafts + 1])
@@ -164,6 +164,6 @@ def test_a_seeded_output_does_not_depend_on_the_batch(lab: Lab) -> None:
 def test_spec_of_a_slice_names_the_position_after_its_last_token() -> None:
     """The noise of a token is keyed by where the token will stand."""
     spec = SampleSpec(SamplingParams(max_tokens=1), seed=1, position=3, banned_token_ids=())
-    piece = SequenceSlice("req_1", (5, 6, 7), 0, (0,), None, (spec,))  # type: ignore[arg-type]
+    piece = RequestSlice("req_1", (5, 6, 7), 0, (0,), None, (spec,))  # type: ignore[arg-type]
 
     assert piece.end == spec.position

@@ -4,7 +4,7 @@ import torch
 
 from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.core.step import SequenceSlice, StepPlan
+from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, padded_pages
 from graftwork.platform.ids import RequestId
@@ -17,9 +17,9 @@ def uses(adapter: str | None) -> tuple[AdapterUse, ...]:
     return () if adapter is None else (AdapterUse(adapter),)
 
 
-def piece(name: str, start: int, count: int, pages: list[int], adapter: str | None = None) -> SequenceSlice:
+def piece(name: str, start: int, count: int, pages: list[int], adapter: str | None = None) -> RequestSlice:
     tokens = tuple(range(100 * len(name), 100 * len(name) + count))
-    return SequenceSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), ())
+    return RequestSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), ())
 
 
 def builder(rules: BatchInvariance = FREE) -> BatchBuilder:

@@ -10,7 +10,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.session_commands import SessionVerb
-from graftwork.engine.core.step import SampleSpec, SequenceSlice, StepPlan, StepResult
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
 from graftwork.engine.loop import Runner
@@ -25,11 +25,11 @@ COST = LoadCost(TransferCost(0.0, 0.1), TransferCost(0.0, 0.1), PrefillCost(0.00
 SAMPLE = SampleSpec(SamplingParams(max_tokens=1), seed=0, position=0)
 
 
-def piece(name: str, start: int, num_tokens: int, *, samples: bool, num_drafts: int = 0) -> SequenceSlice:
+def piece(name: str, start: int, num_tokens: int, *, samples: bool, num_drafts: int = 0) -> RequestSlice:
     """A part of one prompt, with the row after its last token sampled or not."""
     pages = tuple(PageId(page) for page in range((start + num_tokens) // 4 + 1))
     specs = (SAMPLE,) * (1 + num_drafts) if samples else ()
-    return SequenceSlice(RequestId(name), (7,) * num_tokens, start, pages, (), specs)
+    return RequestSlice(RequestId(name), (7,) * num_tokens, start, pages, (), specs)
 
 
 class Steps:
@@ -40,7 +40,7 @@ class Steps:
         self.costs = CostTracker(COST)
         self.meter = PrefillMeter(self.costs, self.clock)
 
-    def take(self, seconds: float, *pieces: SequenceSlice, waited: bool = False) -> None:
+    def take(self, seconds: float, *pieces: RequestSlice, waited: bool = False) -> None:
         self.meter.step_begins()
         self.clock.advance(seconds)
         self.meter.step_ended(StepPlan(pieces), waited=waited)
@@ -127,7 +127,7 @@ def test_an_engine_on_a_device_that_became_slow_loads_what_it_used_to_compute(tm
 
     def turn(prompt: list[int]) -> Outcome:
         outcome = harness.run(prompt, max_tokens=1, session=SessionUse(SessionKey("ses"), len(prompt) - 1))
-        harness.tend(SessionVerb.SUSPEND, "ses", prompt)
+        harness.command(SessionVerb.SUSPEND, "ses", prompt)
         return outcome
 
     prompt = [2 + number % 50 for number in range(49)]

@@ -136,3 +136,4 @@ def test_history_counts_as_a_counter_does(prompt: list[int], steps: list[tuple[l
         found = dict(zip(target.token_ids[before:], target.counts[before:], strict=True))
         assert (len(found), found) == (added, dict(expected))
     assert history.num_generated_tokens == len(made)
+    history.check_integrity()

@@ -9,7 +9,7 @@ import torch
 
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.sampling.logprobs import RawScores
+from graftwork.engine.sampling.logprobs import StepLogprobs
 from graftwork.engine.sampling.sampler import choose_tokens
 from tests.engine.conftest import Lab
 from tests.engine.harness import Harness
@@ -25,7 +25,7 @@ def test_scores_are_of_the_raw_distribution() -> None:
     row = SampleSpec(SamplingParams(max_tokens=1, temperature=0.1, logprobs=2, logit_bias=((1, 50.0),)), 0, 0, (0,))
     expected = logits.log_softmax(-1)[0].tolist()
 
-    scores = RawScores(logits, [row])
+    scores = StepLogprobs(logits, [row])
     (score,) = scores.of(choose_tokens(logits, [row]))
 
     assert score is not None
@@ -39,7 +39,7 @@ def test_each_row_gets_what_it_wants() -> None:
     logits = -torch.arange(50).div(2, rounding_mode="floor").float().repeat(4, 1)  # 0, 0, -1, -1, …
     wanted = [None, 0, 3, 20]
 
-    scores = RawScores(logits, [spec(number) for number in wanted]).of([7, 7, 7, 7])
+    scores = StepLogprobs(logits, [spec(number) for number in wanted]).of([7, 7, 7, 7])
 
     assert scores[0] is None
     assert [[token for token, _ in score.top] for score in scores if score] == [[], [0, 1, 2], list(range(20))]
@@ -47,7 +47,7 @@ def test_each_row_gets_what_it_wants() -> None:
 
 def test_a_small_vocabulary_has_no_more() -> None:
     """More likeliest tokens than there are tokens is all of them."""
-    (score,) = RawScores(torch.zeros(1, 5), [spec(20)]).of([0])
+    (score,) = StepLogprobs(torch.zeros(1, 5), [spec(20)]).of([0])
 
     assert score is not None
     assert len(score.top) == 5

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.engine.core.events import FinishReason, PromptAdmitted, RequestFinished
+from graftwork.engine.core.events import FinishReason, PromptAdmitted, RequestFinished, RequestOutput
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import StepPlan, StepResult
@@ -15,7 +15,6 @@ from graftwork.engine.core.token_counts import TokenCounts
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferKind
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import (
@@ -73,7 +72,7 @@ class Stage:
         self.scheduler = Scheduler(
             limits, self.lab.memory, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
         )
-        self.outputs: list[Output] = []
+        self.outputs: list[RequestOutput] = []
         self.plans: list[StepPlan] = []
 
     def submit(self, name: str, prompt: int | list[int] = 5, max_tokens: int = 4, **options: object) -> None:
@@ -85,7 +84,7 @@ class Stage:
                 request_id=RequestId(name),
                 prompt_token_ids=tuple(tokens),
                 sampling=SamplingParams(max_tokens=max_tokens, **sampling_options),
-                **{"isolation": IsolationDomain(b"tenant"), **options},  # type: ignore[arg-type]
+                **{"domain": IsolationDomain(b"tenant"), **options},  # type: ignore[arg-type]
             )
         )
 
@@ -99,7 +98,7 @@ class Stage:
             self.outputs += self.scheduler.absorb(plan, StepResult(chosen))
         self.scheduler.check_integrity()
         while self.lab.copies.under_way:
-            self.outputs += self.scheduler.absorb_transfer(self.lab.copies.fire())
+            self.outputs += self.scheduler.finish_transfer(self.lab.copies.fire())
         return plan
 
     def drain(self) -> None:
@@ -356,13 +355,13 @@ def test_tiers_go_first_and_ageing_lifts_what_waited() -> None:
     assert stage.admitted() == ["running", "flex", "priority", "default"]
 
 
-def test_two_parties_share_alike_however_much_one_sends() -> None:
+def test_two_domains_share_alike_however_much_one_sends() -> None:
     """With twenty requests against four of equal size, admissions alternate while both wait."""
     stage = Stage(max_running=1)
     for number in range(20):
-        stage.submit(f"flood {number}", share="flood")
+        stage.submit(f"flood {number}", domain=IsolationDomain(b"flood"))
     for number in range(4):
-        stage.submit(f"calm {number}", share="calm")
+        stage.submit(f"calm {number}", domain=IsolationDomain(b"calm"))
 
     while len(stage.admitted()) < 8:
         stage.step()
@@ -371,14 +370,14 @@ def test_two_parties_share_alike_however_much_one_sends() -> None:
 
 
 def test_idling_earns_no_credit() -> None:
-    """A party that comes late does not get all the places until it has caught up with those that were served."""
+    """A domain that comes late does not get all the places until it has caught up with those that were served."""
     stage = Stage(max_running=1)
     for number in range(30):
-        stage.submit(f"early {number}", share="early")
+        stage.submit(f"early {number}", domain=IsolationDomain(b"early"))
     while len(stage.admitted()) < 10:
         stage.step()
     for number in range(10):
-        stage.submit(f"late {number}", share="late")
+        stage.submit(f"late {number}", domain=IsolationDomain(b"late"))
 
     while len(stage.admitted()) < 18:
         stage.step()
@@ -387,11 +386,11 @@ def test_idling_earns_no_credit() -> None:
 
 
 def test_weight_buys_a_larger_share() -> None:
-    """A party of weight three gets about three times the admissions of one of weight one."""
+    """A domain of weight three gets about three times the admissions of one of weight one."""
     stage = Stage(max_running=1)
     for number in range(30):
-        stage.submit(f"heavy {number}", share="heavy", weight=3.0)
-        stage.submit(f"light {number}", share="light")
+        stage.submit(f"heavy {number}", domain=IsolationDomain(b"heavy"), weight=3.0)
+        stage.submit(f"light {number}", domain=IsolationDomain(b"light"))
 
     while len(stage.admitted()) < 20:
         stage.step()
@@ -399,22 +398,24 @@ def test_weight_buys_a_larger_share() -> None:
     assert 13 <= sum(name.startswith("heavy") for name in stage.admitted()) <= 17
 
 
-requests = st.tuples(st.integers(1, CONTEXT - 1), st.integers(1, 20), st.integers(0, 3), st.sampled_from(["x", "y"]))
+requests = st.tuples(
+    st.integers(1, CONTEXT - 1), st.integers(1, 20), st.integers(0, 3), st.sampled_from([b"x", b"y", b"z"])
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(requests, max_size=25), st.sampled_from([0, 3, 30]), st.data())
 def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
-    arrivals: list[tuple[int, int, int, str]], host: int, data: st.DataObject
+    arrivals: list[tuple[int, int, int, bytes]], host: int, data: st.DataObject
 ) -> None:
     """In the smallest pool that holds one context, with a host or without, every request that is not cancelled
     finishes."""
     stage = Stage(pages=CONTEXT // PAGE, host=host, budget=9, max_running=5)
     cancelled: set[str] = set()
-    for number, (length, max_tokens, family, share) in enumerate(arrivals):
+    for number, (length, max_tokens, family, name) in enumerate(arrivals):
         prompt = [10 + family * 20 + n % 20 for n in range(length)]
-        owner = IsolationDomain(data.draw(st.sampled_from([b"x", b"y", b"z"])))
-        stage.submit(str(number), prompt, max_tokens=max_tokens, share=share, isolation=owner)
+        domain = IsolationDomain(name)
+        stage.submit(str(number), prompt, max_tokens=max_tokens, domain=domain)
         for _ in range(data.draw(st.integers(0, 3))):
             stage.step()
         victim = data.draw(st.integers(0, 4 * len(arrivals)))

@@ -3,17 +3,16 @@
 from collections import Counter
 from random import Random
 
-from graftwork.engine.core.events import PromptAdmitted, RequestFinished, TokensGenerated
+from graftwork.engine.core.events import PromptAdmitted, RequestFinished, RequestOutput, TokensGenerated
 from graftwork.engine.core.prefix_keys import PageKey, PrefixScope, page_key
 from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.core.session_commands import SessionTending, SessionVerb, ToolWait
-from graftwork.engine.core.step import SequenceSlice, StepResult
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
+from graftwork.engine.core.step import RequestSlice, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferKind
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -74,7 +73,6 @@ class World:
             SamplingParams(max_tokens=self.random.randint(1, 6)),
             IsolationDomain(owner),
             tier=self.random.choice(TIERS),
-            share=owner.hex(),
             session=None if session is None else SessionUse(SessionKey(session), len(history)),
         )
         self.requests[request.request_id], self.known[request.request_id] = request, prompt
@@ -103,16 +101,16 @@ class World:
             done = self.lab.copies.fire(index, self.random.randrange(2) if self.random.random() < 0.25 else None)
             self.seen[done.plan.kind] += done.num_good
             self.seen["cut short"] += done.num_good < len(done.plan.moves)
-            self.hear(self.scheduler.absorb_transfer(done))
+            self.hear(self.scheduler.finish_transfer(done))
 
-    def tend(self) -> None:
+    def command(self) -> None:
         if self.histories:
             owner, session = self.random.choice(sorted(self.histories))
             verb = self.random.choice(list(SessionVerb))
             tokens = self.histories[owner, session]
             waits = (ToolWait("search"),) if verb is SessionVerb.HOLD else ()
-            self.scheduler.tend(
-                SessionTending(verb, SessionKey(session), IsolationDomain(owner), (), tokens, waits=waits)
+            self.scheduler.session_cache.run(
+                SessionCommand(verb, SessionKey(session), IsolationDomain(owner), (), tokens, waits=waits)
             )
             if verb is SessionVerb.CLOSE:
                 del self.histories[owner, session]
@@ -122,7 +120,7 @@ class World:
 
     # ---- what must hold ---------------------------------------------------------------------------------------
 
-    def compute(self, piece: SequenceSlice) -> int:
+    def compute(self, piece: RequestSlice) -> int:
         """The forward pass: all KV before the slice is there, and what it writes is nobody else's."""
         request, known = self.requests[piece.request_id], self.known[piece.request_id]
         pool, on_device = self.lab.memory.page_store.device, self.lab.copies.tags[Tier.DEVICE]
@@ -146,13 +144,13 @@ class World:
 
     def tags(self, request: EngineRequest, tokens: Tokens) -> list[PageKey]:
         """The keys of the whole pages of some tokens."""
-        scope, keys = PrefixScope(SCOPES.scope(request.isolation, ())), list[PageKey]()
+        scope, keys = PrefixScope(SCOPES.scope(request.domain, ())), list[PageKey]()
         for index in range(len(tokens) // PAGE):
             page = tokens[index * PAGE : (index + 1) * PAGE]
             keys.append(page_key(scope, index, keys[-1] if keys else None, page))
         return keys
 
-    def hear(self, outputs: list[Output]) -> None:
+    def hear(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             name = output.request_id
             request, event = self.requests[name], output.event
@@ -174,7 +172,7 @@ class World:
         assert len(known) == min(most, CONTEXT)
         self.finished.add(request.request_id)
         if request.session is not None:
-            self.histories[request.isolation, request.session.session] = known
+            self.histories[request.domain, request.session.session] = known
 
     def drain(self) -> None:
         """Everybody ends, and closed sessions leave nothing that no stranger has used."""
@@ -194,7 +192,7 @@ class World:
 def lived(seed: int) -> World:
     """A world after 1,500 acts, in which everybody has ended."""
     world = World(seed)
-    acts = [world.step] * 8 + [world.land] * 5 + [world.submit] * 2 + [world.tend] * 2 + [world.cancel, world.wait]
+    acts = [world.step] * 8 + [world.land] * 5 + [world.submit] * 2 + [world.command] * 2 + [world.cancel, world.wait]
     for _ in range(1500):
         world.random.choice(acts)()
     world.drain()

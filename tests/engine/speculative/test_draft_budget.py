@@ -7,7 +7,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.speculative.draft_budget import allot
+from graftwork.engine.speculative.draft_budget import budget_drafts
 from graftwork.engine.speculative.step_cost import StepCost
 
 drafts = st.lists(
@@ -33,7 +33,7 @@ def test_no_other_lengths_give_more_tokens_a_second(
         made = len(survivals) + sum(sum(chances[:n]) for chances, n in zip(survivals, lengths, strict=True))
         return float(made / seconds(len(survivals) + sum(lengths)))
 
-    chosen = allot(survivals, seconds, spare)
+    chosen = budget_drafts(survivals, seconds, spare)
     every_way = [way for way in product(*[range(len(one) + 1) for one in survivals]) if sum(way) <= spare]
     best = max(map(pace, every_way))
     nothing = pace((0,) * len(survivals))
@@ -48,12 +48,12 @@ def test_no_other_lengths_give_more_tokens_a_second(
 
 def test_nothing_is_verified_where_a_row_costs_what_a_token_does() -> None:
     """On a machine whose steps are all rows, even sure guesses gain nothing."""
-    assert allot([[0.99, 0.98]] * 4, linear(0.0, 1.0), 99).lengths == (0, 0, 0, 0)
+    assert budget_drafts([[0.99, 0.98]] * 4, linear(0.0, 1.0), 99).lengths == (0, 0, 0, 0)
 
 
 def test_the_likeliest_guesses_of_the_batch_come_first() -> None:
     """With room for three rows, two go to the surest draft and one to the next."""
-    chosen = allot([[0.3, 0.2], [0.9, 0.8, 0.1], [0.6]], linear(1.0, 0.01), 3)
+    chosen = budget_drafts([[0.3, 0.2], [0.9, 0.8, 0.1], [0.6]], linear(1.0, 0.01), 3)
 
     assert chosen.lengths == (0, 2, 1)
 

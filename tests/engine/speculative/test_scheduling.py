@@ -5,15 +5,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.engine.core.events import RequestFinished, TokensGenerated
+from graftwork.engine.core.events import RequestFinished, RequestOutput, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
-from graftwork.engine.scheduler.outputs import Output
 from graftwork.engine.scheduler.scheduler import Scheduler
-from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, matching
+from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, accepted_prefix
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.kv_lab import FixedLeases, KvLab
@@ -68,7 +67,7 @@ class Stage:
                 request_id=RequestId(name),
                 prompt_token_ids=tuple(prompt),
                 sampling=SamplingParams(max_tokens=max_tokens),
-                isolation=IsolationDomain(b"tenant"),
+                domain=IsolationDomain(b"tenant"),
                 prediction_token_ids=tuple(prediction),
             )
         )
@@ -79,7 +78,7 @@ class Stage:
         if plan is not None:
             self._hear(self.scheduler.absorb(plan, self._run(plan)))
         while self.lab.copies.under_way:
-            self._hear(self.scheduler.absorb_transfer(self.lab.copies.fire()))
+            self._hear(self.scheduler.finish_transfer(self.lab.copies.fire()))
         self.scheduler.check_integrity()
         return plan
 
@@ -99,7 +98,7 @@ class Stage:
                 choices[piece.request_id] = tuple(model_says([*text, *drafts[:row]]) for row in rows)
         return StepResult(choices)
 
-    def _hear(self, outputs: list[Output]) -> None:
+    def _hear(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             if isinstance(output.event, TokensGenerated):
                 self.texts[output.request_id] += output.event.token_ids
@@ -166,7 +165,7 @@ def test_a_repetitive_answer_takes_fewer_steps_than_tokens() -> None:
 
 def test_only_a_draft_that_came_true_is_followed() -> None:
     """Choices stand up to the first that differs from the draft, and that one stands, too."""
-    assert matching((4, 5, 6), (4, 5, 9, 7)) == (4, 5, 9)
-    assert matching((4, 5), (4, 5, 6)) == (4, 5, 6)
-    assert matching((4,), (3, 9)) == (3,)
-    assert matching((), (8,)) == (8,)
+    assert accepted_prefix((4, 5, 6), (4, 5, 9, 7)) == (4, 5, 9)
+    assert accepted_prefix((4, 5), (4, 5, 6)) == (4, 5, 6)
+    assert accepted_prefix((4,), (3, 9)) == (3,)
+    assert accepted_prefix((), (8,)) == (8,)

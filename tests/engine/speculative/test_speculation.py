@@ -137,7 +137,7 @@ def test_without_a_seed_the_distribution_is_the_models(lab: Lab) -> None:
     }
     favourite = max(expected, key=lambda pair: expected[pair])
     harness = open_engine(lab, 4, max_running=32)
-    harness.loop._scheduler._intake._seeds = Random(8)
+    harness.loop._scheduler._validator._seeds = Random(8)
 
     outcomes = [
         harness.submit(prompt, max_tokens=2, temperature=2.0, top_k=3, ignore_eos=True, prediction=favourite)

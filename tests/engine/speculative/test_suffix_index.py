@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.speculative.prompt_lookup import SessionLookup
+from graftwork.engine.speculative.lookup import PromptLookup
 from graftwork.engine.speculative.suffix_index import LONGEST_MATCH, NGRAM_LENGTHS, SuffixIndex, SuffixMatch
 
 few_letters = st.lists(st.integers(0, 2), max_size=60)
@@ -61,7 +61,7 @@ def test_a_long_agreement_is_told_from_a_short_one() -> None:
 def test_a_session_goes_on_as_it_went_on_last() -> None:
     """Of two places that agree the later one is followed, and forced tokens behind the text count as its end."""
     tokens = [1, 2, 3, 70, 71, 1, 2, 3, 80, 81, 82, 1, 2]
-    lookup = SessionLookup(tokens)
+    lookup = PromptLookup(tokens)
     lookup.observe()
 
     behind = lookup.propose((3,), 3)

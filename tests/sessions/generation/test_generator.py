@@ -58,7 +58,6 @@ def request(
         stop=stop,
         resolved=resolved,
         isolation=IsolationDomain(b"tenant"),
-        share="tenant",
         weight=2.0,
         tier=ServiceTier.FLEX,
         parse_tool_calls=calls,
@@ -108,7 +107,7 @@ async def test_text_streams_and_is_summed_up() -> None:
 
 
 async def test_engine_is_asked_what_was_requested() -> None:
-    """The engine's request carries ids, the adapter's digest, and the party's share; no text."""
+    """The engine's request carries ids, the adapter's digest and the domain's weight; no text."""
     version = AdapterVersion(AdapterId("adp_1"), "tone", 3, "sha256:1", 8, ("q_proj",), 10, 0.0)
     engine = ScriptedEngine([(END,)])
     wanted = request(resolved=ResolvedModel("tone@prod", version))
@@ -117,8 +116,8 @@ async def test_engine_is_asked_what_was_requested() -> None:
 
     (asked,) = engine.requests
     assert (asked.request_id, asked.prompt_token_ids, asked.sampling) == ("req_1", (1, 2, 3), wanted.sampling)
-    assert (asked.adapter_digests, asked.isolation) == (("sha256:1",), b"tenant")
-    assert (asked.share, asked.weight, asked.tier) == ("tenant", 2.0, ServiceTier.FLEX)
+    assert (asked.adapter_digests, asked.domain) == (("sha256:1",), b"tenant")
+    assert (asked.weight, asked.tier) == (2.0, ServiceTier.FLEX)
 
 
 async def test_length_limit_is_reported() -> None:

@@ -5,20 +5,19 @@ import pytest
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
+from graftwork.sessions.generation.sampling import TokenBudget
 from graftwork.sessions.turns.settings import (
     NO_OVERRIDES,
-    TokenBudget,
     TurnOverrides,
     check_vocabulary,
-    sampling_params,
-    stop_strings,
-    token_budget,
+    read_sampling,
+    turn_budget,
 )
 
 
 def test_defaults_are_the_engines() -> None:
     """A session that says nothing samples as the engine does by itself."""
-    assert sampling_params(SessionSettings(), 9) == SamplingParams(max_tokens=9)
+    assert read_sampling({}).sampling_params(9) == SamplingParams(max_tokens=9)
 
 
 def test_every_field_reaches_the_engine() -> None:
@@ -27,20 +26,20 @@ def test_every_field_reaches_the_engine() -> None:
     ending = {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [5, 6]}
     counting = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
 
-    params = sampling_params(
-        SessionSettings(sampling=drawing | ending | counting | {"logit_bias": {"9": 1, "7": -2}}), 9
-    )
+    biased = {"logit_bias": {"9": 1, "7": -2}}
+
+    params = read_sampling(drawing | ending | counting | biased).sampling_params(9)
 
     assert params == SamplingParams(
         9, 0, 3, 0.5, 0.1, 2**64 - 1, 2, (5, 6), True, 1, -0.5, 1.2, ((7, -2.0), (9, 1.0)), logprobs=None
     )
-    assert sampling_params(SessionSettings(sampling={"temperature": None, "top_k": -1}), 9) == SamplingParams(9)
+    assert read_sampling({"temperature": None, "top_k": -1}).sampling_params(9) == SamplingParams(9)
 
 
 @pytest.mark.parametrize("sampling", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])
 def test_tokens_outside_the_vocabulary_are_refused(sampling: dict[str, object]) -> None:
     """An id that no token has is a mistake of the field that names it."""
-    params = sampling_params(SessionSettings(sampling=sampling), 9)
+    params = read_sampling(sampling).sampling_params(9)
 
     check_vocabulary(params, 101)
     with pytest.raises(ValidationFailed) as caught:
@@ -51,9 +50,9 @@ def test_tokens_outside_the_vocabulary_are_refused(sampling: dict[str, object]) 
 
 def test_one_stop_string_is_a_list_of_one() -> None:
     """`stop` is a text or a list."""
-    assert stop_strings(SessionSettings(sampling={"stop": "END"})) == ("END",)
-    assert stop_strings(SessionSettings(sampling={"stop": ["a", "b"]})) == ("a", "b")
-    assert stop_strings(SessionSettings()) == ()
+    assert read_sampling({"stop": "END"}).stop == ["END"]
+    assert read_sampling({"stop": ["a", "b"]}).stop == ["a", "b"]
+    assert read_sampling({}).stop is None
 
 
 def test_overrides_replace_field_by_field() -> None:
@@ -103,8 +102,8 @@ def test_strict_is_no_part_of_the_prompt() -> None:
 
 def test_answer_gets_what_the_context_leaves() -> None:
     """Without a limit an answer may fill the context; with one it is cut to what is left."""
-    assert token_budget(SessionSettings(), 1000, 2000) == TokenBudget(1000, 1256)
-    assert token_budget(SessionSettings(sampling={"max_tokens": 10}), 1000, 2000) == TokenBudget(10, 1010)
-    assert token_budget(SessionSettings(sampling={"max_tokens": 10}), 1999, 2000) == TokenBudget(1, 2000)
+    assert turn_budget(SessionSettings(), 1000, 2000) == TokenBudget(1000, 256)
+    assert turn_budget(SessionSettings(sampling={"max_tokens": 10}), 1000, 2000) == TokenBudget(10, 10)
+    assert turn_budget(SessionSettings(sampling={"max_tokens": 10}), 1999, 2000) == TokenBudget(1, 1)
     with pytest.raises(ContextLengthExceeded):
-        token_budget(SessionSettings(), 2000, 2000)
+        turn_budget(SessionSettings(), 2000, 2000)

@@ -18,7 +18,7 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.database import Database
 from graftwork.sessions.core.session import TurnStatus
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 from tests.sessions.fakes_sessions import AnsweringEngine, Timeline, World, principal
 from tests.sessions.fakes_text import token_id
 
@@ -75,7 +75,7 @@ class Reader:
     def __init__(self) -> None:
         self.num_characters = 0
 
-    async def read(self, turn: RunningTurn) -> None:
+    async def read(self, turn: TurnHandle) -> None:
         """Read the turn to its end."""
         async with aclosing(turn.events()) as events:
             async for told in events:

@@ -85,7 +85,7 @@ class DiskMachine(RuleBasedStateMachine):
         keys = keys_of(part)
         held = [self.disk.holds(key) for key in keys]
         space = bytearray(len(keys) * PAGE_BYTES)
-        num_read = self.disk.read_run(keys, memoryview(space))
+        num_read = self.disk.read_pages(keys, memoryview(space))
         assert bytes(space[: num_read * PAGE_BYTES]) == b"".join(pages_of(keys[:num_read]))
         assert num_read <= [*held, False].index(False)
         if self.is_sound:
@@ -330,7 +330,7 @@ def test_damage_is_found_when_it_is_read(tmp_path: Path) -> None:
     content[-2 * PAGE_BYTES + 5] ^= 1
     path.write_bytes(content)
 
-    num_read = disk.read_run(keys, memoryview(bytearray(4 * PAGE_BYTES)))
+    num_read = disk.read_pages(keys, memoryview(bytearray(4 * PAGE_BYTES)))
 
     assert (num_read, disk.counters.corrupt, disk.num_pages, bytes_in(tmp_path)) == (2, 1, 0, 0)
 

@@ -58,6 +58,7 @@ def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
 
     for layer in range(5):
         gate.wait(layer)
+    gate.check_integrity()
 
     assert waited == ["first", "first", "second", "second", "third"]
 
@@ -70,6 +71,7 @@ def test_a_failed_load_lets_no_step_read_missing_layers() -> None:
 
     gates.wait(3)  # not selected yet
     gates.select(["load"])
+    gates.check_integrity()
     gates.wait(1)
     with pytest.raises(LoadFailed, match="layer 2"):
         gates.wait(2)
@@ -109,8 +111,8 @@ def suspended(harness: Harness) -> list[int]:
     """Runs a session's first turn and suspends it, so that its KV is only on the host. Returns its history."""
     first = harness.run(PROMPT, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
     history = PROMPT + first.token_ids
-    harness.tend(SessionVerb.SUSPEND, "s", history)
-    memory = harness.tend(SessionVerb.READ, "s", history)
+    harness.command(SessionVerb.SUSPEND, "s", history)
+    memory = harness.command(SessionVerb.READ, "s", history)
     assert (memory.device_tokens, memory.host_tokens) == (0, 48)
     return history
 
@@ -167,7 +169,7 @@ def test_requests_do_not_wait_for_a_load_that_they_do_not_read(
     expected = make_engine().run(PROMPT[::-1], max_tokens=6, ignore_eos=True).token_ids
 
     slow.is_armed = True
-    harness.tend_now(SessionVerb.PREFETCH, "s", history)
+    harness.command_now(SessionVerb.PREFETCH, "s", history)
     stranger = harness.run(PROMPT[::-1], domain=b"stranger", max_tokens=6, ignore_eos=True)
     slow.go_on.set()
     harness.rest()
