@@ -158,7 +158,7 @@ class Harness:
 
     def poison_unused_pages(self) -> None:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
-        occupancy = self.loop._memory.page_store.device.occupancy()
+        occupancy = self.loop._kv_cache.page_store.device.occupancy()
         unused = np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held)
         self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 
