@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from graftwork.adapters.inspection.process import InspectionProcess, WorkerEnded, WorkerTooSlow
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.errors import CapacityAbsent, ValidationFailed
+from graftwork.platform.errors import Unavailable, ValidationFailed
 
 _ATTEMPTS = 2
 """A worker that ends for no reason of its own making may have been ended by somebody else."""
@@ -68,7 +68,7 @@ class AdapterInspector:
     async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
         """Everything about an upload that can be known before it is served.
 
-        Raises ValidationFailed for a bad file and for one above the limits, CapacityAbsent where no worker starts.
+        Raises ValidationFailed for a bad file and for one above the limits, Unavailable where no worker starts.
         """
         if self._is_closed:
             raise _closing()
@@ -159,8 +159,8 @@ class AdapterInspector:
         raise ValidationFailed(message, param="weights", code="inspection_limit_exceeded")
 
 
-def _closing() -> CapacityAbsent:
-    return CapacityAbsent("This gateway is shutting down: send the adapter again.", code="inspection_unavailable")
+def _closing() -> Unavailable:
+    return Unavailable("This gateway is shutting down: send the adapter again.", code="inspection_unavailable")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import graftwork
 from graftwork.adapters.inspection.frames import receive, send
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 
 _STARTED_WITHIN_S = 60.0
 _MODULE = "graftwork.adapters.inspection.worker"
@@ -35,7 +35,7 @@ class InspectionProcess:
     """One worker, from its start to its end."""
 
     def __init__(self, command: tuple[str, ...] = (sys.executable, "-P", "-s", "-m", _MODULE)) -> None:
-        """Start it and wait until it can work. Raises CapacityAbsent where that fails."""
+        """Start it and wait until it can work. Raises Unavailable where that fails."""
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
@@ -109,6 +109,6 @@ def _environment() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(graftwork.__file__).parent.parent), "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _absent(why: str) -> CapacityAbsent:
+def _absent(why: str) -> Unavailable:
     message = f"Adapters cannot be inspected now: no worker process could be started ({why}). Try again later."
-    return CapacityAbsent(message, code="inspection_unavailable", retry_after_s=5.0)
+    return Unavailable(message, code="inspection_unavailable", retry_after_s=5.0)

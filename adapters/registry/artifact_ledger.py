@@ -17,7 +17,7 @@ from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.repository import ArtifactLedger, is_referenced, unreferenced_digests
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 
 
 class ArtifactKeeper:
@@ -85,7 +85,7 @@ class ArtifactKeeper:
             if await is_referenced(session, digest):
                 return False
         if self._before_free is not None and await asyncio.to_thread(self._artifacts.exists, digest):
-            with suppress(CapacityAbsent):  # an engine that is gone holds nothing
+            with suppress(Unavailable):  # an engine that is gone holds nothing
                 await self._before_free(digest)
         async with self._database.write() as session:
             ledger = ArtifactLedger(session)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from graftwork.adapters.format.identity import is_digest
-from graftwork.platform.errors import CapacityAbsent, NotFound
+from graftwork.platform.errors import NotFound, Unavailable
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -30,7 +30,7 @@ class ArtifactPaths:
 class ArtifactStore(Protocol):
     """Blocking calls; each may be repeated, and any number of them may run at once.
 
-    Raises CapacityAbsent where the storage itself fails.
+    Raises Unavailable where the storage itself fails.
     """
 
     def put(self, digest: str, config: bytes, weights: bytes) -> None:
@@ -113,7 +113,7 @@ def _storage_errors() -> Generator[None]:
         yield
     except OSError as error:
         message = f"Adapter files cannot be stored ({error.strerror}): the operator must look at the data folder."
-        raise CapacityAbsent(message, code="artifact_store_unavailable") from error
+        raise Unavailable(message, code="artifact_store_unavailable") from error
 
 
 def _write_durably(path: Path, content: bytes) -> None:

@@ -25,7 +25,7 @@ from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter,
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import CapacityAbsent, Conflict, NotFound
+from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.ids import AdapterId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
@@ -73,7 +73,7 @@ class AdapterRegistry:
         """Add a version to `name`, which is made if it is new; an adapter equal to one of its versions adds none.
 
         Raises ValidationFailed with the exact tensor or field, or where the engine cannot apply it, BudgetSpent above
-        a limit, and CapacityAbsent while no engine answers; then nothing is kept.
+        a limit, and Unavailable while no engine answers; then nothing is kept.
         """
         check_adapter_name(name, description.model_name)
         identified = await self._inspector.identify(config, weights, description)
@@ -226,7 +226,7 @@ class AdapterRegistry:
             else:
                 return
         message = "The engine cannot read what was stored: the operator must give both the same data folder."
-        raise CapacityAbsent(message, code="artifact_store_unavailable")
+        raise Unavailable(message, code="artifact_store_unavailable")
 
     def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
         """`@3` is a version, `@alias` an alias; without either, the default alias or the newest version."""

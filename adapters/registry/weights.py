@@ -19,7 +19,7 @@ from graftwork.adapters.format.safetensors_file import FORMATS, TensorEntry, hea
 from graftwork.adapters.registry.artifact_store import ArtifactPaths, ArtifactStore, LocalArtifacts
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
-from graftwork.platform.errors import CapacityAbsent, NotFound, ValidationFailed
+from graftwork.platform.errors import NotFound, Unavailable, ValidationFailed
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KEPT_LAYOUTS = 64
@@ -134,7 +134,7 @@ def _read(digest: str, paths: ArtifactPaths) -> tuple[bytes, npt.NDArray[np.uint
         raise NotFound(f"The adapter artifact {digest} is gone.", param="digest", code="artifact_not_found") from None
     except OSError as error:
         message = f"The adapter artifact {digest} cannot be read ({error.strerror})."
-        raise CapacityAbsent(message, code="artifact_store_unavailable") from error
+        raise Unavailable(message, code="artifact_store_unavailable") from error
 
 
 def _damaged(digest: str, finding: str) -> ValidationFailed:

@@ -30,6 +30,8 @@ class GuardedRoute(APIRoute):
     """Authenticate, bound the body, run, and turn every refusal into an error of the tree."""
 
     takes_files = False
+    is_idempotent = True
+    """Whether a POST obeys an `Idempotency-Key`."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -58,7 +60,9 @@ class GuardedRoute(APIRoute):
         raise NotImplementedError
 
     async def run(self, request: Request, handle: Handler) -> Response:
-        """Once for each `Idempotency-Key`."""
+        """Handle the request, or repeat the answer that its `Idempotency-Key` has."""
+        if not self.is_idempotent:
+            return await handle(request)
         principal = request.state.principal
         owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
         store = resources_of(request).idempotency
@@ -101,14 +105,12 @@ class UploadRoute(NativeRoute):
 
 
 class OpenAiRoute(NativeRoute):
-    """A tenant's route in OpenAI's shape: what it does not understand is a 400."""
+    """A tenant's route in OpenAI's shape: what it does not understand is a 400. Generating is not idempotent."""
+
+    is_idempotent = False
 
     def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         return as_invalid_request(error)
-
-    async def run(self, request: Request, handle: Handler) -> Response:
-        """Generating creates nothing that could be answered again."""
-        return await handle(request)
 
 
 class AdminRoute(GuardedRoute):

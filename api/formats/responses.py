@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.idempotency import HEADER
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.deps.route_classes import Handler, NativeRoute, OpenAiRoute
+from graftwork.api.deps.route_classes import Handler, OpenAiRoute
 from graftwork.api.http.sse import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 from graftwork.platform.tenancy.idempotency import StoredReply
@@ -35,10 +35,12 @@ _NAMES = (
 class ResponsesRoute(OpenAiRoute):
     """An OpenAI route on top of sessions: its POSTs create something."""
 
+    is_idempotent = True
+
     async def run(self, request: Request, handle: Handler) -> Response:
         if HEADER in request.headers and await _asks_to_store_nothing(request):
             return await handle(request)
-        return await NativeRoute.run(self, request, handle)
+        return await super().run(request, handle)
 
     def kept_answer(self, body: bytes) -> bytes:
         answer = json.loads(body)

@@ -8,6 +8,7 @@ from graftwork.api.deps.dependencies import AdapterKey, AnyTenantKey, AppResourc
 from graftwork.api.deps.resources import Resources
 from graftwork.api.deps.route_classes import NativeRoute, UploadRoute
 from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.adapters import AliasBody, adapter_answer, alias_answer
 from graftwork.platform.answers.adapters import Adapter, AdapterDeleted, AliasChange, VersionDeleted
 from graftwork.platform.answers.base import Page
@@ -19,7 +20,7 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadR
 VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=also(429))
 async def create_adapter(
     name: Annotated[str, Form()],
     config: Annotated[UploadFile, File(description="adapter_config.json")],
@@ -31,7 +32,7 @@ async def create_adapter(
     return await _publish(name, config, weights, resources, principal)
 
 
-@router.post("/{name}/versions", status_code=201)
+@router.post("/{name}/versions", status_code=201, responses=also(429))
 async def create_version(
     name: str,
     config: Annotated[UploadFile, File(description="adapter_config.json")],
@@ -62,7 +63,7 @@ async def delete_adapter(name: str, resources: AppResources, principal: AdapterK
     return AdapterDeleted(id=adapter.id, name=name)
 
 
-@router.delete("/{name}/versions/{version}")
+@router.delete("/{name}/versions/{version}", responses=also(409))
 async def delete_version(
     name: str, version: VersionPath, resources: AppResources, principal: AdapterKey
 ) -> VersionDeleted:

@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.formats.responses import ResponsesRoute
 from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ConversationBody, ConversationPatch
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.responses import Conversation, ConversationDeleted
@@ -27,7 +28,7 @@ async def get_conversation(conversation_id: str, resources: AppResources, princi
     return conversation_answer(await resources.conversations.get(principal, conversation_id))
 
 
-@router.post("/{conversation_id}")
+@router.post("/{conversation_id}", responses=also(409))
 async def change_conversation(
     conversation_id: str, body: ConversationPatch, resources: AppResources, principal: InferenceKey
 ) -> Conversation:

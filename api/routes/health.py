@@ -3,13 +3,13 @@
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 import graftwork
 from graftwork.api.deps.dependencies import AppResources
 from graftwork.api.deps.readiness import Readiness
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.sessions.core.session import SessionStatus
 
 _SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionStatus.EXPIRED]
@@ -23,7 +23,7 @@ async def get_health() -> Health:
     return Health()
 
 
-@router.get("/readyz", response_model=Ready)
+@router.get("/readyz", response_model=Ready, responses={503: {"model": NotReady, "description": "Not ready."}})
 async def get_readiness(request: Request) -> JSONResponse:
     """503 with the reasons unless the schema is at head and the engine makes a real token."""
     readiness = request.app.state.readiness
@@ -40,13 +40,13 @@ async def get_version() -> Version:
     return Version(version=graftwork.__version__)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(resources: AppResources) -> Response:
     """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
-    with suppress(CapacityAbsent):
-        counts = await resources.sessions.count_by_status()
+    with suppress(Unavailable):
+        counts = await resources.sessions.store.count_by_status()
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
-    with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
+    with suppress(Unavailable):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
     text, content_type = resources.telemetry.render()
     return Response(text, media_type=content_type)

@@ -19,20 +19,21 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.pagination import AskedPage, page_answer
 from graftwork.api.http.sse import EventStream
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.platform.answers import responses as answers
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import Item
 from graftwork.platform.errors import InvalidRequest
 from graftwork.sessions.core.views import item_answer
-from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.handle import ResponseHandle
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=ResponsesRoute)
 
 StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 
 
-@router.post("")
+@router.post("", response_model=answers.Response, responses=also(404, 409, 429, stream="responses"))
 async def create_response(
     body: ResponseRequest, request: Request, resources: AppResources, principal: InferenceKey
 ) -> Response:
@@ -40,20 +41,20 @@ async def create_response(
     order = body.order(principal.capped_tier("default"))
     run = await resources.responses.create(principal, order)
     headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, in_their_words)}
-    let_go = partial(_let_go, resources, run)
+    release = partial(_release, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)
     if not body.stream:
-        return JSONResponse(await until_disconnect(request, _answer(run), let_go), headers=headers)
+        return JSONResponse(await until_disconnect(request, _answer(run), release), headers=headers)
     if body.background:
         begun = {"object": "response", "id": run.record.response_id, "stream": True}
         await keep_begun(request, HTTPStatus.OK, json.dumps(begun).encode())
     else:
-        await until_disconnect(request, run.admitted(), let_go)
-    return EventStream(partial(write_response_events, run.events()), on_end=let_go, headers=headers)
+        await until_disconnect(request, run.admitted(), release)
+    return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)
 
 
-@router.get("/{response_id}")
+@router.get("/{response_id}", response_model=answers.Response, responses=also(stream="responses"))
 async def get_response(
     response_id: str,
     resources: AppResources,
@@ -94,12 +95,12 @@ async def list_response_input_items(
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
 
 
-async def _answer(run: ResponseRun) -> dict[str, Any]:
+async def _answer(run: ResponseHandle) -> dict[str, Any]:
     await run.admitted()
     body = await run.result()
-    await run.let_go()
+    await run.release()
     return body
 
 
-def _let_go(resources: Resources, run: ResponseRun) -> None:
-    resources.tasks.start(run.let_go(), f"letting go of {run.record.response_id}")
+def _release(resources: Resources, run: ResponseHandle) -> None:
+    resources.tasks.start(run.release(), f"letting go of {run.record.response_id}")

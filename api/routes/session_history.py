@@ -11,6 +11,7 @@ from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.pagination import AskedHistoryPage, page_answer
 from graftwork.api.http.sse import EventStream
+from graftwork.api.openapi.declare import also
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import Item, SessionCache
 from graftwork.sessions.core.views import item_answer, session_cache_answer
@@ -29,7 +30,7 @@ async def list_session_items(
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
 
 
-@router.get("/events", response_class=StreamingResponse)
+@router.get("/events", response_class=StreamingResponse, responses=also(stream="session"))
 async def follow_session_events(
     session_id: str,
     resources: AppResources,

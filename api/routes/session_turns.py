@@ -21,12 +21,13 @@ from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
-from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
-from graftwork.platform.answers.sessions import GivenOutputs
+from graftwork.api.openapi.declare import also
+from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
+from graftwork.platform.answers.sessions import GivenOutputs, Turn
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
-from graftwork.sessions.turns.handle import RunningTurn
-from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
+from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 
 _BEGUN = "turn.begun"
 """What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""
@@ -49,7 +50,7 @@ class TurnRoute(NativeRoute):
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=TurnRoute)
 
 
-@router.post("/turns")
+@router.post("/turns", response_model=Turn, responses=also(400, 429, stream="session"))
 async def create_turn(
     session_id: str, body: TurnBody, request: Request, resources: AppResources, principal: InferenceKey
 ) -> Response:
@@ -65,13 +66,13 @@ async def create_turn(
     return await _answer(turn, request, body)
 
 
-@router.post("/tool_outputs")
+@router.post("/tool_outputs", response_model=Turn | GivenOutputs, responses=also(400, 429, stream="session"))
 async def send_tool_outputs(
     session_id: str, body: ToolOutputsBody, request: Request, resources: AppResources, principal: InferenceKey
 ) -> Response:
     """Answer calls; the last missing one starts the next turn and answers with it, streamed if asked for."""
     outputs = [output.model_dump() for output in body.outputs]
-    answer = await resources.sessions.tool_outputs(principal, session_id, outputs)
+    answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs)
     if answer.turn is None:
         return JSONResponse(_outputs_answer(answer).body())
     return await _answer(answer.turn, request, body)
@@ -83,10 +84,10 @@ async def get_tool_outputs(session_id: str, resources: AppResources, principal: 
 
     Where none waits and no turn runs, the turn that took the outputs failed: sending one again starts another.
     """
-    return _outputs_answer(await resources.sessions.read_tool_outputs(principal, session_id))
+    return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
-async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> Response:
+async def _answer(turn: TurnHandle, request: Request, manner: TurnOptions) -> Response:
     """Raises what refused the turn before the engine took it."""
     stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
@@ -104,7 +105,7 @@ async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> 
     return JSONResponse(turn_answer(ended).body(), headers=headers)
 
 
-def _outputs_answer(answer: ToolOutputsAnswer) -> GivenOutputs:
+def _outputs_answer(answer: ToolOutputsResult) -> GivenOutputs:
     return given_outputs_answer(answer.session, answer.outputs, answer.missing)
 
 

@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ForkBody, RewindBody, SessionBody, SessionPatch
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import ChangedSession, Prefetch, SessionState
@@ -13,7 +14,7 @@ from graftwork.sessions.core.views import prefetch_answer, session_answer, sessi
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=NativeRoute)
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=also(404, 429))
 async def create_session(body: SessionBody, resources: AppResources, principal: InferenceKey) -> SessionState:
     """A session, pinned to the version that its model stands for now."""
     session = await resources.sessions.create(principal, body.new_session())
@@ -28,10 +29,10 @@ async def list_sessions(resources: AppResources, principal: InferenceKey, page: 
 
 @router.get("/{session_id}")
 async def get_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
-    return session_answer(await resources.sessions.get(principal, session_id), resources.base_name)
+    return session_answer(await resources.sessions.loader.load(principal.scope(), session_id), resources.base_name)
 
 
-@router.patch("/{session_id}")
+@router.patch("/{session_id}", responses=also(409))
 async def change_session(
     session_id: str, body: SessionPatch, resources: AppResources, principal: InferenceKey
 ) -> ChangedSession:
@@ -40,13 +41,13 @@ async def change_session(
     return session_change_answer(changed.session, resources.base_name, changed.given_up_tokens, changed.given_up_bytes)
 
 
-@router.delete("/{session_id}")
+@router.delete("/{session_id}", responses=also(409))
 async def close_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
     """Cancel what runs and take no more turns; it stays readable until its time is over."""
     return session_answer(await resources.sessions.close_session(principal, session_id), resources.base_name)
 
 
-@router.post("/{session_id}/fork", status_code=201)
+@router.post("/{session_id}/fork", status_code=201, responses=also(429))
 async def fork_session(
     session_id: str, body: ForkBody, resources: AppResources, principal: InferenceKey
 ) -> Page[SessionState]:

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.resources import Resources
 from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 from graftwork.platform.answers.models import DetokenizedPrompt, TokenizedPrompt
 from graftwork.sessions.text.messages import messages_from_chat
@@ -14,7 +15,7 @@ from graftwork.sessions.text.messages import messages_from_chat
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=also(404))
 async def tokenize(body: TokenizeRequest, resources: AppResources, principal: InferenceKey) -> TokenizedPrompt:
     """The token ids of a prompt, or of messages as chat.completions would make them a prompt."""
     await resources.resolve(principal, body.model)
@@ -23,7 +24,7 @@ async def tokenize(body: TokenizeRequest, resources: AppResources, principal: In
     return TokenizedPrompt(tokens=token_ids, count=len(token_ids), max_model_len=context_tokens)
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=also(404))
 async def detokenize(body: DetokenizeRequest, resources: AppResources, principal: InferenceKey) -> DetokenizedPrompt:
     """The text of token ids, control tokens included."""
     await resources.resolve(principal, body.model)

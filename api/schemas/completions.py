@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, SamplingBody
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
-from graftwork.api.schemas.common import AnswerFormFields, MixtureParts
+from graftwork.api.schemas.common import MixtureParts, ResponseFormatBody
 from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 
@@ -16,7 +16,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 Prompt = str | list[int]
 
 
-class CompletionRequest(SamplingBody, AnswerFormFields):
+class CompletionRequest(SamplingBody, ResponseFormatBody):
     model: str
     adapters: MixtureParts | None = None
     """An extra: adapters whose deltas are summed by weight on the base that `model` names."""

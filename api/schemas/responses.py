@@ -11,7 +11,7 @@ from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserv
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.input import read_input
-from graftwork.sessions.responses.record import ResponseOrder
+from graftwork.sessions.responses.record import NewResponse
 
 _UNSERVED = {
     **COMPLETION_UNSERVED,
@@ -110,9 +110,9 @@ class ResponseRequest(SamplingBody):
     def conversation_id(self) -> str | None:
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
-    def order(self, service_tier: str) -> ResponseOrder:
+    def order(self, service_tier: str) -> NewResponse:
         """Raises ValidationFailed for an `input` that cannot be read."""
-        return ResponseOrder(
+        return NewResponse(
             model=self.model,
             items=read_input(self.input),
             settings=self._settings(),

@@ -18,7 +18,9 @@ Metadata = Annotated[
 ]
 
 
-class Retention(NativeBody):
+class RetentionBody(NativeBody):
+    """How long the session stays readable."""
+
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
 
 
@@ -33,7 +35,7 @@ class SessionBody(NativeBody):
     response_format: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
     metadata: Metadata | None = None
-    retention: Retention | None = None
+    retention: RetentionBody | None = None
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
@@ -62,14 +64,14 @@ class ToolHintBody(NativeBody):
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
 
 
-class AnswerManner(NativeBody):
+class TurnOptions(NativeBody):
     """How a turn is answered, and whether it ends with the connection that asked for it: by default it goes on."""
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
 
 
-class TurnBody(AnswerManner):
+class TurnBody(TurnOptions):
     """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
 
     input: str | list[Any]
@@ -93,7 +95,7 @@ class GivenOutput(NativeBody):
     output: Any
 
 
-class ToolOutputsBody(AnswerManner):
+class ToolOutputsBody(TurnOptions):
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
 
 

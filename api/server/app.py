@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 import graftwork
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.deps.resources import Resources
 from graftwork.api.http.errors import install_error_handlers
 from graftwork.api.http.middleware import RequestEnvelope
+from graftwork.api.openapi.document import complete
 from graftwork.api.routes import (
     adapters,
     admin,
@@ -56,16 +58,13 @@ _ROUTERS = (
 
 
 class GatewayApp(FastAPI):
-    """FastAPI, whose description of itself also says how keys are sent: routes check them by their class."""
+    """FastAPI with our own OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            document = super().openapi()
-            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            for path, operations in document["paths"].items():
-                for operation in operations.values() if path.startswith("/v1/") else ():
-                    operation["security"] = [{"key": []}]
-        return super().openapi()
+            routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+            self.openapi_schema = complete(super().openapi(), routes)
+        return self.openapi_schema
 
 
 def create_app(settings: Settings, *, resources: Resources | None = None) -> FastAPI:
@@ -87,6 +86,7 @@ def create_app(settings: Settings, *, resources: Resources | None = None) -> Fas
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=operation_id,
     )
     if resources is not None:
         _attach(app, resources)
@@ -95,6 +95,11 @@ def create_app(settings: Settings, *, resources: Resources | None = None) -> Fas
         app.include_router(router)
     app.add_middleware(RequestEnvelope)
     return app
+
+
+def operation_id(route: APIRoute) -> str:
+    """Name an operation by its function, so that generated clients have plain method names."""
+    return route.name
 
 
 def _attach(app: FastAPI, resources: Resources) -> None:

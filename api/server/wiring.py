@@ -20,6 +20,7 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
+from graftwork.platform.ids import new_id
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -28,17 +29,20 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
-from graftwork.sessions.service import SessionOptions, SessionService
+from graftwork.sessions.service import SessionService
+from graftwork.sessions.store.event_log import EventLog
+from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from graftwork.sessions.tools.formats import tool_call_form
-from graftwork.sessions.turns.launcher import LauncherResources
+from graftwork.sessions.tools.formats import tool_call_format
+from graftwork.sessions.turns.kv import SessionKvClient
+from graftwork.sessions.turns.runner import TurnDependencies
 
 _REDIS_PREFIX = "graftwork:"
 _LEASE_S = 30.0
@@ -55,7 +59,7 @@ async def open_resources(
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
     """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
-    address, which must answer by now; an `inspector` that is given is left open. Raises CapacityAbsent."""
+    address, which must answer by now; an `inspector` that is given is left open. Raises Unavailable."""
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -108,17 +112,20 @@ async def _assemble(
         probe=engine.probe_adapter,
         before_free=engine.forget_adapter,
     )
-    launcher = LauncherResources(
+    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), _LEASE_S)
+    dependencies = TurnDependencies(
         generator=served.generator,
         accounting=accounting,
+        store=turns,
+        log=EventLog(turns.append, clock, asyncio.sleep),
+        kv=SessionKvClient(engine, pepper, served.generator.public_prefixes),
         encoder=served.prompts,
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
         planner=served.planner,
     )
-    options = SessionOptions(owner=owner_name(settings), lease_s=_LEASE_S)
-    sessions = SessionService(database, registry, launcher, options)
+    sessions = SessionService(database, registry, dependencies)
     return Resources(
         settings=settings,
         clock=clock,
@@ -153,7 +160,7 @@ class _ServedModel:
     generator: Generator
     folder: ModelFolder
     prompts: PromptEncoder | None
-    planner: AnswerPlanner
+    planner: ConstraintPlanner
 
 
 async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
@@ -162,14 +169,14 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
     public_prefixes = NO_PUBLIC_PREFIXES
     if settings.public_prompts is not None and prompts is not None:
         public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = AnswerPlanner(tool_call_form(folder.chat_template_source, settings.tool_call_form))
+    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
     generator = Generator(
         engine,
         folder.tokenizer,
         await engine.describe(),
         telemetry,
         clock,
-        tool_call_form=planner.form,
+        tool_call_format=planner.tool_call_format,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)

@@ -44,7 +44,7 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class ConversationReference(Answer):
+class ResponseConversation(Answer):
     """The conversation that a response belongs to."""
 
     id: str
@@ -61,7 +61,7 @@ class Response(Answer):
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     background: bool
-    conversation: ConversationReference | None
+    conversation: ResponseConversation | None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None

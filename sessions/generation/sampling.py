@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_serializer, field_validator
 
 from graftwork.engine.core.sampling import DESCRIPTIONS, RANGES, SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded
@@ -29,6 +29,19 @@ ASSUMED_TOKENS = 256
 what the answer makes beyond this is charged when it ends."""
 
 StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
+
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...] | None,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": 300,
+        }
+    ),
+]
+"""Sent as an object of token ids, as text, to numbers."""
 
 
 def _number(name: str) -> Any:
@@ -67,8 +80,7 @@ class SamplingFields(BaseModel):
     presence_penalty: Annotated[float | None, _number("presence_penalty")] = None
     frequency_penalty: Annotated[float | None, _number("frequency_penalty")] = None
     repetition_penalty: Annotated[float | None, _number("repetition_penalty")] = None
-    logit_bias: tuple[tuple[int, float], ...] | None = None
-    """Sent as an object of token ids, as text, to numbers."""
+    logit_bias: LogitBias = None
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -59,7 +59,7 @@ async def find_conversation(sessions: SessionService, principal: Principal, conv
         f"The conversation {conversation_id!r} does not exist.", param="conversation", code="conversation_not_found"
     )
     try:
-        session = await sessions.get(principal, conversation_id)
+        session = await sessions.loader.load(principal.scope(), conversation_id)
     except NotFound:
         raise unknown from None
     if session.kind is not SessionKind.CONVERSATION:

@@ -1,24 +1,24 @@
 """A response as whoever asked for it, or came back to it, holds it.
 
-Owns nothing but the way back: `let_go` ends what only this holder wanted, and takes away what may not stay.
+Owns nothing but the way back: `release` ends what only this holder wanted, and takes away what may not stay.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, NotFound
+from graftwork.platform.errors import GraftworkError, NotFound, Unavailable
 from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.responses.events import Event, ResponseEvents
 from graftwork.sessions.responses.record import ResponseRecord
 from graftwork.sessions.responses.views import IN_PROGRESS, QUEUED, response_body
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 
 
-class ResponseRun:
+class ResponseHandle:
     """One response, running or ended."""
 
-    def __init__(self, record: ResponseRecord, turn: RunningTurn, forget: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, record: ResponseRecord, turn: TurnHandle, forget: Callable[[], Awaitable[None]]) -> None:
         """`forget` takes the response away, and whatever only it stood on."""
         self.record = record
         self._turn = turn
@@ -38,12 +38,12 @@ class ResponseRun:
         try:
             await self._turn.admitted()
         except GraftworkError:
-            await self.let_go()
+            await self.release()
             await self._forget()
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """The events behind number `after`, to the last. Raises CapacityAbsent if the turn's end cannot be read."""
+        """The events behind number `after`, to the last. Raises Unavailable if the turn's end cannot be read."""
         reading = ResponseEvents(self.record)
         has_ended = False
         for event in reading.begin():
@@ -57,7 +57,7 @@ class ResponseRun:
                     if event["sequence_number"] > after:
                         yield event
         if not has_ended:
-            raise CapacityAbsent("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
+            raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
         """The response, once it has ended."""
@@ -79,7 +79,7 @@ class ResponseRun:
         """The response as it was accepted."""
         return response_body(self.record, QUEUED)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Whoever asked for it is served, or has left: only a background response goes on, only a stored one stays."""
         if self.record.is_background:
             return

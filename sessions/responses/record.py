@@ -16,7 +16,7 @@ _RESPONSE, _TURN = "resp_", "turn_"
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseOrder:
+class NewResponse:
     """What a client asks for, read but not yet checked against anything stored."""
 
     model: str

@@ -19,12 +19,12 @@ from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, SessionKind, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.responses.conversations import find_conversation
-from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.handle import ResponseHandle
 from graftwork.sessions.responses.input import check_outputs
-from graftwork.sessions.responses.record import ResponseOrder, ResponseRecord
+from graftwork.sessions.responses.record import NewResponse, ResponseRecord
 from graftwork.sessions.responses.store import ResponseStore
 from graftwork.sessions.service import NewSession, SessionService
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.settings import checked_settings
 
 RETENTION_S = 30 * 86_400.0
@@ -53,31 +53,32 @@ class ResponseService:
             num_gone += len(found)
         return num_gone
 
-    async def create(self, principal: Principal, order: ResponseOrder) -> ResponseRun:
+    async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
         """Start a response. Raises InvalidRequest, ValidationFailed, NotFound, Conflict, LimitExceeded.
 
-        Then nothing is left of it. What is not stored has no row of its own, and is taken away by `let_go`.
+        Then nothing is left of it. What is not stored has no row of its own, and is taken away by `release`.
         """
-        order = replace(order, settings=checked_settings(order.settings))
-        turn = await self._start(principal, order)
-        record = ResponseRecord(turn.turn_id, turn.session_id, order.echo, self._clock.now())
-        if order.is_stored:
+        new = replace(new, settings=checked_settings(new.settings))
+        turn = await self._start(principal, new)
+        record = ResponseRecord(turn.turn_id, turn.session_id, new.echo, self._clock.now())
+        if new.is_stored:
             try:
                 await self._store.insert(principal.scope(), record)
             except BaseException:
                 turn.cancel()
                 raise
-        return self._run(principal, record, turn)
+        return self._handle(principal, record, turn)
 
-    async def find(self, principal: Principal, response_id: str) -> ResponseRun:
+    async def find(self, principal: Principal, response_id: str) -> ResponseHandle:
         """A stored response. Raises NotFound."""
         record = await self._load(principal, response_id)
-        return self._run(principal, record, await self._sessions.find_turn(principal, record.turn_id))
+        return self._handle(principal, record, await self._sessions.find_turn(principal, record.turn_id))
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
         """A stored response as it is now. Raises NotFound."""
-        run = await self.find(principal, response_id)
-        return await run.body(await self._sessions.get_any(principal, run.record.session_id))
+        handle = await self.find(principal, response_id)
+        session = await self._sessions.loader.load_any(principal.scope(), handle.record.session_id)
+        return await handle.body(session)
 
     async def cancel(self, principal: Principal, response_id: str) -> dict[str, Any]:
         """End a response that runs as cancelled; one that has ended stays as it is. Raises NotFound."""
@@ -96,40 +97,40 @@ class ResponseService:
         turn = await self._turn(principal, await self._load(principal, response_id))
         return page_of(turn.input, page, lambda item: item.item_id)
 
-    async def _start(self, principal: Principal, order: ResponseOrder) -> RunningTurn:
-        if order.conversation_id is not None:
-            conversation = await find_conversation(self._sessions, principal, order.conversation_id)
+    async def _start(self, principal: Principal, new: NewResponse) -> TurnHandle:
+        if new.conversation_id is not None:
+            conversation = await find_conversation(self._sessions, principal, new.conversation_id)
             conversation.check_at_rest()
-            return await self._launch(principal, conversation, order)
-        if order.previous_response_id is not None:
-            return await self._continue(principal, order, order.previous_response_id)
-        new = NewSession(order.model, order.settings, kind=SessionKind.RESPONSES)
-        return await self._launch_on_own(principal, await self._sessions.create(principal, new), order)
+            return await self._launch(principal, conversation, new)
+        if new.previous_response_id is not None:
+            return await self._continue(principal, new, new.previous_response_id)
+        chain = NewSession(new.model, new.settings, kind=SessionKind.RESPONSES)
+        return await self._launch_on_own(principal, await self._sessions.create(principal, chain), new)
 
-    async def _continue(self, principal: Principal, order: ResponseOrder, previous_id: str) -> RunningTurn:
+    async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
         """Where the previous response ended, if that is still a head and may be moved; else on a fork of it."""
         record, checkpoint_id = await self._previous(principal, previous_id)
-        session = await self._sessions.get_any(principal, record.session_id)
-        if order.is_stored and _ends_at(session, checkpoint_id):
+        session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
+        if new.is_stored and _ends_at(session, checkpoint_id):
             try:
-                return await self._launch(principal, session, order)
+                return await self._launch(principal, session, new)
             except Conflict:
                 pass  # somebody else went on from here meanwhile: they have the session, this one a fork
         forks = await self._sessions.fork(principal, session.session_id, checkpoint_id, kind=SessionKind.RESPONSES)
-        return await self._launch_on_own(principal, forks[0], order)
+        return await self._launch_on_own(principal, forks[0], new)
 
-    async def _launch_on_own(self, principal: Principal, session: AgentSession, order: ResponseOrder) -> RunningTurn:
+    async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
         """On a session that was made for this response, and goes with it if it cannot start."""
         try:
-            return await self._launch(principal, session, order)
+            return await self._launch(principal, session, new)
         except BaseException:
-            await self._sessions.remove_unused(principal.scope(), session.session_id)
+            await self._sessions.store.remove_unused(principal.scope(), session.session_id)
             raise
 
-    async def _launch(self, principal: Principal, session: AgentSession, order: ResponseOrder) -> RunningTurn:
-        check_outputs(order.items, [call.call_id for call in session.ledger])
-        model = await self._sessions.resolve(principal, order.model)
-        return await self._sessions.launch(principal, replace(session, model=model), order.items, order.settings)
+    async def _launch(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
+        check_outputs(new.items, [call.call_id for call in session.ledger])
+        model = await self._sessions.resolve(principal, new.model)
+        return await self._sessions.launcher.launch(principal, replace(session, model=model), new.items, new.settings)
 
     async def _previous(self, principal: Principal, response_id: str) -> tuple[ResponseRecord, CheckpointId]:
         """A response to go on from. Raises InvalidRequest."""
@@ -149,7 +150,9 @@ class ResponseService:
         return record, turn.checkpoint_id
 
     async def _turn(self, principal: Principal, record: ResponseRecord) -> Turn:
-        await self._sessions.get_any(principal, record.session_id)  # which ends a turn that nobody runs any more
+        await self._sessions.loader.load_any(
+            principal.scope(), record.session_id
+        )  # which ends a turn that nobody runs any more
         return await (await self._sessions.find_turn(principal, record.turn_id)).stored()
 
     async def _load(self, principal: Principal, response_id: str) -> ResponseRecord:
@@ -158,13 +161,13 @@ class ResponseService:
             raise NotFound(f"The response {response_id!r} does not exist.", code="response_not_found")
         return record
 
-    def _run(self, principal: Principal, record: ResponseRecord, turn: RunningTurn) -> ResponseRun:
+    def _handle(self, principal: Principal, record: ResponseRecord, turn: TurnHandle) -> ResponseHandle:
         forget: Callable[[], Awaitable[None]] = partial(self._forget, principal.scope(), record)
-        return ResponseRun(record, turn, forget)
+        return ResponseHandle(record, turn, forget)
 
     async def _forget(self, scope: TenantScope, record: ResponseRecord) -> None:
         await self._store.delete(scope, record.response_id)
-        await self._sessions.remove_unused(scope, record.session_id)
+        await self._sessions.store.remove_unused(scope, record.session_id)
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:

@@ -9,9 +9,9 @@ from sqlalchemy import text
 from graftwork.platform.database import Database
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.handle import ResponseHandle
 from graftwork.sessions.responses.input import read_input
-from graftwork.sessions.responses.record import ResponseOrder
+from graftwork.sessions.responses.record import NewResponse
 from graftwork.sessions.responses.service import ResponseService
 from tests.sessions.fakes_sessions import World, call
 
@@ -30,20 +30,20 @@ class Responses:
 
     async def start(
         self, by: Principal, said: str | Sequence[dict[str, Any]] = "Hi", *, model: str = "tiny", **fields: Any
-    ) -> ResponseRun:
+    ) -> ResponseHandle:
         """`fields`: those of the order, or settings."""
         of_order = ("is_stored", "is_background", "previous_response_id", "conversation_id")
         order = {name: fields.pop(name) for name in of_order if name in fields}
         echo = {"store": order.get("is_stored", True), "background": order.get("is_background", False), "model": model}
         return await self.service.create(
-            by, ResponseOrder(model, read_input(said), SessionSettings(**fields), echo, **order)
+            by, NewResponse(model, read_input(said), SessionSettings(**fields), echo, **order)
         )
 
     async def ask(self, by: Principal, said: str | Sequence[dict[str, Any]] = "Hi", **fields: Any) -> dict[str, Any]:
         """The response at its end, its asker served."""
         run = await self.start(by, said, **fields)
         body = await run.result()
-        await run.let_go()
+        await run.release()
         return body
 
 

@@ -22,7 +22,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, LimitExceeded
+from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
@@ -33,8 +33,11 @@ from graftwork.sessions.core.lease import Pause
 from graftwork.sessions.core.session import AgentSession, SessionSettings
 from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.usage import Accounting
-from graftwork.sessions.service import NewSession, SessionOptions, SessionService
-from graftwork.sessions.turns.launcher import LauncherResources
+from graftwork.sessions.service import NewSession, SessionService
+from graftwork.sessions.store.event_log import EventLog
+from graftwork.sessions.store.turn_store import TurnStore
+from graftwork.sessions.turns.kv import SessionKvClient
+from graftwork.sessions.turns.runner import TurnDependencies
 from tests.sessions.fakes_text import description, generator_on, prompt_encoder, text_tokenizer, token_id
 
 END = token_id("<|im_end|>")
@@ -265,19 +268,23 @@ class World:
         self.quotas = CountingQuotas()
         self.telemetry = Telemetry()
         self.meter = UsageMeter(database)
-        resources = LauncherResources(
-            generator=generator_on(self.engine, telemetry=self.telemetry, clock=self.clock),
+        turns = TurnStore(database, self.clock, owner, LEASE_S)
+        generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
+        dependencies = TurnDependencies(
+            generator=generator,
             accounting=Accounting(
                 self.quotas.quota_of, self.quotas, self.meter, telemetry=self.telemetry, clock=self.clock
             ),
+            store=turns,
+            log=EventLog(turns.append, self.clock, pause),
+            kv=SessionKvClient(self.engine, b"pepper", generator.public_prefixes),
             encoder=encoder or prompt_encoder(),
             clock=self.clock,
             pepper=b"pepper",
             heartbeat_s=heartbeat_s,
             pause=pause,
         )
-        options = SessionOptions(owner=owner, lease_s=LEASE_S)
-        self.service = SessionService(database, TwoVersions(), resources, options)
+        self.service = SessionService(database, TwoVersions(), dependencies)
 
     def restarted(self, owner: str | None = None) -> "World":
         return World(self.database, self.clock, owner or self.owner)
@@ -285,6 +292,10 @@ class World:
     async def session(self, by: Principal, **settings: object) -> AgentSession:
         """A new session on the base model."""
         return await self.service.create(by, NewSession("tiny", SessionSettings(**settings)))  # type: ignore[arg-type]
+
+    async def load(self, by: Principal, session_id: str) -> AgentSession:
+        """The session as a client sees it now."""
+        return await self.service.loader.load(by.scope(), session_id)
 
     async def events(self, by: Principal, session_id: str, after: int = 0) -> list[SessionEvent]:
         """Every event until no turn runs."""
@@ -330,7 +341,7 @@ class HesitantDatabase(Database):
     async def write(self) -> AsyncGenerator[WriteSession]:
         if self.refusals:
             self.refusals -= 1
-            raise CapacityAbsent("The database is away.")
+            raise Unavailable("The database is away.")
         hold, self.hold_written = self.hold_written, None
         async with super().write() as session:
             yield session

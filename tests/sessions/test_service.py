@@ -9,12 +9,12 @@ from sqlalchemy import text
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.database import Database
 from graftwork.platform.errors import (
-    CapacityAbsent,
     CapacityContended,
     Conflict,
     ContextLengthExceeded,
     LimitExceeded,
     NotFound,
+    Unavailable,
     ValidationFailed,
 )
 from graftwork.platform.pagination import Order, PageRequest
@@ -52,7 +52,7 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
 
     body = turn_answer(turn).body()
-    after = await world.service.get(me, session.session_id)
+    after = await world.load(me, session.session_id)
     assert body["status"] == "completed"
     assert body["output"][0]["content"] == [{"type": "output_text", "text": "Hello there", "annotations": []}]
     assert after.head_id == turn.checkpoint_id
@@ -126,8 +126,8 @@ async def test_tool_outputs_in_any_order_start_the_next_turn(world: World) -> No
 
     turn = await (await world.service.start_turn(me, session.session_id, "Weather?")).result()
     oslo, rome = (item.call_id for item in turn.output)
-    partial = await world.service.tool_outputs(me, session.session_id, [{"call_id": rome, "output": "warm"}])
-    last = await world.service.tool_outputs(me, session.session_id, [{"call_id": oslo, "output": "cold"}])
+    partial = await world.service.tool_outputs.send(me, session.session_id, [{"call_id": rome, "output": "warm"}])
+    last = await world.service.tool_outputs.send(me, session.session_id, [{"call_id": oslo, "output": "cold"}])
 
     assert turn_answer(turn).status == "awaiting_tool"
     assert [call.arguments for call in turn_answer(turn).tool_calls] == ['{"city": "Oslo"}', '{"city": "Rome"}']
@@ -151,17 +151,17 @@ async def test_output_sent_again(world: World) -> None:
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
 
-    first = await world.service.tool_outputs(me, session_id, outputs)
+    first = await world.service.tool_outputs.send(me, session_id, outputs)
     assert first.turn is not None
     await first.turn.result()
-    again = await world.service.tool_outputs(me, session_id, outputs)
+    again = await world.service.tool_outputs.send(me, session_id, outputs)
 
     assert again.outputs == first.outputs
     assert again.turn is not None
     assert again.turn.turn_id == first.turn.turn_id
     assert (await again.turn.result()).status is TurnStatus.COMPLETED
     with pytest.raises(Conflict) as caught:
-        await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "warm"}])
+        await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "warm"}])
     assert caught.value.code == "tool_output_differs"
     assert len(world.engine.requests) == 2
 
@@ -172,7 +172,7 @@ async def test_outputs_that_arrive_twice_at_once_start_one_turn(world_on_either:
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
 
-    both = await asyncio.gather(*(world.service.tool_outputs(me, session_id, outputs) for _ in range(2)))
+    both = await asyncio.gather(*(world.service.tool_outputs.send(me, session_id, outputs) for _ in range(2)))
 
     turns = [answer.turn for answer in both if answer.turn is not None]
     assert len(turns) == 2
@@ -188,7 +188,7 @@ async def test_unknown_call(world: World) -> None:
 
     for stranger in ("call_nobody", "call\x00"):
         with pytest.raises(NotFound):
-            await world.service.tool_outputs(me, session_id, [{"call_id": stranger, "output": ""}])
+            await world.service.tool_outputs.send(me, session_id, [{"call_id": stranger, "output": ""}])
 
 
 async def test_user_turn_while_tools_are_awaited(world: World) -> None:
@@ -204,14 +204,14 @@ async def test_user_turn_while_tools_are_awaited(world: World) -> None:
 
 async def test_failed_tool_turn_is_tried_again_by_the_same_outputs(world: World) -> None:
     """When the turn that took the outputs fails they stay, and sending them again starts another."""
-    me, session_id, call_id = await _awaiting(world, Answer(failure=CapacityAbsent("gone")), "Cold")
+    me, session_id, call_id = await _awaiting(world, Answer(failure=Unavailable("gone")), "Cold")
     outputs = [{"call_id": call_id, "output": "cold"}]
 
-    first = await world.service.tool_outputs(me, session_id, outputs)
+    first = await world.service.tool_outputs.send(me, session_id, outputs)
     assert first.turn is not None
     failed = await first.turn.result()
-    between = await world.service.get(me, session_id)
-    second = await world.service.tool_outputs(me, session_id, outputs)
+    between = await world.load(me, session_id)
+    second = await world.service.tool_outputs.send(me, session_id, outputs)
 
     assert failed.status is TurnStatus.FAILED
     assert between.status is SessionStatus.AWAITING_TOOL
@@ -228,9 +228,9 @@ async def test_refused_admission_keeps_the_outputs(world: World) -> None:
     world.quotas.is_shut = True
 
     with pytest.raises(LimitExceeded):
-        await world.service.tool_outputs(me, session_id, outputs)
+        await world.service.tool_outputs.send(me, session_id, outputs)
     world.quotas.is_shut = False
-    answer = await world.service.tool_outputs(me, session_id, outputs)
+    answer = await world.service.tool_outputs.send(me, session_id, outputs)
 
     assert answer.turn is not None
     assert (await answer.turn.result()).status is TurnStatus.COMPLETED
@@ -291,7 +291,7 @@ async def test_cancel(world: World) -> None:
     me = principal()
     session = await world.session(me)
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
-    head = (await world.service.get(me, session.session_id)).head_id
+    head = (await world.load(me, session.session_id)).head_id
     world.will_say(Answer("A long story", waits=True))
 
     running = await world.service.start_turn(me, session.session_id, "Tell")
@@ -389,14 +389,14 @@ async def test_bug_fails_the_turn(world: World) -> None:
     assert turn.error is not None
     assert turn.error["code"] == "internal_error"
     assert "secret" not in turn.error["message"]
-    assert (await world.service.get(me, session.session_id)).status is SessionStatus.IDLE
+    assert (await world.load(me, session.session_id)).status is SessionStatus.IDLE
 
 
 async def test_recovery_after_a_crash(world: World) -> None:
     """What a crash cut off is failed with a typed event at the next start; the session is as before the turn."""
     me, session_id, call_id = await _awaiting(world, Answer("Cold", waits=True))
-    head = (await world.service.get(me, session_id)).head_id
-    await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    head = (await world.load(me, session_id)).head_id
+    await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
     await world.engine.half_way.wait()
     await crash()
     next_process = world.restarted()
@@ -404,13 +404,13 @@ async def test_recovery_after_a_crash(world: World) -> None:
     recovered = await next_process.service.recover()
 
     events = await next_process.events(me, session_id)
-    session = await next_process.service.get(me, session_id)
+    session = await next_process.load(me, session_id)
     assert recovered == 1
     assert types(events)[-1] == "turn.failed"
     assert events[-1].fields["error"]["code"] == "turn_interrupted"
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert (session.status, session.head_id) == (SessionStatus.AWAITING_TOOL, head)
-    again = await next_process.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    again = await next_process.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
     assert again.turn is not None
     assert (await again.turn.result()).status is TurnStatus.COMPLETED
     assert await next_process.service.recover() == 0
@@ -426,9 +426,9 @@ async def test_other_processes_turns_are_left_alone_until_their_lease_ends(world
     await world.engine.half_way.wait()
     other = world.restarted("second")
 
-    before = (await other.service.recover(), (await other.service.get(me, session.session_id)).status)
+    before = (await other.service.recover(), (await other.load(me, session.session_id)).status)
     world.clock.advance(31)
-    after = (await other.service.get(me, session.session_id)).status
+    after = (await other.load(me, session.session_id)).status
     world.engine.go_on()
 
     assert before == (0, SessionStatus.RUNNING)
@@ -437,7 +437,7 @@ async def test_other_processes_turns_are_left_alone_until_their_lease_ends(world
     events = await other.events(me, session.session_id)
     assert types(events).count("turn.failed") == 1
     assert types(events)[-1] == "turn.failed"
-    assert (await world.service.get(me, session.session_id)).head_id is None
+    assert (await world.load(me, session.session_id)).head_id is None
 
 
 async def test_shutdown_fails_running_turns(world: World) -> None:
@@ -453,7 +453,7 @@ async def test_shutdown_fails_running_turns(world: World) -> None:
     turn = await running.result()
     assert turn.error is not None
     assert (turn.status, turn.error["code"]) == (TurnStatus.FAILED, "shutting_down")
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await world.service.start_turn(me, session.session_id, "Hi")
 
 
@@ -462,7 +462,7 @@ async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
     me = principal()
     session = await world.session(me)
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
-    parent = await world.service.get(me, session.session_id)
+    parent = await world.load(me, session.session_id)
 
     left, right = await world.service.fork(me, session.session_id, count=2)
     await (await world.service.start_turn(me, left.session_id, "Left")).result()
@@ -472,7 +472,7 @@ async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
     assert of_left[: len(first)] == of_right[: len(first)] == first
     texts = [item.text for item in (await world.service.items(me, right.session_id, ALL_ITEMS)).items]
     assert texts == ["Hi", "ok", "Right", "ok"]
-    assert (await world.service.get(me, session.session_id)).head_id == parent.head_id
+    assert (await world.load(me, session.session_id)).head_id == parent.head_id
     assert (await world.events(me, left.session_id))[0].seq == 1
 
 
@@ -481,8 +481,8 @@ async def test_fork_of_awaited_calls_awaits_them_anew(world: World) -> None:
     me, session_id, call_id = await _awaiting(world)
     (child,) = await world.service.fork(me, session_id)
 
-    mine = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
-    its = await world.service.tool_outputs(me, child.session_id, [{"call_id": call_id, "output": "warm"}])
+    mine = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    its = await world.service.tool_outputs.send(me, child.session_id, [{"call_id": call_id, "output": "warm"}])
 
     assert child.status is SessionStatus.AWAITING_TOOL
     assert mine.turn is not None
@@ -490,10 +490,10 @@ async def test_fork_of_awaited_calls_awaits_them_anew(world: World) -> None:
     await mine.turn.result()
     await its.turn.result()
     (grandchild,) = await world.service.fork(me, child.session_id)
-    same = await world.service.tool_outputs(me, grandchild.session_id, [{"call_id": call_id, "output": "warm"}])
+    same = await world.service.tool_outputs.send(me, grandchild.session_id, [{"call_id": call_id, "output": "warm"}])
     assert same.turn is None
     with pytest.raises(Conflict):
-        await world.service.tool_outputs(me, grandchild.session_id, [{"call_id": call_id, "output": "cold"}])
+        await world.service.tool_outputs.send(me, grandchild.session_id, [{"call_id": call_id, "output": "cold"}])
 
 
 async def test_rewind(world: World) -> None:
@@ -525,14 +525,14 @@ async def test_rewind(world: World) -> None:
 async def test_rewind_to_answered_calls_awaits_them_anew(world: World) -> None:
     """Going back to calls that were answered forgets the answers, which stay in the branch that was made with them."""
     me, session_id, call_id = await _awaiting(world)
-    asked = (await world.service.get(me, session_id)).head_id
-    first = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    asked = (await world.load(me, session_id)).head_id
+    first = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
     assert first.turn is not None
     await first.turn.result()
     assert asked is not None
 
     back = await world.service.rewind(me, session_id, asked)
-    second = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "warm"}])
+    second = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "warm"}])
 
     assert (back.status, back.awaited_call_ids) == (SessionStatus.AWAITING_TOOL, (call_id,))
     assert second.turn is not None
@@ -552,7 +552,7 @@ async def test_late_output_after_a_rewind(world: World) -> None:
     await world.service.rewind(me, session.session_id, first.checkpoint_id)
 
     with pytest.raises(Conflict) as caught:
-        await world.service.tool_outputs(
+        await world.service.tool_outputs.send(
             me, session.session_id, [{"call_id": second.output[0].call_id, "output": "late"}]
         )
 
@@ -584,7 +584,7 @@ async def test_suspended_session_wakes(world: World) -> None:
     me, session_id, call_id = await _awaiting(world)
 
     suspended = await world.service.suspend(me, session_id)
-    answer = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    answer = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
 
     assert suspended.status is SessionStatus.SUSPENDED
     assert answer.turn is not None
@@ -614,7 +614,7 @@ async def test_closed_session_is_read_only_until_its_time_is_up(world: World) ->
     assert len((await world.service.items(me, session.session_id, ALL_ITEMS)).items) == 2
     world.clock.advance(60)
     with pytest.raises(NotFound):
-        await world.service.get(me, session.session_id)
+        await world.load(me, session.session_id)
 
 
 async def test_other_tenants_see_nothing(world_on_either: World) -> None:
@@ -627,12 +627,12 @@ async def test_other_tenants_see_nothing(world_on_either: World) -> None:
     assert turn.checkpoint_id
 
     for verb in (
-        world.service.get(stranger, session.session_id),
+        world.load(stranger, session.session_id),
         world.service.start_turn(stranger, session.session_id, "Hi"),
         world.service.events(stranger, session.session_id),
         world.service.cancel(stranger, session.session_id),
         world.service.rewind(stranger, theirs.session_id, turn.checkpoint_id),
-        world.service.get(stranger, "ses_\x00"),
+        world.load(stranger, "ses_\x00"),
     ):
         with pytest.raises(NotFound):
             await verb
@@ -671,7 +671,7 @@ async def test_full_context(world: World) -> None:
     assert caught.value.details["context_tokens"] == 2048
     assert caught.value.details["prompt_tokens"] > 2048
     assert "2048" in caught.value.message
-    assert (await world.service.get(me, session.session_id)).status is SessionStatus.IDLE
+    assert (await world.load(me, session.session_id)).status is SessionStatus.IDLE
     assert world.quotas.reservations == []
 
 
@@ -719,10 +719,10 @@ async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> Non
     due = world.clock.now() + 5.0
 
     (fork,) = await world.service.fork(me, session.session_id)
-    ledger = (await world.service.get(me, session.session_id)).ledger
+    ledger = (await world.load(me, session.session_id)).ledger
     world.clock.advance(60.0)
     outputs = [{"call_id": line.call_id, "output": "cold"} for line in ledger]
-    late = await world.service.tool_outputs(me, session.session_id, outputs)
+    late = await world.service.tool_outputs.send(me, session.session_id, outputs)
 
     assert [line.deadline_at for line in ledger] == [due, due]
     assert [line.deadline_at for line in fork.ledger] == [None, None]
@@ -800,7 +800,7 @@ async def test_tokens_that_the_model_has_not_are_refused(sqlite_database: Databa
         await world.service.start_turn(me, session.session_id, "hi", overrides=overrides)
 
     assert caught.value.param == "sampling.logit_bias"
-    assert (await world.service.get(me, session.session_id)).status == session.status
+    assert (await world.load(me, session.session_id)).status == session.status
 
 
 async def test_text_that_databases_choke_on(world_on_either: World) -> None:
@@ -812,7 +812,7 @@ async def test_text_that_databases_choke_on(world_on_either: World) -> None:
     turn = await (await world.service.start_turn(me, session.session_id, "a\x00b")).result()
     outputs = [{"call_id": turn.output[0].call_id, "output": {"a": "\x00"}}]
 
-    answer = await world.service.tool_outputs(me, session.session_id, outputs)
+    answer = await world.service.tool_outputs.send(me, session.session_id, outputs)
 
     assert answer.turn is not None
     await answer.turn.result()

@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graftwork.platform.database import Database
-from graftwork.platform.errors import CapacityAbsent, CapacityContended, Conflict, NotFound
+from graftwork.platform.errors import CapacityContended, Conflict, NotFound, Unavailable
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.store import history_rows
-from graftwork.sessions.turns.handle import RunningTurn
-from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
+from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
 ANSWERS = {
@@ -24,7 +24,7 @@ ANSWERS = {
     "two calls": Answer(call("get_weather", city="Oslo") + "\n" + call("get_weather", city="Rome")),
     "cut off": Answer("Once upon a", ends=False),
     "cut off in a call": Answer('<tool_call>\n{"name": "get_weather", "arguments": {"ci', ends=False),
-    "failure": Answer(failure=CapacityAbsent("gone")),
+    "failure": Answer(failure=Unavailable("gone")),
     "refusal": Answer(refusal=CapacityContended("full")),
     "bug": Answer(bug=ZeroDivisionError("bug")),
     "cancel": Answer("A long story", waits=True),
@@ -183,11 +183,11 @@ class Histories:
         await self.world.service.suspend(self.me, branch.session_id)
         branch.is_suspended = True
 
-    async def send(self, branch: Branch, sent: Sequence[tuple[str, str]]) -> ToolOutputsAnswer:
+    async def send(self, branch: Branch, sent: Sequence[tuple[str, str]]) -> ToolOutputsResult:
         outputs = [{"call_id": call_id, "output": text} for call_id, text in sent]
-        return await self.world.service.tool_outputs(self.me, branch.session_id, outputs)
+        return await self.world.service.tool_outputs.send(self.me, branch.session_id, outputs)
 
-    async def run(self, branch: Branch, running: RunningTurn, ending: str, outputs: dict[str, str]) -> None:
+    async def run(self, branch: Branch, running: TurnHandle, ending: str, outputs: dict[str, str]) -> None:
         """See a turn to the end it is meant to have."""
         branch.is_suspended = False
         if ending in ("cancel", "crash", "shutdown"):
@@ -235,7 +235,7 @@ class Histories:
 
     async def check(self) -> None:
         for branch in self.branches:
-            session = await self.world.service.get(self.me, branch.session_id)
+            session = await self.world.load(self.me, branch.session_id)
             assert session.head_id == branch.head
             assert session.status is self.status(branch)
             await self.check_tokens(session)

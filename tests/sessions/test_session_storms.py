@@ -17,7 +17,7 @@ from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
 from graftwork.sessions.core.transcript import join_chain
 from graftwork.sessions.store import history_rows
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 from tests.sessions.fakes_responses import Responses
 from tests.sessions.fakes_sessions import WEATHER, World, call, new_principal
 
@@ -76,16 +76,16 @@ class Storm:
         await self.see(await self.world.service.start_turn(self.me, session_id, f"Hi {choice}"))
 
     async def outputs(self, session_id: str, said: str) -> None:
-        awaited = (await self.world.service.get(self.me, session_id)).ledger
+        awaited = (await self.world.load(self.me, session_id)).ledger
         await self.send(session_id, [line.call_id for line in awaited], said)
 
     async def partial(self, session_id: str, choice: int) -> None:
-        awaited = (await self.world.service.get(self.me, session_id)).ledger
+        awaited = (await self.world.load(self.me, session_id)).ledger
         await self.send(session_id, [awaited[choice % len(awaited)].call_id] if awaited else [], "a")
 
     async def send(self, session_id: str, call_ids: Sequence[str], said: str) -> None:
         given = [{"call_id": call_id, "output": said} for call_id in call_ids or ["call_unknown"]]
-        answer = await self.world.service.tool_outputs(self.me, session_id, given)
+        answer = await self.world.service.tool_outputs.send(self.me, session_id, given)
         if answer.turn is not None:
             await self.see(answer.turn)
 
@@ -120,7 +120,7 @@ class Storm:
     async def sweep(self, session_id: str, choice: int) -> None:
         await self.world.service.sweep()
 
-    async def see(self, running: RunningTurn) -> None:
+    async def see(self, running: TurnHandle) -> None:
         """A turn that was begun ends, as the model or a client wanted: nobody crashed."""
         turn = await running.result()
         assert turn.status in (TurnStatus.COMPLETED, TurnStatus.AWAITING_TOOL, TurnStatus.CANCELLED), turn.error
@@ -128,7 +128,7 @@ class Storm:
 
     async def check(self) -> None:
         for session_id in self.sessions:
-            session = await self.world.service.get(self.me, session_id)
+            session = await self.world.load(self.me, session_id)
             assert session.status is not SessionStatus.RUNNING
             await self.check_tokens(session)
             await self.check_items(session)

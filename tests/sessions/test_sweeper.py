@@ -57,7 +57,7 @@ async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
     world.will_say(call("get_weather", city="Paris"), "Sunny.", "Hello.")
     turn = await (await world.service.start_turn(me, session.session_id, "Weather?")).result()
     outputs = [{"call_id": turn.output[-1].call_id, "output": "20 degrees"}]
-    answer = await world.service.tool_outputs(me, session.session_id, outputs)
+    answer = await world.service.tool_outputs.send(me, session.session_id, outputs)
     assert answer.turn is not None
     await answer.turn.result()
     await say(world, other, await opened(world, other, ttl_s=None))
@@ -85,10 +85,10 @@ async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
     world.clock.advance(59)
 
     swept = [await world.service.sweep()]
-    still_there = await world.service.get(me, limited.session_id)
+    still_there = await world.load(me, limited.session_id)
     world.clock.advance(1)
     with pytest.raises(NotFound):
-        await world.service.get(me, limited.session_id)
+        await world.load(me, limited.session_id)
     swept.append(await world.service.sweep())
     world.clock.advance(400 * DAY)
     swept.append(await world.service.sweep())
@@ -172,7 +172,7 @@ async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
 
     gone = await world.service.sweep()
     with pytest.raises(NotFound):
-        await world.service.get(me, parent.session_id)
+        await world.load(me, parent.session_id)
     kept = await rows(world, me)
     await say(world, me, fork, "Five")
 

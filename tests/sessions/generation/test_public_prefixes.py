@@ -11,7 +11,7 @@ from graftwork.platform.ids import SessionId, TenantId
 from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus
 from graftwork.sessions.generation.public_prefixes import PublicPrefixes
 from graftwork.sessions.text.messages import Message
-from graftwork.sessions.turns.kv import History, SessionKv
+from graftwork.sessions.turns.kv import History, SessionKvClient
 from tests.api.fakes import FakeEngine
 from tests.sessions.fakes_text import ScriptedEngine, generator_on, prompt_encoder
 from tests.sessions.generation.test_generator import request
@@ -64,7 +64,7 @@ async def test_every_act_on_a_sessions_kv_says_how_much_is_public(prefixes: Publ
     model, settings = ResolvedModel("tiny", None), SessionSettings()
     session = AgentSession(SessionId("ses_1"), TenantId("t"), SessionStatus.IDLE, model, settings, {}, 0.0, 0.0)
 
-    await SessionKv(engine, b"pepper", prefixes).read(History(session, prompt))
+    await SessionKvClient(engine, b"pepper", prefixes).read(History(session, prompt))
 
     assert [command.public_tokens for command in engine.session_commands] == [prefixes.tokens_of(prompt)]
 

@@ -124,7 +124,7 @@ async def test_another_model_goes_on(responses: Responses) -> None:
     before, after = world.engine.requests
     assert [adapter.digest for adapter in after.adapters] == ["sha256:1"]
     assert after.prompt_token_ids[: len(before.prompt_token_ids)] == before.prompt_token_ids
-    assert (await world.service.get(me, conversation.session_id)).model.digest == "sha256:1"
+    assert (await world.load(me, conversation.session_id)).model.digest == "sha256:1"
 
 
 async def test_outputs_answer_calls(responses: Responses) -> None:
@@ -212,7 +212,7 @@ async def test_chains_are_no_sessions(responses: Responses) -> None:
     assert len(listed.items) == 1
     assert [(row.group, row.requests) for row in usage] == [(None, 6)]
     with pytest.raises(NotFound):
-        await world.service.get(me, chain)
+        await world.load(me, chain)
     with pytest.raises(NotFound):
         await world.service.fork(me, chain)
 
@@ -248,7 +248,7 @@ async def test_cancelling_one_response_spares_the_next(responses: Responses) -> 
     untouched = await responses.service.cancel(me, first["id"])
     elsewhere = Responses(World(world.database, world.clock, "second"))
     assert await elsewhere.service.cancel(me, first["id"]) == first
-    assert not (await world.service.get_any(me, second.record.session_id)).cancel_requested
+    assert not (await world.service.loader.load_any(me.scope(), second.record.session_id)).cancel_requested
     running = await responses.service.get(me, second.record.response_id)
     cancelled = await responses.service.cancel(me, second.record.response_id)
 

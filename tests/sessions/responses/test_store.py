@@ -188,7 +188,7 @@ async def test_a_deleted_conversation_leaves_its_responses(responses: Responses)
         with pytest.raises(NotFound):
             await conversations.get(me, each.session_id)
         with pytest.raises(NotFound):
-            await world.service.get(me, each.session_id)
+            await world.load(me, each.session_id)
     second = await responses.ask(me, previous_response_id=first["id"])
     for body in (first, second):
         assert await responses.service.get(me, body["id"]) == body

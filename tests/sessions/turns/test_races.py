@@ -23,7 +23,7 @@ async def hesitant(database_url: str) -> AsyncIterator[HesitantDatabase]:
 
 async def until_running(world: World, session_id: str) -> None:
     """Return once the session's row says that a turn runs."""
-    while (await world.service.get(principal(), session_id)).status is not SessionStatus.RUNNING:
+    while (await world.load(principal(), session_id)).status is not SessionStatus.RUNNING:
         pass
 
 
@@ -49,7 +49,7 @@ async def test_a_long_prompt_holds_nobody_up(sqlite_database: Database) -> None:
     starting = asyncio.create_task(world.service.start_turn(me, session.session_id, "long " * 100))
     assert await asyncio.to_thread(encoder.has_begun.wait, 20)
 
-    meanwhile = await world.service.get(me, session.session_id)
+    meanwhile = await world.load(me, session.session_id)
     encoder.may_end.set()
     turn = await (await starting).result()
 
@@ -77,7 +77,7 @@ async def test_turn_outlives_a_database_that_is_away(hesitant: HesitantDatabase)
 
 async def until_cancel_is_asked_for(world: World, session_id: str) -> None:
     """Return once the session's row says so."""
-    while not (await world.service.get(principal(), session_id)).cancel_requested:
+    while not (await world.load(principal(), session_id)).cancel_requested:
         pass
 
 
