@@ -22,8 +22,8 @@ demo: $(VENV)/.installed ## run the story: three tenants, a fork, a restart
 test: $(VENV)/.installed-dev ## everything that can be tested on this machine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.installed-dev ## the suites that take minutes
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+test-slow: $(VENV)/.installed-dev ## the suites that take minutes, and property tests with many new examples
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=search $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev ## ruff and mypy strict
 	$(BIN)/ruff format --check .

@@ -30,6 +30,7 @@ from tests.engine.disk_lab import (
     readable,
     store,
 )
+from tests.hypothesis_profiles import examples
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_smaller_budget_is_kept_from_the_start(tmp_path: Path) -> None:
     assert tier.counters.evicted == 4
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["write", "read", "touch"]), st.integers(0, 7)), max_size=40))
 def test_eviction_is_least_recently_used(steps: list[tuple[str, int]]) -> None:
     """With files of one page, the tier holds what an ordered dictionary of the same size holds."""

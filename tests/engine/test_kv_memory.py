@@ -20,6 +20,7 @@ from graftwork.engine.tier_names import Tier
 from graftwork.engine.transfers import TransferKind, TransferPlan, file_owner
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv_lab import FakeDisk, FixedAdvice, KvLab, adapter_of
+from tests.hypothesis_profiles import examples
 
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
@@ -397,7 +398,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestMemoryMachine.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
 @pytest.mark.parametrize("seed", range(4))

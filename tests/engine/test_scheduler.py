@@ -34,6 +34,7 @@ from graftwork.platform.errors import (
 )
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.kv_lab import FixedAdvice, KvLab
+from tests.hypothesis_profiles import examples
 
 PAGE = 4
 CONTEXT = 40
@@ -408,7 +409,7 @@ def test_weight_buys_a_larger_share() -> None:
 requests = st.tuples(st.integers(1, CONTEXT - 1), st.integers(1, 20), st.integers(0, 3), st.sampled_from(["x", "y"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(requests, max_size=25), st.sampled_from([0, 3, 30]), st.data())
 def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
     arrivals: list[tuple[int, int, int, str]], host: int, data: st.DataObject

@@ -16,6 +16,7 @@ from graftwork.engine.session_tending import SessionTender
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.kv_lab import FixedAdvice, KvLab
 from tests.engine.test_scheduler import CONTEXT, EOS, PAGE, Shelf
+from tests.hypothesis_profiles import examples
 
 
 def model_says(text: list[int]) -> int:
@@ -113,7 +114,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(st.lists(requests, max_size=12), st.integers(4, 24), st.integers(CONTEXT // PAGE, 30), st.data())
 def test_every_request_is_told_what_the_model_says(
     arrivals: list[tuple[list[int], int, list[int]]], budget: int, pages: int, data: st.DataObject

@@ -14,6 +14,7 @@ from graftwork.sessions.detokenizer import Detokenizer
 from graftwork.sessions.generation_events import TextDelta
 from graftwork.sessions.token_bytes import byte_level_alphabet
 from graftwork.sessions.tokenizer import TextTokenizer
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import text_tokenizer
 
 DEMO = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
@@ -107,7 +108,7 @@ def random_tokens(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("make", [demo_tokenizer, slicing_tokenizer, text_tokenizer])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_streaming_is_decoding_at_once(make: object, data: st.DataObject) -> None:
     """Random tokens, one by one, join to what the library decodes; never a character late, never half of one early."""
     tokenizer = make()  # type: ignore[operator]
@@ -134,7 +135,7 @@ def likely_tokens(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("make", [demo_tokenizer, text_tokenizer])
 @given(data=st.data(), stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3, unique=True).map(tuple))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_stop_strings_cut_as_if_at_once(make: object, data: st.DataObject, stops: tuple[str, ...]) -> None:
     """After every token what is held back may begin a stop string or is part of a character, and nothing more."""
     tokenizer = make()  # type: ignore[operator]

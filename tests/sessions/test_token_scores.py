@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from graftwork.engine.request import FinishReason, SamplingParams
 from graftwork.sessions.generation import GenerationEvent, GenerationFinished, TextDelta
 from graftwork.sessions.token_scores import TokenScore
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import ScriptedEngine, logprobs_of
 from tests.sessions.test_generation import CALL, END, events_of, finished, one_by_one, request, spelled
 
@@ -50,7 +51,7 @@ async def test_no_scores_unless_they_are_wanted() -> None:
     stop=st.sampled_from([(), ("ST",), ("aST", "a🙂"), ("é ",)]),
     sizes=st.integers(1, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 async def test_told_in_pieces_or_at_once(text: str, stop: tuple[str, ...], sizes: int) -> None:
     """A stream tells the very scores that the end sums up; each begins in the text it came with, or in its end."""
     tokens = spelled(text)
