@@ -19,6 +19,8 @@ from graftwork.platform.database import Database
 from graftwork.platform.settings import async_database_url
 from tests.hypothesis_profiles import register_profiles
 
+pytest_plugins = ("tests.wall_limits",)
+
 POSTGRES_URL = os.environ.get("GRAFTWORK_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 REDIS_URL = os.environ.get("GRAFTWORK_TEST_REDIS_URL", "redis://127.0.0.1:6379/0")
 
