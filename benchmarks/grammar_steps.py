@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from graftwork.engine.adapter_weights import AdapterWeights
 from graftwork.engine.assembly import build_engine
 from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import EngineLoop, SubmitRequest
+from graftwork.engine.loop import SubmitRequest
 from graftwork.engine.outputs import Output
 from graftwork.engine.request import EngineRequest, GrammarKind, GrammarSource, SamplingParams
 from graftwork.platform.errors import NotFound
@@ -108,7 +108,8 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         config = EngineConfig(model=folder, device="cpu", dtype="float32", threads=1, max_draft_tokens=0)
-        self.loop: EngineLoop = build_engine(config, lambda _: NoAdapters()).loop
+        self.engine = build_engine(config, lambda _: NoAdapters())
+        self.loop = self.engine.loop
         self._numbers = count()
         self.ended: list[Output] = []
 
@@ -233,7 +234,7 @@ def main() -> None:
         bench = Bench(make_model(Path(folder)))
         masks = measure_masks(bench)
         hostile = measure_hostile(bench)
-        bench.loop._grammars.close_all()
+        bench.engine.grammars.close_all()
     table = Table("measure", "wall", "cpu of the loop")
     for name, found in masks["ratio"].items():
         table.add_row(

@@ -9,6 +9,7 @@ import torch
 
 from graftwork.engine.adapter_weights import AdapterSource
 from graftwork.engine.allocator import keep_freed_memory
+from graftwork.engine.attention import KvCache
 from graftwork.engine.batch_tensors import BatchBuilder
 from graftwork.engine.calibration import measure
 from graftwork.engine.config import EngineConfig
@@ -23,6 +24,7 @@ from graftwork.engine.grammar.masks import MaskFiller
 from graftwork.engine.grammar.vocabulary import read_vocabulary
 from graftwork.engine.intake import SchedulerLimits
 from graftwork.engine.kv_assembly import build_memory, lay_out_kv
+from graftwork.engine.kv_memory import KvMemory
 from graftwork.engine.lease_advisor import LeaseAdvisor
 from graftwork.engine.load_cost import UNMEASURED, CostTracker, LoadCost
 from graftwork.engine.loop import EngineLoop, Message
@@ -41,12 +43,22 @@ from graftwork.platform.clock import Clock, SystemClock
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A loop that is ready to run, and what it says of itself."""
+    """A loop that is ready to run, what it says of itself, and the parts that it runs.
+
+    Only the loop's thread may use the parts.
+    """
 
     loop: EngineLoop
     description: EngineDescription
+    scheduler: Scheduler
+    memory: KvMemory
+    cache: KvCache
+    """The KV of the device's pages."""
+    adapters: LoraPool
     room: FrameRoom
-    """The device's frames; only the loop's thread may change them."""
+    """The device's frames."""
+    grammars: GrammarDesk
+    runner: ModelRunner
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
@@ -54,11 +66,16 @@ SourceFor = Callable[[EngineDescription], AdapterSource]
 
 
 def build_engine(
-    config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: LoadCost | None = None
+    config: EngineConfig,
+    source_for: SourceFor,
+    clock: Clock | None = None,
+    costs: LoadCost | None = None,
+    seeds: Random | None = None,
 ) -> Engine:
     """Load the model and lay out its memory. Raises InvalidRequest if the model or the sizes cannot be served.
 
-    `costs` of loading and computing are measured where they are not given.
+    `costs` of loading and computing are measured where they are not given. `seeds` draws the seed of every request
+    that has none; by default it differs from run to run.
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()
@@ -94,7 +111,7 @@ def build_engine(
         adapters,
         scopes,
         clock=clock,
-        seeds=Random(),
+        seeds=seeds or Random(),
         grammars=grammars,
         speculator=Speculator(
             DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
@@ -104,7 +121,17 @@ def build_engine(
     )
     on_device.room.on_pages_moved = scheduler.rename_pages
     loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, store.cache.gates, runner)
-    return Engine(loop, description, on_device.room)
+    return Engine(
+        loop=loop,
+        description=description,
+        scheduler=scheduler,
+        memory=memory,
+        cache=store.cache,
+        adapters=adapters,
+        room=on_device.room,
+        grammars=grammars,
+        runner=runner,
+    )
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarDesk:

@@ -238,6 +238,7 @@ class DeviceAdapters:
     def check_integrity(self) -> None:
         """Recount bytes and frames; every adapter views its own run."""
         self.room.check_integrity()
+        self._lora.check_integrity()
         assert self.num_bytes == sum(lodging.adapter.num_bytes for lodging in self._lodgings.values())
         assert self.num_frames == sum(lodging.run.num_frames for lodging in self._lodgings.values())
         assert self.num_frames <= self._residency.sizes.most_lora_pages

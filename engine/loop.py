@@ -129,7 +129,8 @@ class EngineLoop:
         self._memory = memory
         self._copies = copies
         self._gates = gates
-        self._runner = runner
+        self.runner = runner
+        """Carries steps out. May be replaced between two steps, by one that watches it."""
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
@@ -160,7 +161,7 @@ class EngineLoop:
     def _carry_out(self, plan: StepPlan) -> list[Output]:
         self._gates.heed(self._scheduler.landings.read_by(plan))
         try:
-            return self._scheduler.absorb(plan, self._runner.run(plan))
+            return self._scheduler.absorb(plan, self.runner.run(plan))
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
             _log.exception("step_failed", extra={"request_ids": [piece.request_id for piece in plan.slices]})
             failure = InternalFailure("The engine failed while it computed this request; the engine's log says why.")
@@ -276,3 +277,9 @@ class EngineLoop:
             adapter_loads=self._adapters.num_loads,
             max_adapters_in_a_step=counters.max_adapters_in_a_step,
         )
+
+    def check_integrity(self) -> None:
+        """Check every part between two steps; nobody is served whom no part knows."""
+        self._scheduler.check_integrity()
+        self._adapters.check_integrity()
+        self._grammars.check_integrity(self._scheduler.running_ids)

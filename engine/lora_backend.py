@@ -58,6 +58,10 @@ class LoraBackend(Protocol):
         """The resident adapters of a batch, rows of one graft behind one another; `num_rows` are all, padding included."""
         ...
 
+    def check_integrity(self) -> None:
+        """Check that what is derived from adapters is complete and consistent."""
+        ...
+
 
 class TorchLora:
     """Plain torch, on any device: long segments straight from the adapter, short ones from packs."""
@@ -75,3 +79,6 @@ class TorchLora:
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
         return LoraBatch(segments, self.lanes, self.rules, num_rows)
+
+    def check_integrity(self) -> None:
+        self._packs.check_integrity()

@@ -264,3 +264,7 @@ class PackCache:
         ]
         for key in held:
             del self._packs[key]
+
+    def check_integrity(self) -> None:
+        """The packs keep their budget; only a single pack may be larger than it."""
+        assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

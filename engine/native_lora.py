@@ -62,6 +62,11 @@ class AddressTables:
         self._num_ranks: dict[str, int] = {}
 
     @property
+    def num_slots(self) -> int:
+        """Slots that every group's table has room for."""
+        return len(self._slots) + len(self._free)
+
+    @property
     def widest(self) -> int:
         """The most columns of any input and any slice."""
         return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
@@ -172,23 +177,24 @@ class NativeLora:
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
         """`rest` applies what the kernel does not."""
-        self._tables = tables
+        self.tables = tables
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
         self._rest.place(on_host, on_device)
-        self._tables.enter(on_device)
+        self.tables.enter(on_device)
 
     def forget(self, digest: str) -> None:
         self._rest.forget(digest)
-        self._tables.leave(digest)
+        self.tables.leave(digest)
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
         return LoraBatch(segments, self._lanes, self._rest.rules, num_rows)
 
     def check_integrity(self) -> None:
-        self._tables.check_integrity()
+        self._rest.check_integrity()
+        self.tables.check_integrity()
 
     def _lanes(self, segments: Sequence[Segment], num_rows: int) -> list[Lane]:
         """A LaneMaker."""
@@ -197,7 +203,7 @@ class NativeLora:
         decoding = [segment for segment in segments if segment.decoding]
         if decoding:
             self._make_room(decoding)
-            lanes.append(NativeLane(self._tables, self._pairs(decoding), self._scratch))
+            lanes.append(NativeLane(self.tables, self._pairs(decoding), self._scratch))
         return lanes
 
     def _pairs(self, segments: Sequence[Segment]) -> Pairs:
@@ -208,14 +214,14 @@ class NativeLora:
         for segment in segments:
             parts = segment.graft.parts
             span = (len(slots), len(slots) + len(parts))
-            slots += [self._tables.slot_of(adapter.digest) for adapter, _ in parts]
+            slots += [self.tables.slot_of(adapter.digest) for adapter, _ in parts]
             weights += [weight for _, weight in parts]
             pairs += [(*rows, *span) for rows in _by_twos(segment.decoding)]
         return np.array(pairs, np.int64), np.array(slots, np.int64), np.array(weights, np.float32)
 
     def _make_room(self, segments: Sequence[Segment]) -> None:
         """Scratch memory for as many ranks as a row's adapters have together."""
-        ranks = max(sum(self._tables.ranks_of(adapter.digest) for adapter, _ in one.graft.parts) for one in segments)
+        ranks = max(sum(self.tables.ranks_of(adapter.digest) for adapter, _ in one.graft.parts) for one in segments)
         if ranks > self._scratch.shape[1]:
             self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)
 

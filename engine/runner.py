@@ -49,7 +49,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """One forward pass, and a token for every row that is sampled."""
-        batch = self._builder.build(plan)
+        batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
         logits = self.logits(batch)
@@ -57,6 +57,10 @@ class ModelRunner:
         ends = self._masks.apply(filling, logits)
         tokens = choose_tokens(logits, specs)
         return _by_request(batch, tokens, scores.of(tokens), ends)
+
+    def batch(self, plan: StepPlan) -> BatchTensors:
+        """A step as tensors on the device."""
+        return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""

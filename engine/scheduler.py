@@ -9,7 +9,7 @@ goes on where it stopped once there is room again. Nobody is let in while somebo
 gets to its end.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from random import Random
 
 from graftwork.engine.adapter_residency import AdapterResidency
@@ -89,6 +89,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def running_ids(self) -> Collection[RequestId]:
+        """The requests that have pages and a place in the batch."""
+        return self._running.keys()
 
     def running_adapters(self) -> set[str]:
         return _adapters_of(self._running.values())

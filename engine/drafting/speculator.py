@@ -62,7 +62,8 @@ class Speculator:
         self._clock = clock
         self._constraint_of = constraint_of
         self._rates = AcceptanceRates()
-        self._cost = StepCost()
+        self.cost = StepCost()
+        """What a step of so many rows takes; learned from every step."""
         self._effort = Effort()
         self._cache = AnswerCache(limits.cache_bytes)
         self._step: tuple[int, float] | None = None
@@ -81,9 +82,9 @@ class Speculator:
         asked = [(sequence, self._drafts_of(sequence)) for sequence in sequences]
         most = self._limits.max_draft_tokens
         survivals = [drafts.propose(min(most, sequence.max_draft_tokens())) for sequence, drafts in asked]
-        allotment = allot(survivals, self._cost.seconds, spare_rows)
+        allotment = allot(survivals, self.cost.seconds, spare_rows)
         took = self._clock.monotonic() - began_at
-        self._effort.record(len(sequences), allotment.gain, took / self._cost.seconds(len(sequences)))
+        self._effort.record(len(sequences), allotment.gain, took / self.cost.seconds(len(sequences)))
         return {
             sequence.request_id: drafts.guess.first(length).token_ids
             for (sequence, drafts), length in zip(asked, allotment.lengths, strict=True)
@@ -138,7 +139,7 @@ class Speculator:
         """Its result is there."""
         if self._step is not None:
             num_rows, began_at = self._step
-            self._cost.record(num_rows, self._clock.monotonic() - began_at)
+            self.cost.record(num_rows, self._clock.monotonic() - began_at)
         self._step = None
 
     def check_integrity(self) -> None:

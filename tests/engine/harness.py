@@ -22,6 +22,7 @@ from graftwork.engine.request import (
     PromptAdmitted,
     RequestFinished,
     SamplingParams,
+    ServiceTier,
     SessionKey,
     SessionMemory,
     SessionTending,
@@ -70,6 +71,7 @@ class Harness:
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
         share: str = "",
+        tier: ServiceTier = ServiceTier.DEFAULT,
         session: SessionUse | None = None,
         grammar: GrammarSource | None = None,
         prediction: tuple[int, ...] = (),
@@ -86,6 +88,7 @@ class Harness:
             sampling=SamplingParams(**options),
             isolation=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
+            tier=tier,
             share=share,
             session=session,
             grammar=grammar,
@@ -94,7 +97,7 @@ class Harness:
             public_tokens=public_tokens,
         )
         self.outcomes[request_id] = Outcome()
-        self.loop.take(SubmitRequest(request, self._sink))
+        self.loop.take(SubmitRequest(request, self.sink))
         return self.outcomes[request_id]
 
     def cancel(self, outcome: Outcome) -> None:
@@ -161,11 +164,12 @@ class Harness:
 
     def poison_unused_pages(self) -> None:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
-        standing = self.loop._memory.residency.device.standing()
-        unused = np.flatnonzero(~standing.is_fixed & ~standing.is_held)
-        self.loop._runner._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
+        standing, cache = self.engine.memory.residency.device.standing(), self.engine.cache
+        poison = torch.full(cache.page_shape, float("nan"), dtype=cache.dtype)
+        for page in np.flatnonzero(~standing.is_fixed & ~standing.is_held):
+            cache.write_page(int(page), poison)
 
-    def _sink(self, outputs: list[Output]) -> None:
+    def sink(self, outputs: list[Output]) -> None:
         for output in outputs:
             outcome = self.outcomes[output.request_id]
             match output.event:

@@ -28,7 +28,7 @@ class FailsOnce:
 def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) -> None:
     """The requests of the step get a typed error, their pages come back, and the next request is served."""
     harness = make_engine()
-    harness.loop._runner = FailsOnce(harness.loop._runner)
+    harness.loop.runner = FailsOnce(harness.loop.runner)
 
     failed = harness.run([5, 6, 7])
     served = harness.run([5, 6, 7])
@@ -58,7 +58,7 @@ class LosesAnAnswer:
 def test_a_step_that_fails_when_some_of_it_has_ended_ends_them_all(make_engine: MakeEngine) -> None:
     """The request that had its last token, the one without any: both are told, and the engine goes on."""
     harness = make_engine()
-    harness.loop._runner = LosesAnAnswer(harness.loop._runner)
+    harness.loop.runner = LosesAnAnswer(harness.loop.runner)
 
     over = harness.submit([5, 6, 7], max_tokens=1)
     lost = harness.submit([7, 6, 5], max_tokens=5)
@@ -90,7 +90,7 @@ def test_a_gateway_that_is_gone_takes_its_requests_with_it(make_engine: MakeEngi
         harness.submit([9, 8, 7, number + 2], max_tokens=50, ignore_eos=True)
     harness.step()
 
-    harness.loop.take(CancelSink(harness._sink))
+    harness.loop.take(CancelSink(harness.sink))
 
     stats = harness.loop.stats()
     assert (stats.running_requests, stats.waiting_requests, stats.active_pages) == (0, 0, 0)
