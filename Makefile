@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help serve demo test test-slow check format proto demo-model evaluate bench-quick bench-peers clean
+.PHONY: help serve demo test test-slow coverage check docs format proto demo-model evaluate bench-quick bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,24 +19,37 @@ serve: $(VENV)/.installed ## install what serving needs, then run `graftwork ser
 demo: $(VENV)/.installed ## run the story: three tenants, a fork, a restart
 	$(BIN)/graftwork demo
 
+# Processes that tests run in: one a core, two in CI. `make test WORKERS=0` runs them in one, for a debugger.
+WORKERS ?= $(if $(CI),2,auto)
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --durations=25
+
 test: $(VENV)/.installed-dev ## everything that can be tested on this machine
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes, and property tests with many new examples
-	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=search $(PYTEST_ARGS)
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=search $(PYTEST_ARGS)
 
-check: $(VENV)/.installed-dev ## ruff and mypy strict
+coverage: $(VENV)/.installed-dev ## the tests once more, and which lines they never reach (build/coverage/html)
+	mkdir -p build/coverage
+	$(PYTEST) --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-dev ## ruff, mypy strict, spelling, and the docs site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	git ls-files -z | xargs -0 $(BIN)/codespell
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs: $(VENV)/.installed-dev ## the docs site at http://127.0.0.1:8001, built again at each change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 format: $(VENV)/.installed-dev ## let ruff format and mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: $(VENV)/.installed-dev ## regenerate engine/wire from engine.proto
+proto: $(VENV)/.installed-dev ## regenerate engine/rpc from engine.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
-		src/graftwork/engine/wire/engine.proto
+		src/graftwork/engine/rpc/engine.proto
 
 demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (45 minutes of one core)
 	$(BIN)/python demo/build.py
@@ -53,14 +66,14 @@ bench-peers: ## make the environments of the yardstick's peers (about 4 GB, half
 	benchmarks/peers/make_llama_cpp.sh $(BENCH_CACHE)
 
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site *.egg-info src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[server]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
-from graftwork.engine.assembly import Engine, build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import AdapterUse, EngineRequest, PromptAdmitted, RequestFinished, SamplingParams
+from graftwork.engine.build.engine import Engine, build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import PromptAdmitted, RequestFinished, RequestOutput
+from graftwork.engine.core.requests import AdapterUse, EngineRequest
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.lora.weights import AdapterWeights, LoraPair
+from graftwork.engine.messages import SubmitRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 MODEL = Path(__file__).parent.parent / "demo" / "model"
@@ -73,13 +74,12 @@ class Flood:
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True),
-            isolation=IsolationDomain(b"flood"),
+            domain=IsolationDomain(f"tenant-{number}".encode()),
             adapters=(AdapterUse(f"adapter-{number}"),),
-            share=f"tenant-{number}",
         )
         self.engine.loop.take(SubmitRequest(request, self.hear))
 
-    def hear(self, outputs: list[Output]) -> None:
+    def hear(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             number, arrived_at = self.arrived[output.request_id]
             if isinstance(output.event, PromptAdmitted):

@@ -24,14 +24,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from graftwork.adapters.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
-from graftwork.adapters.identity import identify_adapter
-from graftwork.adapters.weights import ArtifactAdapterSource
-from graftwork.engine.adapter_weights import TARGETS, AdapterWeights
-from graftwork.engine.allocator import keep_freed_memory
-from graftwork.engine.lora_build import build_resident
-from graftwork.engine.request import EngineDescription
-from graftwork.engine.resident_adapter import ResidentAdapter
+from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
+from graftwork.adapters.registry.weights import ArtifactAdapterSource
+from graftwork.engine.build.devices import keep_freed_memory
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.lora.fuse import build_resident
+from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.weights import TARGETS, AdapterWeights
 
 ROUNDS = 31
 PEFT_ROUNDS = 9

@@ -63,7 +63,7 @@ class Session:
     """One agent from its start to its end."""
 
     number: int
-    party: str
+    domain: str
     starts_at_s: float
     """From the start of the trace; of a sub-agent, when its parent began."""
     prompt: str
@@ -126,12 +126,12 @@ class Trace:
 class TraceMaker:
     """Draws traces; every call of `make` draws other sessions."""
 
-    def __init__(self, seed: int, factor: float = 1.0, num_parties: int = 8, sessions_per_hour: float = 120.0) -> None:
+    def __init__(self, seed: int, factor: float = 1.0, num_domains: int = 8, sessions_per_hour: float = 120.0) -> None:
         """Parties are of unequal size: the first has about a third of all sessions (1/n, normalised)."""
         self._noise = random.Random(f"agent traces {seed}")
         self._factor = factor
-        self._parties = [f"party-{number}" for number in range(num_parties)]
-        self._weights = [1.0 / (number + 1) for number in range(num_parties)]
+        self._domains = [f"domain-{number}" for number in range(num_domains)]
+        self._weights = [1.0 / (number + 1) for number in range(num_domains)]
         self._seconds_between = 3600.0 / sessions_per_hour
         self._sessions: list[Session] = []
 
@@ -141,34 +141,34 @@ class TraceMaker:
         now = 0.0
         for _ in range(num_sessions):
             now += self._noise.expovariate(1.0 / self._seconds_between)
-            party = self._noise.choices(self._parties, self._weights)[0]
+            domain = self._noise.choices(self._domains, self._weights)[0]
             if shape is Shape.CODING:
-                self._coding(party, now)
+                self._coding(domain, now)
             elif shape is Shape.SUPPORT:
-                self._add(party, now, "support", SUPPORT, self._steps(SUPPORT))
+                self._add(domain, now, "support", SUPPORT, self._steps(SUPPORT))
             else:
-                self._research(party, now)
+                self._research(domain, now)
         return Trace(shape, tuple(self._sessions))
 
-    def _coding(self, party: str, now: float) -> None:
+    def _coding(self, domain: str, now: float) -> None:
         """44 % of sessions hand parts of their work to sub-agents, each of which begins with nothing but its task."""
-        number = self._add(party, now, "coding", CODING, self._steps(CODING))
+        number = self._add(domain, now, "coding", CODING, self._steps(CODING))
         if self._noise.random() < 0.44:
             for position in self._some_positions(number, 1 + self._few()):
                 self._spawn(number, position, 1 + self._few(), CODING_SUB_AGENT, "coding-sub-agent", is_fork=False)
 
-    def _research(self, party: str, now: float) -> None:
+    def _research(self, domain: str, now: float) -> None:
         """After its first steps a session forks into four to twelve branches that share all it has read."""
-        number = self._add(party, now, "research", RESEARCH, self._steps(RESEARCH))
+        number = self._add(domain, now, "research", RESEARCH, self._steps(RESEARCH))
         position = len(self._sessions[number].steps) // 2
         self._spawn(number, position, self._noise.randint(4, 12), RESEARCH_BRANCH, "research", is_fork=True)
 
     def _add(
-        self, party: str, now: float, prompt: str, habits: Habits, steps: Iterable[Step], parent: Parent | None = None
+        self, domain: str, now: float, prompt: str, habits: Habits, steps: Iterable[Step], parent: Parent | None = None
     ) -> int:
         number = len(self._sessions)
         prompt_tokens = self._scaled(habits.prompt_tokens)
-        self._sessions.append(Session(number, party, now, prompt, prompt_tokens, tuple(steps), parent))
+        self._sessions.append(Session(number, domain, now, prompt, prompt_tokens, tuple(steps), parent))
         return number
 
     def _spawn(self, number: int, position: int, count: int, habits: Habits, prompt: str, *, is_fork: bool) -> None:
@@ -176,7 +176,7 @@ class TraceMaker:
         parent = self._sessions[number]
         where = Parent(number, position, is_fork)
         children = [
-            self._add(parent.party, parent.starts_at_s, prompt, habits, self._steps(habits), where)
+            self._add(parent.domain, parent.starts_at_s, prompt, habits, self._steps(habits), where)
             for _ in range(count)
         ]
         steps = list(parent.steps)

@@ -30,16 +30,16 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 from yardstick_model import YardstickModel, ensure_model
 
-from graftwork.engine.assembly import Engine
-from graftwork.engine.attention import KvCache
-from graftwork.engine.batch_tensors import BatchBuilder
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.lora import LoraBatch
-from graftwork.engine.outputs import Output
+from graftwork.engine.build.engine import Engine
+from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.lora.torch_backend import LoraBatch
+from graftwork.engine.messages import SubmitRequest
+from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.input_batch import BatchBuilder
 
 _STEP = "engine step"
 PARTS: dict[str, tuple[type, str]] = {
-    "attention": (KvCache, "attend"),
+    "attention": (PagedAttention, "attend"),
     "LoRA deltas": (LoraBatch, "add_deltas"),
     "batch tensors": (BatchBuilder, "build"),
 }
@@ -160,7 +160,7 @@ def start_decoding(engine: Engine, cell: Cell, digests: list[str], output_tokens
 
 def await_adapter(engine: Engine, digest: str) -> None:
     """Run one token with an adapter, so that it is resident when the cell begins."""
-    ended: list[Output] = []
+    ended: list[RequestOutput] = []
     request = greedy_request([1], digest, 1, b"warm")
     engine.loop.take(SubmitRequest(request, lambda outputs: ended.extend(one for one in outputs if one.is_last)))
     while not ended:

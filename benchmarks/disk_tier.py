@@ -20,14 +20,14 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 
-from graftwork.engine.disk_tier import DiskTier
-from graftwork.engine.page_file import page_checksum
-from graftwork.engine.page_key import PageKey, first_key, next_key
+from graftwork.engine.core.prefix_keys import PageKey, child_key, root_key
+from graftwork.engine.kv.disk.file_format import page_checksum
+from graftwork.engine.kv.disk.store import DiskStore
 
 PAGE_SIZES = (64 * 2**10, 256 * 2**10, 2**20)
 RUN_BYTES = 16 * 2**20
 ROUNDS = 5
-OWNER = hashlib.sha256(b"owner").digest()
+DOMAIN = hashlib.sha256(b"domain").digest()
 
 Runs = list[tuple[list[PageKey], list[memoryview]]]
 
@@ -38,23 +38,23 @@ def make_runs(page_bytes: int, num_bytes: int) -> Runs:
     runs = []
     for start in range(0, num_bytes, RUN_BYTES):
         pages = [content[at : at + page_bytes] for at in range(start, start + RUN_BYTES, page_bytes)]
-        keys = [first_key(start.to_bytes(8, "big"))]
+        keys = [root_key(start.to_bytes(8, "big"))]
         for number in range(len(pages)):
-            keys.append(next_key(keys[-1], [number]))
+            keys.append(child_key(keys[-1], [number]))
         runs.append((keys[1:], pages))
     return runs
 
 
 def measure_round(folder: Path, runs: Runs, page_bytes: int) -> dict[str, float]:
     """Seconds of everything that is compared, once."""
-    tier = DiskTier(folder / "kv", 2**50, bytes(32))
+    tier = DiskStore(folder / "kv", 2**50, bytes(32))
     tier.open()
     space = memoryview(bytearray(RUN_BYTES))
     plain = folder / "plain"
     seconds = {
         "checksum": timed(lambda: [page_checksum(page) for _, pages in runs for page in pages]),
         "plain write": timed(lambda: write_plainly(plain, runs)),
-        "write": timed(lambda: [tier.write(OWNER, keys, pages) for keys, pages in runs]),
+        "write": timed(lambda: [tier.write(DOMAIN, keys, pages) for keys, pages in runs]),
         "plain read": timed(lambda: read_plainly(plain, space)),
         "read runs": timed(lambda: [tier.read_run(keys, space) for keys, _ in runs]),
         "read pages": timed(lambda: [tier.read(key, space[:page_bytes]) for keys, _ in runs for key in keys]),
@@ -64,7 +64,7 @@ def measure_round(folder: Path, runs: Runs, page_bytes: int) -> dict[str, float]
     return seconds
 
 
-def check(tier: DiskTier, runs: Runs, space: memoryview) -> None:
+def check(tier: DiskStore, runs: Runs, space: memoryview) -> None:
     """What was timed was right."""
     for keys, pages in runs:
         assert tier.read_run(keys, space) == len(keys)

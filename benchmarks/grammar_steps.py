@@ -29,12 +29,13 @@ from rich.table import Table
 from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from graftwork.engine.adapter_weights import AdapterWeights
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import EngineRequest, GrammarKind, GrammarSource, SamplingParams
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.lora.weights import AdapterWeights
+from graftwork.engine.messages import SubmitRequest
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -111,16 +112,15 @@ class Bench:
         self.engine = build_engine(config, lambda _: NoAdapters())
         self.loop = self.engine.loop
         self._numbers = count()
-        self.ended: list[Output] = []
+        self.ended: list[RequestOutput] = []
 
-    def submit(self, source: GrammarSource | None, tokens: int, party: str = "") -> None:
+    def submit(self, source: GrammarSource | None, tokens: int, domain: str = "") -> None:
         number = next(self._numbers)
         request = EngineRequest(
             RequestId(f"req_{number}"),
             tuple(range(100 + number % 50, 132 + number % 50)),
             SamplingParams(max_tokens=tokens, temperature=1.0, seed=number, ignore_eos=True),
-            IsolationDomain(str(number).encode()),
-            share=party,
+            IsolationDomain((domain or str(number)).encode()),
             grammar=source,
         )
         self.loop.take(SubmitRequest(request, lambda outputs: self.ended.extend(one for one in outputs if one.is_last)))

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from suite_cases import Judge, SchemaCase, Verdict, bench_cases, data_folder, suite_cases
 
-from graftwork.engine.grammar.lint import GrammarEngine
+from graftwork.engine.grammar.schema.lint import GrammarEngine
 
 ENGINES: dict[str, GrammarEngine | None] = {
     "ours": None,

@@ -18,12 +18,12 @@ from statistics import median
 
 import torch
 
-from graftwork.engine.adapter_weights import LoraPair
-from graftwork.engine.kernels.lora_plan import ROW_WISE, StepShape, grouped_tile_rows, tile_rows_for
-from graftwork.engine.kernels.lora_segments import build_segments
-from graftwork.engine.kernels.random_adapters import random_slots
-from graftwork.engine.kernels.reference import add_lora
-from graftwork.engine.kernels.slice_table import SliceTable, build_table
+from graftwork.engine.lora.triton.launch_plan import ROW_WISE, StepShape, grouped_tile_rows, tile_rows_for
+from graftwork.engine.lora.triton.random_adapters import random_slots
+from graftwork.engine.lora.triton.reference import add_lora
+from graftwork.engine.lora.triton.slice_table import SliceTable, build_table
+from graftwork.engine.lora.triton.tiles import build_segments
+from graftwork.engine.lora.weights import LoraPair
 
 DTYPE = torch.bfloat16
 LAYERS = {
@@ -130,7 +130,7 @@ def table_of(cell: Cell) -> SliceTable:
 
 def lora_graph(cell: Cell, table: SliceTable, tile_rows: int, x: torch.Tensor, y: torch.Tensor) -> torch.cuda.CUDAGraph:
     """The captured launches of one way; their first run is held to the oracle."""
-    from graftwork.engine.kernels.lora_matmul import apply_lora
+    from graftwork.engine.lora.triton.launch import apply_lora
 
     segments = build_segments(cell.owners, "cuda", tile_rows=tile_rows)
     slots = [

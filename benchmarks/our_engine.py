@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
-from graftwork.adapters.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
-from graftwork.adapters.identity import identify_adapter
-from graftwork.adapters.weights import ArtifactAdapterSource
-from graftwork.engine.adapter_weights import AdapterSource
-from graftwork.engine.assembly import Engine, build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.request import AdapterUse, EngineDescription, EngineRequest, SamplingParams
+from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
+from graftwork.adapters.registry.weights import ArtifactAdapterSource
+from graftwork.engine.build.engine import Engine, build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.requests import AdapterUse, EngineRequest
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.lora.weights import AdapterSource
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 
 MAX_BATCH_TOKENS = 2048
@@ -55,6 +57,6 @@ def greedy_request(prompt: list[int], digest: str | None, output_tokens: int, do
         request_id=RequestId(new_id("req")),
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
-        isolation=IsolationDomain(domain),
+        domain=IsolationDomain(domain),
         adapters=(AdapterUse(digest),) if digest is not None else (),
     )

@@ -1,4 +1,4 @@
-"""What the bits of a row depend on in this machine's matrix products: the ground under engine/row_rules.py.
+"""What the bits of a row depend on in this machine's matrix products: the ground under engine/core/batch_invariance.py.
 
     python benchmarks/row_bits.py
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from graftwork.engine.lora_packs import WINDOW_RANKS
-from graftwork.engine.resident_adapter import RANK_PAGE
-from graftwork.engine.row_rules import RowRules
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.lora.packs import WINDOW_RANKS
+from graftwork.engine.lora.resident_adapter import RANK_PAGE
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 32, 33, 64, 100, 256, 512)
 COLUMNS = (8, 16, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1000)
@@ -93,7 +93,7 @@ def main() -> int:
     torch.set_num_threads(1)
     is_sound = True
     for dtype in (torch.float32, torch.bfloat16):
-        rules = RowRules.of(dtype)
+        rules = BatchInvariance.of(dtype)
         rows = sorted(set(rows_that_matter(dtype)))
         columns = sorted(set(columns_that_matter(dtype, max(8, rules.min_rows))))
         zeros = sorted(set(zeros_that_matter(dtype, max(8, rules.min_rows))))

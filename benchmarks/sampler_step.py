@@ -23,11 +23,11 @@ from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.engine.batch import SampleSpec
-from graftwork.engine.request import SamplingParams
-from graftwork.engine.sampler import choose_tokens
-from graftwork.engine.token_history import TokenHistory
-from graftwork.engine.token_scores import RawScores
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import SampleSpec
+from graftwork.engine.core.token_counts import TokenHistory
+from graftwork.engine.sampling.logprobs import StepLogprobs
+from graftwork.engine.sampling.sampler import choose_tokens
 
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -104,7 +104,7 @@ def one_step(logits: torch.Tensor, specs: list[SampleSpec]) -> None:
     """As the runner does it, on a copy where the logits are changed."""
     edits = any(spec.banned_token_ids or spec.history or spec.params.logit_bias for spec in specs)
     own = logits.clone() if edits else logits
-    scores = RawScores(own, specs)
+    scores = StepLogprobs(own, specs)
     scores.of(choose_tokens(own, specs))
 
 

@@ -38,23 +38,13 @@ from rich.console import Console
 from rich.table import Table
 from yardstick_model import VOCAB_SIZE, ensure_model
 
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import ReadStats, Stop, SubmitRequest, TendSession
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import (
-    NO_KV_LIMITS,
-    CacheReport,
-    EngineStats,
-    KvLimits,
-    PromptAdmitted,
-    SessionKey,
-    SessionMemory,
-    SessionTending,
-    SessionUse,
-    SessionVerb,
-    TokensGenerated,
-)
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import CacheReport, PromptAdmitted, RequestOutput, TokensGenerated
+from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.messages import ReadStats, RunSessionCommand, Stop, SubmitRequest
 from graftwork.platform.ids import IsolationDomain
 
 PLACES = ("recomputed", "device", "host", "disk", "cold disk")
@@ -97,7 +87,7 @@ class Bench:
         self, prompt: list[int], domain: bytes, session: SessionUse | None, limits: KvLimits = NO_KV_LIMITS
     ) -> Answer:
         """One token. Raises whatever refused it."""
-        outputs: SimpleQueue[tuple[float, list[Output]]] = SimpleQueue()
+        outputs: SimpleQueue[tuple[float, list[RequestOutput]]] = SimpleQueue()
         request = replace(greedy_request(prompt, None, 1, domain), session=session, kv_limits=limits)
         cache, token_id, seconds = CacheReport(), -1, 0.0
         started = time.perf_counter()
@@ -115,11 +105,11 @@ class Bench:
                 if output.is_last:
                     return Answer(token_id, seconds, cache)
 
-    def tend(self, verb: SessionVerb, tokens: list[int], domain: bytes) -> SessionMemory:
+    def command(self, verb: SessionVerb, tokens: list[int], domain: bytes) -> SessionMemory:
         """One verb on the session."""
         answers: SimpleQueue[SessionMemory] = SimpleQueue()
-        tending = SessionTending(verb, SessionKey("session"), IsolationDomain(domain), (), tuple(tokens))
-        self._inbox.put(TendSession(tending, answers.put))
+        command = SessionCommand(verb, SessionKey("session"), IsolationDomain(domain), (), tuple(tokens))
+        self._inbox.put(RunSessionCommand(command, answers.put))
         return answers.get()
 
     def rest(self) -> None:
@@ -134,10 +124,10 @@ class Bench:
 
     def bring_to(self, place: str, tokens: list[int], domain: bytes) -> None:
         """Leave the session's KV there and nowhere nearer."""
-        self.tend(SessionVerb.HOLD, tokens, domain)
+        self.command(SessionVerb.HOLD, tokens, domain)
         self.rest()
         if place == "host":
-            self.tend(SessionVerb.SUSPEND, tokens, domain)
+            self.command(SessionVerb.SUSPEND, tokens, domain)
         elif place in ("disk", "cold disk"):
             self.ask([1], domain, None, _NOTHING)
         self.rest()
@@ -174,7 +164,7 @@ def measure_round(bench: Bench, number: int, history_tokens: int) -> dict[str, f
             answer = bench.ask(prompt, domain, use)
         _check(place, answer, expected, history_tokens)
         seconds[place] = answer.seconds
-    bench.tend(SessionVerb.CLOSE, prompt, domain)
+    bench.command(SessionVerb.CLOSE, prompt, domain)
     return seconds
 
 

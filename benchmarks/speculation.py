@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from speculation_sets import DEMO_MODEL, SETS, Talk, TalkTurn, as_request, talks
 
-from graftwork.engine.adapter_weights import AdapterWeights
-from graftwork.engine.assembly import Engine, build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import EngineRequest, TokensGenerated
+from graftwork.engine.build.engine import Engine, build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import RequestOutput, TokensGenerated
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.lora.weights import AdapterWeights
+from graftwork.engine.messages import SubmitRequest
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import RequestId
 
@@ -206,7 +206,7 @@ class Room:
         self._answering[request.request_id] = (answer, lambda: self._next_turn(number, turns))
         self._submit(request)
 
-    def _hear(self, outputs: list[Output]) -> None:
+    def _hear(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             answer, go_on = self._answering[output.request_id]
             if isinstance(output.event, TokensGenerated):

@@ -14,12 +14,13 @@ from typing import Any
 
 from graftwork.demo.conversations import Conversation, Kind, call_text, write_conversation, write_drill
 from graftwork.demo.lexicon import Lexicon
-from graftwork.engine.request import EngineRequest, SamplingParams
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
-from graftwork.sessions.messages import messages_from_chat
-from graftwork.sessions.model_folder import ModelFolder
-from graftwork.sessions.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.messages import messages_from_chat
+from graftwork.sessions.text.model_files import ModelFolder
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 SETS = ("agent", "chat", "json")
@@ -106,6 +107,6 @@ def as_request(name: str, turn: TalkTurn, talk: int) -> EngineRequest:
         request_id=RequestId(new_id("req")),
         prompt_token_ids=turn.prompt_token_ids,
         sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=float(is_chat), seed=len(turn.prompt_token_ids)),
-        isolation=IsolationDomain(f"{name} {talk if is_chat else 0}".encode()),
+        domain=IsolationDomain(f"{name} {talk if is_chat else 0}".encode()),
         prediction_token_ids=turn.prediction_token_ids,
     )

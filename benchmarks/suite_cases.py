@@ -8,11 +8,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from graftwork.engine.grammar.backends import Backends
-from graftwork.engine.grammar.lint import GrammarEngine, LintedGrammar, lint
-from graftwork.engine.grammar.matcher import Compiled
-from graftwork.engine.grammar.vocabulary import Vocabulary
-from graftwork.engine.request import GrammarKind, GrammarSource
+from graftwork.engine.core.requests import GrammarKind, GrammarSource
+from graftwork.engine.grammar.matching.backends import Backends
+from graftwork.engine.grammar.matching.matcher import Compiled
+from graftwork.engine.grammar.matching.vocabulary import Vocabulary
+from graftwork.engine.grammar.schema.lint import GrammarEngine, LintedGrammar, lint
 from graftwork.platform.errors import InvalidRequest
 
 EOS = 256

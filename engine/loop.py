@@ -5,101 +5,40 @@ Nothing blocks it but the forward pass itself, and having nothing to do.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from graftwork.engine.batch import StepPlan, StepResult
-from graftwork.engine.grammar.compiler import GrammarCompiled
-from graftwork.engine.grammar.desk import GrammarDesk
-from graftwork.engine.kv_memory import KvMemory
-from graftwork.engine.layer_gates import LayerGates
-from graftwork.engine.lora_pool import AdapterLoaded, LoraPool
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import EngineRequest, EngineStats, SessionMemory, SessionTending
-from graftwork.engine.scheduler import Scheduler
-from graftwork.engine.transfers import CopyEngine, LoadReadable, TransferDone
+from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.core.step import StepPlan, StepResult
+from graftwork.engine.grammar.compile.compiler import GrammarCompiled
+from graftwork.engine.grammar.manager import GrammarManager
+from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.kv.transfer.layer_gates import LayerGates
+from graftwork.engine.kv.transfer.plan import CopyEngine, LoadReadable, TransferDone
+from graftwork.engine.lora.loader import AdapterLoaded
+from graftwork.engine.lora.pool import LoraPool
+from graftwork.engine.messages import (
+    CancelRequest,
+    CancelSink,
+    ForgetAdapter,
+    ForgetDomain,
+    Message,
+    ProbeAdapter,
+    ReadStats,
+    RunSessionCommand,
+    Sink,
+    Stop,
+    SubmitRequest,
+)
+from graftwork.engine.runner.prefill_meter import PrefillMeter
+from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import GraftworkError, InternalFailure
-from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.ids import RequestId
 
 _log = logging.getLogger(__name__)
-
-Sink = Callable[[list[Output]], None]
-"""Takes one gateway's outputs of one step; called on the loop's thread, so it must only hand them over."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitRequest:
-    request: EngineRequest
-    sink: Sink
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class CancelSink:
-    """A gateway is gone: cancel everything that it submitted."""
-
-    sink: Sink
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetAdapter:
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetDomain:
-    """A party is gone: give up its KV."""
-
-    isolation: IsolationDomain
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeAdapter:
-    """Load an adapter and prove that it is applied exactly; `answer` is called on the loading thread."""
-
-    digest: str
-    answer: Callable[[GraftworkError | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TendSession:
-    """Look after a session's KV between its turns; `answer` is called on the loop's thread."""
-
-    tending: SessionTending
-    answer: Callable[[SessionMemory], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadStats:
-    answer: Callable[[EngineStats], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Message = (
-    SubmitRequest
-    | CancelRequest
-    | CancelSink
-    | ForgetAdapter
-    | ForgetDomain
-    | ProbeAdapter
-    | TendSession
-    | ReadStats
-    | AdapterLoaded
-    | GrammarCompiled
-    | LoadReadable
-    | TransferDone
-    | Stop
-)
 
 
 class Runner(Protocol):
@@ -116,11 +55,12 @@ class EngineLoop:
         inbox: SimpleQueue[Message],
         scheduler: Scheduler,
         adapters: LoraPool,
-        grammars: GrammarDesk,
-        memory: KvMemory,
+        grammars: GrammarManager,
+        memory: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
+        prefills: PrefillMeter,
     ) -> None:
         self.inbox = inbox
         self._scheduler = scheduler
@@ -130,7 +70,8 @@ class EngineLoop:
         self._copies = copies
         self._gates = gates
         self.runner = runner
-        """Carries steps out. May be replaced between two steps, by one that watches it."""
+        """Carries steps out. Between two steps it may be replaced, for example by one that records them."""
+        self._prefills = prefills
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
@@ -158,10 +99,14 @@ class EngineLoop:
         self._deliver(self._carry_out(plan))
         return True
 
-    def _carry_out(self, plan: StepPlan) -> list[Output]:
-        self._gates.heed(self._scheduler.landings.read_by(plan))
+    def _carry_out(self, plan: StepPlan) -> list[RequestOutput]:
+        loads = self._scheduler.pending_loads.read_by(plan)
+        self._gates.select(loads)
         try:
-            return self._scheduler.absorb(plan, self.runner.run(plan))
+            self._prefills.step_begins()
+            result = self.runner.run(plan)
+            self._prefills.step_ended(plan, waited=bool(loads))
+            return self._scheduler.absorb(plan, result)
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
             _log.exception("step_failed", extra={"request_ids": [piece.request_id for piece in plan.slices]})
             failure = InternalFailure("The engine failed while it computed this request; the engine's log says why.")
@@ -198,18 +143,18 @@ class EngineLoop:
             case ForgetAdapter(digest):
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
-            case ForgetDomain(isolation):
-                self._memory.forget_owner(isolation)
+            case ForgetDomain(domain):
+                self._memory.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
                 self._gates.add(plan, gate)
-                self._deliver(self._scheduler.absorb_readable(plan))
+                self._deliver(self._scheduler.overlap_load(plan))
             case TransferDone():
                 self._gates.remove(message.plan)
-                self._deliver(self._scheduler.absorb_transfer(message))
-            case TendSession(tending, answer_tending):
-                answer_tending(self._scheduler.tend(tending))
+                self._deliver(self._scheduler.finish_transfer(message))
+            case RunSessionCommand(command, answer_command):
+                answer_command(self._scheduler.session_cache.run(command))
             case ReadStats(answer):
                 answer(self.stats())
             case Stop():
@@ -219,7 +164,7 @@ class EngineLoop:
         try:
             self._scheduler.submit(request)
         except GraftworkError as error:
-            sink([Output(request.request_id, error)])
+            sink([RequestOutput(request.request_id, error)])
         else:
             self._sinks[request.request_id] = sink
 
@@ -229,9 +174,9 @@ class EngineLoop:
 
     # ---- out --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, outputs: list[Output]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Hand each gateway its outputs of this step, in one piece."""
-        by_sink: dict[Sink, list[Output]] = {}
+        by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
             by_sink.setdefault(self._sinks[output.request_id], []).append(output)
         for sink, own in by_sink.items():
@@ -241,13 +186,15 @@ class EngineLoop:
                 self._sinks.pop(output.request_id, None)
 
     def stats(self) -> EngineStats:
-        """A reading of everything that is counted."""
-        counters, drafts = self._scheduler.counters, self._scheduler.speculator.counts
-        disk = self._memory.disk_counters
-        device, host = self._memory.residency.device, self._memory.residency.host
+        """A reading of all counters and gauges."""
+        scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
+        device, host = self._memory.page_store.device, self._memory.page_store.host
+        pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
-            running_requests=self._scheduler.num_running,
-            waiting_requests=self._scheduler.num_waiting,
+            **asdict(scheduler.counters),
+            running_requests=scheduler.num_running,
+            waiting_requests=scheduler.num_waiting,
+            kv_usage_ratio=device.active_pages / pages if pages else 0.0,
             free_pages=device.free_pages,
             cached_pages=device.idle_pages,
             active_pages=device.active_pages,
@@ -260,26 +207,18 @@ class EngineLoop:
             disk_corrupt_files=disk.corrupt,
             disk_foreign_files=disk.foreign,
             disk_failures=disk.failed,
-            resident_adapters=self._adapters.resident_digests,
             lora_pool_bytes=self._adapters.num_bytes,
-            running_adapters=tuple(sorted(self._scheduler.running_adapters())),
-            waiting_adapters=tuple(sorted(self._scheduler.waiting_adapters())),
-            steps=counters.steps,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            host_tokens=counters.host_tokens,
-            disk_tokens=counters.disk_tokens,
-            preemptions=counters.preemptions,
-            generated_tokens=counters.generated_tokens,
-            drafted_tokens=drafts.drafted,
-            accepted_tokens=drafts.accepted,
-            forced_tokens=drafts.forced,
             adapter_loads=self._adapters.num_loads,
-            max_adapters_in_a_step=counters.max_adapters_in_a_step,
+            forced_drafts=drafts.forced,
+            accepted_drafts=drafts.accepted - drafts.forced,
+            rejected_drafts=drafts.drafted - drafts.accepted,
+            resident_adapters=self._adapters.resident_digests,
+            running_adapters=tuple(sorted(scheduler.running_adapters())),
+            waiting_adapters=tuple(sorted(scheduler.waiting_adapters())),
         )
 
     def check_integrity(self) -> None:
-        """Check every part between two steps; nobody is served whom no part knows."""
+        """Checks every part. Call it between two steps."""
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
         self._grammars.check_integrity(self._scheduler.running_ids)

@@ -23,9 +23,9 @@ def run_on(connection: Connection) -> None:
 
 async def run_on_the_settings_database() -> None:
     """Connect to the database that `GRAFTWORK_DATABASE_URL` names, or to the one in the data folder."""
-    import graftwork.adapters.tables
-    import graftwork.platform.tables
-    import graftwork.sessions.tables  # noqa: F401
+    import graftwork.adapters.registry.tables
+    import graftwork.platform.tenancy.tables
+    import graftwork.sessions.store.tables  # noqa: F401
 
     engine = create_async_engine(Settings.from_environment().resolved_database_url)
     async with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Time as an argument: whoever needs it receives a Clock, so that tests never sleep."""
+"""Time as an argument: code that needs the time receives a Clock, so tests never sleep."""
 
 import time
 from typing import Protocol
@@ -16,7 +16,7 @@ class Clock(Protocol):
         ...
 
     def worked(self) -> float:
-        """Seconds of processor time that this thread has used; a busy machine does not make it go faster."""
+        """Seconds of processor time that this thread has used; other processes on the machine do not change it."""
         ...
 
 

@@ -24,7 +24,7 @@ from sqlalchemy.orm import DeclarativeBase
 from graftwork.platform.errors import CapacityAbsent
 
 ReadSession = NewType("ReadSession", AsyncSession)
-"""Permission to read: whatever is written through it is rolled back."""
+"""Permission to read. What is written through it is rolled back."""
 WriteSession = NewType("WriteSession", ReadSession)
 """Permission to read and write, in one transaction."""
 
@@ -33,7 +33,7 @@ _MIGRATION_LOCK = 0x67726166  # any number that every gateway agrees on
 
 
 class Base(DeclarativeBase):
-    """The tables of every room, with constraint names that migrations can rely on."""
+    """The base class of every table. It gives each constraint a fixed name, which migrations need."""
 
     metadata = MetaData(
         naming_convention={
@@ -47,7 +47,7 @@ class Base(DeclarativeBase):
 
 
 class Database:
-    """One database, by its async address. Belongs to the event loop that first uses it."""
+    """One database, known by its async address. It belongs to the event loop that first uses it."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -57,7 +57,7 @@ class Database:
         writing = self._engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
         self._read_sessions = async_sessionmaker(reading, expire_on_commit=False)
         self._write_sessions = async_sessionmaker(writing, expire_on_commit=False)
-        # SQLite has one writer; waiting here is in order and at once, in its busy loop neither.
+        # SQLite has one writer. This lock serves writers in order and at once; SQLite's own busy loop does neither.
         self._writer = asyncio.Lock()
         self._writing_task: asyncio.Task[Any] | None = None
 
@@ -72,7 +72,7 @@ class Database:
     async def write(self) -> AsyncGenerator[WriteSession]:
         """One transaction, committed when the block ends well. Raises CapacityAbsent when it cannot be reached.
 
-        Never open a second one inside: on SQLite it could only wait for the first.
+        Never open a second one inside it: on SQLite the second waits for the first, for ever.
         """
         if not self._is_sqlite:
             async with self._transaction() as session:
@@ -92,7 +92,7 @@ class Database:
         await self._engine.dispose()
 
     async def upgrade_to_head(self) -> None:
-        """Bring the schema to this code's revision; several processes may ask at once."""
+        """Bring the schema to this code's revision. Several processes may call this at once."""
         await self._migrate(command.upgrade, "head")
 
     async def downgrade(self, revision: str) -> None:
@@ -117,14 +117,14 @@ class Database:
             await session.commit()
 
     async def _migrate(self, verb: Callable[[Config, str], None], revision: str) -> None:
-        """Run one Alembic command in one transaction, alone among all processes."""
+        """Run one Alembic command in one transaction. A lock keeps other processes out."""
 
         def run(connection: Connection) -> None:
             config = _alembic_config()
             config.attributes["connection"] = connection
             verb(config, revision)
 
-        # SQLite alters a table by copying it, which would fire the cascades of foreign keys.
+        # SQLite alters a table by copying it. With foreign keys on, that would delete the rows that refer to it.
         engine = self._make_engine(foreign_keys=False, poolclass=NullPool)
         try:
             async with engine.execution_options(sqlite_begin="BEGIN IMMEDIATE").begin() as connection:
@@ -150,7 +150,9 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself; `on_begin` does
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing; a power cut, the last commits
+        cursor.execute(
+            "PRAGMA synchronous = NORMAL"
+        )  # a killed process loses nothing; a power cut may lose the last commits
         cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         cursor.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
         cursor.close()
@@ -161,7 +163,7 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
 
 
 async def _connect(session: AsyncSession) -> None:
-    """Begin the transaction now, so that a database that is away is told from a statement that is wrong."""
+    """Begin the transaction now, so that a database that does not answer is not mistaken for a wrong statement."""
     try:
         await session.connection()
     except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Every error that a caller can meet, and its face on HTTP.
+"""Every error that a caller can meet, with its HTTP status.
 
     GraftworkError
     ├── InvalidRequest            400  a value that cannot be served; `param` names the field
@@ -6,7 +6,7 @@
     ├── ValidationFailed          422  a body on a native or admin route, or an adapter's files
     ├── NotAuthenticated          401  the key is wrong, expired or revoked
     ├── NotPermitted              403  the key is right, but not for this
-    ├── NotFound                  404  unknown, or somebody else's: the two answer alike
+    ├── NotFound                  404  unknown, or another tenant's: both answer alike
     ├── Conflict                  409  the state has moved on; `details` says where it is now
     ├── PayloadTooLarge           413
     ├── LimitExceeded             429  your own limit
@@ -60,7 +60,7 @@ class GraftworkError(Exception):
         return {"error": error | self.details}
 
     def headers(self) -> dict[str, str]:
-        """`retry-after` and its relatives, where waiting helps or where it surely does not."""
+        """The retry headers: `retry-after` if waiting helps, `x-should-retry: false` if it never does."""
         if self.retry_after_s is not None:
             seconds = max(self.retry_after_s, 0.0)
             return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
@@ -114,7 +114,7 @@ class PayloadTooLarge(GraftworkError):
 
 
 class LimitExceeded(GraftworkError):
-    """`rate_limit_headers` tell how far the limits are used; whoever counts sets them."""
+    """`rate_limit_headers` tell how much of each limit is used. The quota keeper sets them."""
 
     status = 429
     type = "rate_limit_error"
@@ -155,7 +155,7 @@ class InternalFailure(GraftworkError):
 
 
 def error_classes() -> dict[str, type[GraftworkError]]:
-    """Every class of the tree by its name, for the border where errors travel as bytes."""
+    """Every class of the tree, by its name. The gRPC wire sends errors by name."""
     found: dict[str, type[GraftworkError]] = {}
     waiting: list[type[GraftworkError]] = [GraftworkError]
     while waiting:

@@ -15,7 +15,7 @@ CallId = NewType("CallId", str)
 RequestId = NewType("RequestId", str)
 
 IsolationDomain = NewType("IsolationDomain", bytes)
-"""An opaque digest of whoever may share a prefix cache; the engine never learns whose it is."""
+"""An opaque digest that names who may share cached prefixes. The engine never learns which tenant it is."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 

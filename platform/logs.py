@@ -1,6 +1,6 @@
 """Logs: one JSON object a line, without prompts and without keys.
 
-Owns the form of a line. Nobody should log a key; whatever looks like one is blotted out here all the same.
+Owns the form of a line. No code should log a key; as a second guard, text that looks like one is blacked out here.
 """
 
 import json
@@ -31,12 +31,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def redact(text: str) -> str:
-    """`text` with the secret part of every key in it blotted out."""
+    """`text`, with the secret part of every key in it blacked out."""
     return _KEY.sub(r"\1_…", text)
 
 
 def configure_logging(level: str, stream: TextIO | None = None) -> None:
-    """Send every logger of the process through one JSON handler, to stderr unless told otherwise."""
+    """Send every logger of the process through one JSON handler. It writes to stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

@@ -17,12 +17,12 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which page is wanted."""
+    """The page that a caller asks for."""
 
     limit: int = 20
     """Items at most, from 1 to 100."""
     after: str | None = None
-    """Begin behind this id; None begins at the start."""
+    """The page begins after this id. None begins at the start."""
     order: Order = Order.DESCENDING
 
 
@@ -35,16 +35,16 @@ class Page(Generic[Item]):
 
 
 def page_of(items: Sequence[Item], request: PageRequest, cursor: Callable[[Item], str]) -> Page[Item]:
-    """The page of a whole list, oldest first; an `after` that is not in it begins at the start."""
+    """Cut a page out of a whole list, which is sorted oldest first. An unknown `after` begins at the start."""
     ordered = list(items) if request.order is Order.ASCENDING else list(reversed(items))
     starts = [index + 1 for index, item in enumerate(ordered) if cursor(item) == request.after]
     return cut(ordered[max(starts, default=0) :], request)
 
 
 def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:
-    """The page of `found`, which was fetched with one item more than the limit to see whether more follow."""
+    """Cut `found` to the limit. It was fetched with one item more than the limit, which tells whether more follow."""
     return Page(tuple(found[: request.limit]), has_more=len(found) > request.limit)
 
 
 FIRST_PAGE = PageRequest()
-"""The newest items, as many as a page holds when nothing is said."""
+"""The newest items, as many as a page holds by default."""

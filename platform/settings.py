@@ -1,4 +1,4 @@
-"""What a process is told when it starts, and the one place that reads the environment.
+"""The settings of a process, and the only place on the server that reads the environment.
 
 Owns the names, defaults and forms of every setting. Never opens a file or a connection.
 Each value comes from the overrides (the command line) when given there, else from `GRAFTWORK_<NAME>`,
@@ -55,30 +55,30 @@ class Settings:
     threads: int = 1
     """CPU threads of one engine, at least 1."""
     device_bytes: int | None = None
-    """Memory for KV and adapters together on the device; None is the engine's default."""
+    """Bytes of device memory for KV and adapters together. None is the engine's default."""
     lora_pool_bytes: int | None = None
-    """Of it, what adapters may take at most; None is whatever KV leaves them."""
+    """The most bytes of `device_bytes` that adapters may take. None sets no limit but the reserve of the KV."""
     lora_host_bytes: int | None = None
-    """Memory for adapters on the host, ready to be copied to the device."""
+    """Bytes of host memory for adapters, from which they are copied to the device."""
     lora_kernels: str = "auto"
     """How adapters are applied: `auto` (`triton` on CUDA, `native` on a CPU, if they work there), or one of these, or
     `torch`."""
     host_kv_bytes: int | None = None
-    """Memory for the KV of idle sessions on the host; None is the engine's default, 0 keeps none there."""
+    """Bytes of host memory for the KV of idle sessions. None is the engine's default, 0 keeps none there."""
     disk_kv_bytes: int | None = None
     """Bytes of KV in files under the data folder, which outlive the engine; None is 2 GiB, 0 keeps none there."""
     public_prompts: Path | None = None
     """A text file, or a folder of them: system prompts whose KV all tenants may share."""
     kv_dir: Path | None = None
-    """Where those files lie, of one engine alone; None is `kv` in `data_dir`."""
+    """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     max_batch_tokens: int = 512
-    """Tokens of one engine step, at least 1: larger is more throughput and longer steps."""
+    """Tokens of one engine step, at least 1. More tokens give more throughput and longer steps."""
     max_running: int = 64
     """Sequences that one step may hold, at least 1."""
     max_waiting: int = 256
     """Requests that may queue before new ones are refused with 429, at least 1."""
     max_draft_tokens: int = 16
-    """Tokens guessed for one request in one step, at most; 0 switches speculation off. No answer depends on it."""
+    """The most tokens drafted for one request in one step. 0 switches speculation off. Answers do not depend on it."""
     tool_call_form: str = "auto"
     """How the model writes tool calls: `auto` is as its chat template shows; or `hermes`, `qwen`, `llama3_json`,
     `mistral` or `pythonic`."""
@@ -110,7 +110,7 @@ class Settings:
 
     @property
     def resolved_database_url(self) -> str:
-        """The database's address with its async driver."""
+        """The database's address, with its async driver named."""
         if self.database_url is None:
             return f"sqlite+aiosqlite:///{self.data_dir / 'graftwork.db'}"
         return async_database_url(self.database_url)
@@ -136,7 +136,7 @@ class Settings:
 
 
 def async_database_url(url: str) -> str:
-    """The same database through its async driver, which is the only way it is reached here."""
+    """The same address with the async driver, the only kind that this code uses."""
     scheme, separator, rest = url.partition("://")
     drivers = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
     return f"{drivers.get(scheme, scheme)}{separator}{rest}"
@@ -200,7 +200,7 @@ def _one_of(*choices: str) -> Callable[[object], str]:
 
 
 _FORMER_VARIABLES: Mapping[str, str] = {"device_bytes": "GRAFTWORK_DEVICE_KV_BYTES"}
-"""By setting: what it was called before, which is still read."""
+"""The former name of a setting's variable, which is still read."""
 
 _SECRET_NAMES = frozenset(setting.name for setting in fields(Settings) if not setting.repr)
 
@@ -238,5 +238,5 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """What a child process is started with: this one's environment, and `defaults` for what it does not name."""
+    """The environment of a child process: this process's own, plus `defaults` for variables that it does not set."""
     return {**defaults, **os.environ}

@@ -4,6 +4,8 @@ Owns their names, labels and buckets. Never sees a prompt.
 Invariant: at most `MAX_TENANT_LABELS` tenants have a label; the rest share `other`.
 """
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -46,7 +48,7 @@ class Telemetry:
             self._prompt_tokens.labels(tenant, tier).inc(num_tokens)
         self._generated_tokens.labels(tenant).inc(completion_tokens)
 
-    def show_sessions(self, count_by_status: dict[str, int]) -> None:
+    def show_sessions(self, count_by_status: Mapping[str, int]) -> None:
         """How many sessions there are."""
         for status, count in count_by_status.items():
             self._sessions.labels(status).set(count)

@@ -9,28 +9,27 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from graftwork.adapters.specs import ResolvedModel
-from graftwork.engine.request import SessionMemory
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotFound, ValidationFailed
 from graftwork.platform.ids import SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
-from graftwork.platform.principals import Principal, TenantScope
-from graftwork.sessions.agent_session import AgentSession, SessionKind, SessionSettings, SessionStatus
-from graftwork.sessions.event_reader import EventReader
-from graftwork.sessions.events import SessionEvent
-from graftwork.sessions.items import Item, parse_input
-from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.session_access import SessionAccess, may_be_id
-from graftwork.sessions.session_store import SessionChange, SessionStore, new_session_id
-from graftwork.sessions.session_sweeper import SessionSweeper
-from graftwork.sessions.session_turns import SessionTurns
-from graftwork.sessions.tool_answers import ToolAnswers, ToolOutputsAnswer
-from graftwork.sessions.turn_launcher import LauncherResources, TurnLauncher
-from graftwork.sessions.turn_runner import NO_HINTS, ToolHints
-from graftwork.sessions.turn_settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
-from graftwork.sessions.turn_store import TurnStore
+from graftwork.platform.tenancy.principals import Principal, TenantScope
+from graftwork.sessions.core.events import SessionEvent
+from graftwork.sessions.core.items import Item, parse_input
+from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings, SessionStatus
+from graftwork.sessions.store.session_store import SessionChange, SessionStore, new_session_id
+from graftwork.sessions.store.turn_store import TurnStore
+from graftwork.sessions.sweeper import SessionSweeper
+from graftwork.sessions.turns.access import SessionAccess, may_be_id
+from graftwork.sessions.turns.event_reader import EventReader
+from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.launcher import LauncherResources, SessionTurns, TurnLauncher
+from graftwork.sessions.turns.runner import NO_HINTS, ToolHints
+from graftwork.sessions.turns.settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
+from graftwork.sessions.turns.tool_outputs import ToolAnswers, ToolOutputsAnswer
 
 MAX_FORKS = 64
 """Sessions that one fork may make."""
@@ -107,7 +106,7 @@ class SessionService:
     ) -> None:
         options = options or SessionOptions()
         self._registry = registry
-        self._gate = resources.gate
+        self._quota_of = resources.accounting.quota_of
         self._clock: Clock = resources.clock
         self._sessions = SessionStore(database, resources.clock, options.retention_s)
         self._turns = TurnStore(database, resources.clock, options.owner or new_id("gateway"), options.lease_s)
@@ -117,7 +116,9 @@ class SessionService:
         self._reader = EventReader(self._turns, self._launcher.feed_of, self._access.is_running, options.poll_s)
         self._running = SessionTurns(self._turns, self._launcher, self._reader)
         self._tools = ToolAnswers(self._access, self._sessions, self._running, self._launcher.kv)
-        self.base_name = resources.description.model_name
+        self.count_by_status = self._sessions.count_by_status
+        """The sessions of all tenants by status, for metrics."""
+        self.base_name = resources.generator.description.model_name
 
     async def recover(self) -> int:
         """Fail the turns that a crash left running, and return how many; call it at start-up, and whenever."""
@@ -354,7 +355,7 @@ class SessionService:
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
         """Only what a tenant knows as sessions is limited."""
-        return await self._gate.max_sessions(principal) if kind is SessionKind.SESSION else None
+        return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 
 def _checkpoint_argument(checkpoint_id: str | None) -> str | None:

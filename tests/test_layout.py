@@ -1,32 +1,97 @@
 """The house itself: its rooms, who may open which door, and what a process loads."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("platform", "engine", "adapters", "sessions", "api")
-"""From the ground up: a room may import itself and what stands before it."""
+HOUSE = ("platform", "engine", "adapters", "sessions", "api")
+"""The folders at the root, from the ground up: a folder may import itself and what stands before it."""
 OTHER_FOLDERS = ("migrations", "demo")
 
+ROOMS = (
+    "platform",
+    "platform/answers",
+    "platform/quotas",
+    "platform/tenancy",
+    "engine/core",
+    "engine/model",
+    "engine/grammar/schema",
+    "engine/grammar/matching",
+    "engine/grammar/compile",
+    "engine/grammar",
+    "engine/sampling",
+    "engine/speculative",
+    "engine/kv/disk",
+    "engine/kv/index",
+    "engine/kv/transfer",
+    "engine/kv",
+    "engine/lora",
+    "engine/lora/triton",
+    "engine/runner",
+    "engine/scheduler",
+    "engine/messages.py",
+    "engine/loop.py",
+    "engine/build",
+    "engine/rpc",
+    "adapters/format",
+    "adapters/inspection",
+    "adapters/registry",
+    "sessions/text",
+    "sessions/tools",
+    "sessions/core",
+    "sessions/generation",
+    "sessions/store",
+    "sessions/turns",
+    "sessions/sweeper.py",
+    "sessions/service.py",
+    "sessions/responses",
+    "api/sdk/transport",
+    "api/sdk",
+    "api/schemas",
+    "api/http",
+    "api/deps",
+    "api/inference",
+    "api/formats",
+    "api/anthropic",
+    "api/routes",
+    "api/server",
+    "api/cli/console",
+    "api/cli/demo",
+    "api/cli/commands",
+    "api/cli",
+)
+"""Every room from the ground up: a module may import its own room and the rooms that stand before it in this list."""
+MAX_MODULES = 20
+"""Of one room. A room that needs more has two subjects."""
+
 FENCES: dict[str, tuple[str, ...]] = {
-    "torch": ("engine/*", "adapters/weights.py"),
+    "torch": ("engine/*", "adapters/registry/weights.py"),
     "triton": ("engine/*",),
-    "numba": ("engine/native_rows.py",),
-    "llvmlite": ("engine/native_rows.py",),
+    "numba": ("engine/lora/cpu_kernel.py",),
+    "llvmlite": ("engine/lora/cpu_kernel.py",),
     "xgrammar": ("engine/*",),
     "transformers": (),
     "peft": (),
-    "sqlalchemy": ("*/tables.py", "*/repository.py", "platform/database.py"),
+    "sqlalchemy": (
+        "*/tables.py",
+        "*/repository.py",
+        "platform/database.py",
+        "sessions/store/*",
+        "sessions/responses/store.py",
+    ),
     "alembic": ("platform/database.py",),
-    "redis": ("platform/*", "sessions/leases.py"),
+    "redis": ("platform/*", "sessions/core/lease.py"),
     "fastapi": ("api/*",),
     "starlette": ("api/*",),
-    "grpc": ("engine/server.py", "engine/grpc_client.py", "engine/wire/*"),
+    "grpc": ("engine/rpc/*",),
     "prometheus_client": ("platform/*",),
 }
 """By package: the only places in the rooms that may import it."""
@@ -36,7 +101,7 @@ FOREIGN_PRIVATES = {
     "_local_constants": "of Hypothesis, which has no setting for what it does",
 }
 """Names with an underscore that tests may use, and why; none is ours."""
-ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/commands/*", "api/cli.py")
+ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/cli/*")
 
 
 def modules(*folders: str) -> Iterator[Path]:
@@ -77,7 +142,7 @@ def test_no_room_is_a_package_of_its_own() -> None:
     """Rooms have no `__init__.py`, or they would shadow the standard library's modules; only graftwork has one."""
     found = {
         path.relative_to(ROOT)
-        for folder in (*ROOMS, *OTHER_FOLDERS, "tests", "benchmarks", "src")
+        for folder in (*HOUSE, *OTHER_FOLDERS, "tests", "benchmarks", "src")
         for path in (ROOT / folder).rglob("__init__.py")
     }
 
@@ -91,7 +156,7 @@ def test_the_root_does_not_shadow_the_standard_library() -> None:
 
 def test_every_room_is_reached_through_graftwork() -> None:
     """Each room is a relative link in the package, so that the same tree works when it is moved."""
-    for room in (*ROOMS, *OTHER_FOLDERS):
+    for room in (*HOUSE, *OTHER_FOLDERS):
         link = ROOT / "src" / "graftwork" / room
         assert link.is_symlink()
         assert link.readlink() == Path("../..") / room
@@ -99,7 +164,7 @@ def test_every_room_is_reached_through_graftwork() -> None:
 
 def test_no_module_is_named_like_a_standard_one() -> None:
     """A module `queue.py` is an accident waiting for whoever runs a script beside it."""
-    clashes = [str(path) for path in modules(*ROOMS, *OTHER_FOLDERS) if path.stem in sys.stdlib_module_names]
+    clashes = [str(path) for path in modules(*HOUSE, *OTHER_FOLDERS) if path.stem in sys.stdlib_module_names]
 
     assert clashes == []
 
@@ -110,17 +175,79 @@ def test_rooms_import_downwards_only() -> None:
     The demo's story and data are beside the rooms, for the command line to tell.
     """
     wrong = []
-    for path in modules(*ROOMS):
-        below = {*ROOMS[: ROOMS.index(path.parts[0]) + 1]} | ({"demo"} if path.parts[0] == "api" else set())
+    for path in modules(*HOUSE):
+        below = {*HOUSE[: HOUSE.index(path.parts[0]) + 1]} | ({"demo"} if path.parts[0] == "api" else set())
         for line, name in imports(path):
             parts = name.split(".")
-            if parts[0] == "graftwork" and len(parts) > 1 and parts[1] in (*ROOMS, *OTHER_FOLDERS):
+            if parts[0] == "graftwork" and len(parts) > 1 and parts[1] in (*HOUSE, *OTHER_FOLDERS):
                 if parts[1] not in below:
                     wrong.append(f"{path}:{line} imports {name}")
-            elif parts[0] in ROOMS and parts[0] != "platform":
+            elif parts[0] in HOUSE and parts[0] != "platform":
                 wrong.append(f"{path}:{line} imports {name} without graftwork")
 
     assert wrong == []
+
+
+def room_of(path: Path) -> str:
+    """The room of a module: its folder, or the module itself where the list names it."""
+    return str(path) if str(path) in ROOMS else str(path.parent)
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, Path]]:
+    """The line and the path of each module of the house that a module imports, `TYPE_CHECKING` counted."""
+    for line, name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "graftwork" or len(parts) < 3 or parts[1] not in HOUSE or parts[-2].endswith("_pb2"):
+            continue
+        candidates = (Path(*parts[1:]).with_suffix(".py"), Path(*parts[1:-1]).with_suffix(".py"))
+        found = next((candidate for candidate in candidates if (ROOT / candidate).is_file()), None)
+        if found is not None:
+            yield line, found
+
+
+def test_every_module_stands_in_a_listed_room() -> None:
+    """Each folder with modules is in the list, and each entry of the list exists."""
+    found = {room_of(path) for path in modules(*HOUSE)}
+
+    assert found == set(ROOMS)
+
+
+def test_rooms_import_only_rooms_below_them() -> None:
+    """No arrow between two rooms turns back, so rooms cannot form a circle."""
+    floor = {room: index for index, room in enumerate(ROOMS)}
+    wrong = [
+        f"{path}:{line} imports {target}"
+        for path in modules(*HOUSE)
+        for line, target in imported_modules(path)
+        if floor[room_of(target)] > floor[room_of(path)]
+    ]
+
+    assert wrong == []
+
+
+def test_modules_import_each_other_without_a_circle() -> None:
+    """Inside a room too, imports form no circle, those for type checkers included."""
+    graph = {path: {target for _, target in imported_modules(path)} for path in modules(*HOUSE)}
+
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+    assert set(order) >= set(graph)
+
+
+def test_no_room_is_too_large() -> None:
+    """A room has at most twenty modules, so that a newcomer can read its list of files at a glance."""
+    sizes = Counter(room_of(path) for path in modules(*HOUSE))
+
+    assert {room: size for room, size in sizes.items() if size > MAX_MODULES} == {}
+
+
+def test_the_architecture_page_describes_every_room() -> None:
+    """docs/architecture.md has one line for each room, in the order of the list."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+
+    described = re.findall(r"^\| `([a-z_/.]+)` \|", page.split("## 2.")[0], re.MULTILINE)
+
+    assert described == list(ROOMS)
 
 
 @pytest.mark.parametrize("package", FENCES)
@@ -128,7 +255,7 @@ def test_a_package_stays_behind_its_fence(package: str) -> None:
     """What is heavy, or would tie a room to a technology, is imported in the places that own it and nowhere else."""
     wrong = [
         f"{path}:{line} imports {name}"
-        for path in modules(*ROOMS)
+        for path in modules(*HOUSE)
         if not allowed(path, FENCES[package])
         for line, name in imports(path)
         if name.split(".")[0] == package
@@ -140,7 +267,7 @@ def test_a_package_stays_behind_its_fence(package: str) -> None:
 def test_the_environment_is_read_in_one_place() -> None:
     """Settings come from `Settings`; only the client programs read variables of their own."""
     wrong = []
-    for path in modules(*ROOMS):
+    for path in modules(*HOUSE):
         if allowed(path, ENVIRONMENT_READERS):
             continue
         wrong += [
@@ -158,10 +285,10 @@ def test_the_environment_is_read_in_one_place() -> None:
 @pytest.mark.parametrize(
     ("statement", "unwanted"),
     [
-        ("import graftwork.api.app", ("torch", "transformers", "triton", "numba", "peft")),
+        ("import graftwork.api.server.app", ("torch", "transformers", "triton", "numba", "peft")),
         ("import graftwork; graftwork.Graftwork", ("torch", "fastapi", "sqlalchemy", "transformers", "grpc", "redis")),
-        ("import graftwork.engine.scheduler", ("torch", "fastapi", "sqlalchemy")),
-        ("import graftwork.engine.assembly", ("numba", "triton", "fastapi", "sqlalchemy")),
+        ("import graftwork.engine.scheduler.scheduler", ("torch", "fastapi", "sqlalchemy")),
+        ("import graftwork.engine.build.engine", ("numba", "triton", "fastapi", "sqlalchemy")),
     ],
 )
 def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str, ...]) -> None:

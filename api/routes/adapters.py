@@ -1,17 +1,20 @@
 """A tenant's adapters: uploads, lists, deletions."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, File, Form, Path, UploadFile
 
-from graftwork.api.dependencies import AdapterKey, AnyTenantKey, AppResources
-from graftwork.api.guarded_route import UploadRoute
-from graftwork.api.pages import AskedPage, list_body
-from graftwork.api.resources import Resources
-from graftwork.api.schemas.adapters import adapter_body
-from graftwork.platform.principals import Principal
+from graftwork.api.deps.dependencies import AdapterKey, AnyTenantKey, AppResources
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import NativeRoute, UploadRoute
+from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.schemas.adapters import AliasBody, adapter_answer, alias_answer
+from graftwork.platform.answers.adapters import Adapter, AdapterDeleted, AliasChange, VersionDeleted
+from graftwork.platform.answers.base import Page
+from graftwork.platform.tenancy.principals import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadRoute)
+
 
 VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
 
@@ -23,7 +26,7 @@ async def create_adapter(
     weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
     resources: AppResources,
     principal: AdapterKey,
-) -> dict[str, Any]:
+) -> Adapter:
     """Publish an adapter; a name that exists gets a version more. Bad weights are refused here, never later."""
     return await _publish(name, config, weights, resources, principal)
 
@@ -35,44 +38,60 @@ async def create_version(
     weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
     resources: AppResources,
     principal: AdapterKey,
-) -> dict[str, Any]:
+) -> Adapter:
     """Publish a version of an adapter that exists; the same bytes again answer the same version."""
     await resources.registry.get(principal.scope(), name)
     return await _publish(name, config, weights, resources, principal)
 
 
 @router.get("")
-async def list_adapters(resources: AppResources, principal: AnyTenantKey, page: AskedPage) -> dict[str, Any]:
-    return list_body(await resources.registry.list(principal.scope(), page), adapter_body)
+async def list_adapters(resources: AppResources, principal: AnyTenantKey, page: AskedPage) -> Page[Adapter]:
+    return page_answer(await resources.registry.list(principal.scope(), page), adapter_answer)
 
 
 @router.get("/{name}")
-async def get_adapter(name: str, resources: AppResources, principal: AnyTenantKey) -> dict[str, Any]:
-    return adapter_body(await resources.registry.get(principal.scope(), name))
+async def get_adapter(name: str, resources: AppResources, principal: AnyTenantKey) -> Adapter:
+    return adapter_answer(await resources.registry.get(principal.scope(), name))
 
 
 @router.delete("/{name}")
-async def delete_adapter(name: str, resources: AppResources, principal: AdapterKey) -> dict[str, Any]:
+async def delete_adapter(name: str, resources: AppResources, principal: AdapterKey) -> AdapterDeleted:
     """Requests that run with it end as they would have; new ones are a 404."""
     adapter = await resources.registry.get(principal.scope(), name)
     await resources.registry.delete(principal.scope(), name)
-    return {"id": adapter.id, "object": "adapter.deleted", "name": name, "deleted": True}
+    return AdapterDeleted(id=adapter.id, name=name)
 
 
 @router.delete("/{name}/versions/{version}")
 async def delete_version(
     name: str, version: VersionPath, resources: AppResources, principal: AdapterKey
-) -> dict[str, Any]:
+) -> VersionDeleted:
     await resources.registry.delete_version(principal.scope(), name, version)
-    return {"object": "adapter.version.deleted", "name": name, "version": version, "deleted": True}
+    return VersionDeleted(name=name, version=version)
 
 
 async def _publish(
     name: str, config: UploadFile, weights: UploadFile, resources: Resources, principal: Principal
-) -> dict[str, Any]:
+) -> Adapter:
     """The files' names in the upload are never looked at."""
     quota = await resources.tenancy.get_quota(principal.tenant_id)
     adapter = await resources.registry.publish(
         principal.scope(), name, await config.read(), await weights.read(), resources.description, quota
     )
-    return adapter_body(adapter)
+    return adapter_answer(adapter)
+
+
+aliases_router = APIRouter(prefix="/v1/adapters/{name}/aliases", tags=["adapters"], route_class=NativeRoute)
+
+
+@aliases_router.put("/{alias}")
+async def set_alias(
+    name: str, alias: str, body: AliasBody, resources: AppResources, principal: AdapterKey
+) -> AliasChange:
+    """Point an alias at a version, or at several by weight, for all requests from now on."""
+    return alias_answer(await resources.registry.set_alias(principal.scope(), name, alias, body.target()))
+
+
+@aliases_router.delete("/{alias}")
+async def remove_alias(name: str, alias: str, resources: AppResources, principal: AdapterKey) -> AliasChange:
+    return alias_answer(await resources.registry.remove_alias(principal.scope(), name, alias))

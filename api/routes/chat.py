@@ -1,28 +1,28 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.answer_head import AnswerHead
-from graftwork.api.chat_answer import chat_chunks, chat_completion
-from graftwork.api.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.disconnects import until_disconnect
-from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.api.inference import start_inference
-from graftwork.api.inference_order import InferenceOrder
-from graftwork.api.resources import Resources
+from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.formats.chat import chat_completion, write_chat_chunks
+from graftwork.api.http.disconnect import until_disconnect
+from graftwork.api.http.headers import unenforced_header
+from graftwork.api.http.sse import EventStream
+from graftwork.api.inference.job import start_inference
+from graftwork.api.inference.request import InferenceRequest, served_tier
+from graftwork.api.inference.response_head import AnswerHead
 from graftwork.api.schemas.chat import ChatCompletionRequest
-from graftwork.api.sse import EventStream
-from graftwork.api.tiers import served_tier
-from graftwork.api.token_budget import expected_tokens, token_budget
-from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
-from graftwork.platform.principals import Principal
-from graftwork.sessions.answer_grammar import AnswerPlan
-from graftwork.sessions.messages import messages_from_chat
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.generation.constraints import AnswerPlan
+from graftwork.sessions.generation.sampling import token_budget
+from graftwork.sessions.text.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -36,39 +36,40 @@ async def create_chat_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation; with `stream` as it is made."""
-    order = await chat_order(body, resources, principal, request_id)
-    job = await start_inference(resources, order)
-    headers = {**job.headers, **unenforced_header(order.unenforced)}
-    head = AnswerHead.of("chatcmpl-", order, resources)
+    inference = await chat_inference(body, resources, principal, request_id)
+    job = await start_inference(resources, inference)
+    headers = {**job.headers, **unenforced_header(inference.unenforced)}
+    head = AnswerHead.of("chatcmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(chat_chunks(head, job, include_usage=include_usage), on_end=job.abandon, headers=headers)
+        source = partial(write_chat_chunks, head, job, include_usage=include_usage)
+        return EventStream(source, on_end=job.abandon, headers=headers)
     answers = await until_disconnect(request, job.answers(), job.abandon)
     return JSONResponse(chat_completion(head, answers, job), headers=headers)
 
 
-async def chat_order(
+async def chat_inference(
     body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
-) -> InferenceOrder:
+) -> InferenceRequest:
     """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     answer, prompt = await asyncio.to_thread(_read, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
-    budget = token_budget([prompt], body.token_limit, resources.description.context_tokens, "messages")
-    return InferenceOrder(
+    budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
+    return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,
         prompts=(prompt,),
-        samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
+        samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         answer=answer,
         prediction_token_ids=prediction,
-        expected_tokens=expected_tokens(body.token_limit, budget),
+        expected_tokens=budget.expected_tokens,
     )
 
 

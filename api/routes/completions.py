@@ -1,27 +1,27 @@
 """`POST /v1/completions`."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.answer_head import AnswerHead
-from graftwork.api.completion_answer import CompletionForm, completion, completion_chunks
-from graftwork.api.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.disconnects import until_disconnect
-from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.api.inference import start_inference
-from graftwork.api.inference_order import InferenceOrder
-from graftwork.api.resources import Resources
+from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.formats.completions import CompletionForm, completion, write_completion_chunks
+from graftwork.api.http.disconnect import until_disconnect
+from graftwork.api.http.headers import unenforced_header
+from graftwork.api.http.sse import EventStream
+from graftwork.api.inference.job import start_inference
+from graftwork.api.inference.request import InferenceRequest, served_tier
+from graftwork.api.inference.response_head import AnswerHead
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
-from graftwork.api.sse import EventStream
-from graftwork.api.tiers import served_tier
-from graftwork.api.token_budget import token_budget
-from graftwork.api.unenforced import unenforced_header
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
-from graftwork.platform.principals import Principal
-from graftwork.sessions.answer_grammar import AnswerDemands, AnswerPlan
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.generation.constraints import AnswerDemands, AnswerPlan
+from graftwork.sessions.generation.sampling import token_budget
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -35,39 +35,39 @@ async def create_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Continue one prompt or several; with `stream` as they are made."""
-    order = await _order(body, resources, principal, request_id)
-    form = _form(body, resources, order)
-    job = await start_inference(resources, order)
-    headers = {**job.headers, **unenforced_header(order.unenforced)}
-    head = AnswerHead.of("cmpl-", order, resources)
+    inference = await _inference_request(body, resources, principal, request_id)
+    form = _form(body, resources, inference)
+    job = await start_inference(resources, inference)
+    headers = {**job.headers, **unenforced_header(inference.unenforced)}
+    head = AnswerHead.of("cmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(
-            completion_chunks(head, form, job, include_usage=include_usage), on_end=job.abandon, headers=headers
-        )
+        source = partial(write_completion_chunks, head, form, job, include_usage=include_usage)
+        return EventStream(source, on_end=job.abandon, headers=headers)
     answers = await until_disconnect(request, job.answers(), job.abandon)
     return JSONResponse(completion(head, form, answers, job), headers=headers)
 
 
-async def _order(
+async def _inference_request(
     body: CompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
-) -> InferenceOrder:
+) -> InferenceRequest:
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     answer, prompts = await asyncio.to_thread(_read, body, resources)
-    budget = token_budget(prompts, body.token_limit, resources.description.context_tokens, "prompt")
-    return InferenceOrder(
+    longest = max(len(prompt) for prompt in prompts)
+    budget = token_budget(longest, body.token_limit, resources.description.context_tokens, "prompt")
+    return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,
         prompts=prompts,
-        samplings=tuple(body.sampling_params(budget, choice) for choice in range(body.n or 1)),
+        samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         answer=answer,
-        expected_tokens=budget,
+        expected_tokens=budget.expected_tokens,
     )
 
 
@@ -93,10 +93,10 @@ def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: Resources
     return token_ids
 
 
-def _form(body: CompletionRequest, resources: Resources, order: InferenceOrder) -> CompletionForm:
-    prompts = tuple(prompt for prompt in order.prompts for _ in order.samplings)
+def _form(body: CompletionRequest, resources: Resources, inference: InferenceRequest) -> CompletionForm:
+    prompts = tuple(prompt for prompt in inference.prompts for _ in inference.samplings)
     texts = [_echo(prompt, resources) if body.echo else "" for prompt in body.prompt]
-    echoes = tuple(text for text in texts for _ in order.samplings)
+    echoes = tuple(text for text in texts for _ in inference.samplings)
     return CompletionForm(prompts, echoes, with_token_ids=bool(body.return_token_ids))
 
 

@@ -1,50 +1,52 @@
 """Conversations of the Responses API: where responses are given one after another."""
 
-from typing import Any
-
 from fastapi import APIRouter
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.pages import AskedPage, list_body
-from graftwork.api.responses_route import ResponsesRoute
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.formats.responses import ResponsesRoute
+from graftwork.api.http.pagination import AskedPage, page_answer
 from graftwork.api.schemas.responses import ConversationBody, ConversationPatch
-from graftwork.sessions.responses.response_bodies import conversation_body
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.responses import Conversation, ConversationDeleted
+from graftwork.platform.answers.sessions import Item
+from graftwork.sessions.core.views import item_answer
+from graftwork.sessions.responses.views import conversation_answer
 
 router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=ResponsesRoute)
 
 
 @router.post("")
-async def create_conversation(
-    body: ConversationBody, resources: AppResources, principal: InferenceKey
-) -> dict[str, Any]:
+async def create_conversation(body: ConversationBody, resources: AppResources, principal: InferenceKey) -> Conversation:
     """A conversation, empty or beginning with what was said elsewhere."""
     made = await resources.conversations.create(principal, body.metadata or {}, body.first_items())
-    return conversation_body(made)
+    return conversation_answer(made)
 
 
 @router.get("/{conversation_id}")
-async def get_conversation(conversation_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
-    return conversation_body(await resources.conversations.get(principal, conversation_id))
+async def get_conversation(conversation_id: str, resources: AppResources, principal: InferenceKey) -> Conversation:
+    return conversation_answer(await resources.conversations.get(principal, conversation_id))
 
 
 @router.post("/{conversation_id}")
 async def change_conversation(
     conversation_id: str, body: ConversationPatch, resources: AppResources, principal: InferenceKey
-) -> dict[str, Any]:
+) -> Conversation:
     """Other metadata."""
-    return conversation_body(await resources.conversations.change(principal, conversation_id, body.metadata))
+    return conversation_answer(await resources.conversations.change(principal, conversation_id, body.metadata))
 
 
 @router.delete("/{conversation_id}")
-async def delete_conversation(conversation_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def delete_conversation(
+    conversation_id: str, resources: AppResources, principal: InferenceKey
+) -> ConversationDeleted:
     """Forget a conversation; the responses that were given in it stay."""
     await resources.conversations.delete(principal, conversation_id)
-    return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+    return ConversationDeleted(id=conversation_id)
 
 
 @router.get("/{conversation_id}/items")
 async def list_conversation_items(
     conversation_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
-) -> dict[str, Any]:
+) -> Page[Item]:
     """What was said, newest first unless asked otherwise."""
-    return list_body(await resources.conversations.items(principal, conversation_id, page), lambda item: item.body)
+    return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)

@@ -1,37 +1,37 @@
 """`GET /v1/models`: the base model, then the tenant's adapters and their aliases."""
 
-from typing import Any
-
 from fastapi import APIRouter
 
-from graftwork.adapters.specs import Adapter, ResolvedModel
-from graftwork.api.dependencies import AnyTenantKey, AppResources
-from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.api.resources import Resources
+from graftwork.adapters.format.specs import Adapter
+from graftwork.api.deps.dependencies import AnyTenantKey, AppResources
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.http.pagination import list_answer
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.models import Model
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.platform.principals import Principal
+from graftwork.platform.tenancy.principals import Principal
 
 router = APIRouter(prefix="/v1/models", tags=["models"], route_class=OpenAiRoute)
 
 
 @router.get("")
-async def list_models(resources: AppResources, principal: AnyTenantKey) -> dict[str, Any]:
+async def list_models(resources: AppResources, principal: AnyTenantKey) -> Page[Model]:
     """Every name that this key may write as a `model`, the base model first."""
-    data = [_base_body(resources)]
+    models = [_base_model(resources)]
     for adapter in await _adapters(resources, principal):
         names = [adapter.name, *(f"{adapter.name}@{alias}" for alias in sorted(adapter.aliases))]
-        data += [_adapter_body(name, adapter.created_at, resources) for name in names]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
-    return {"object": "list", "data": data, "has_more": False, **ends}
+        models += [_adapter_model(name, name, adapter.created_at, resources) for name in names]
+    return list_answer(models)
 
 
 @router.get("/{model:path}")
-async def get_model(model: str, resources: AppResources, principal: AnyTenantKey) -> dict[str, Any]:
+async def get_model(model: str, resources: AppResources, principal: AnyTenantKey) -> Model:
     """One model by any form of its name, `name@3` too."""
-    resolved: ResolvedModel = await resources.resolve(principal, model)
+    resolved = await resources.resolve(principal, model)
     if resolved.version is None:
-        return _base_body(resources)
-    return _adapter_body(model, resolved.version.created_at, resources) | {"root": resolved.label}
+        return _base_model(resources)
+    return _adapter_model(model, resolved.label, resolved.version.created_at, resources)
 
 
 async def _adapters(resources: Resources, principal: Principal) -> list[Adapter]:
@@ -46,14 +46,20 @@ async def _adapters(resources: Resources, principal: Principal) -> list[Adapter]
         request = PageRequest(limit=100, after=page.items[-1].id, order=Order.ASCENDING)
 
 
-def _base_body(resources: Resources) -> dict[str, Any]:
-    return _body(resources.base_name, 0, resources) | {"root": resources.base_name, "parent": None}
+def _base_model(resources: Resources) -> Model:
+    return _model(resources.base_name, resources.base_name, None, 0, resources)
 
 
-def _adapter_body(name: str, created_at: float, resources: Resources) -> dict[str, Any]:
-    return _body(name, int(created_at), resources) | {"root": name, "parent": resources.base_name}
+def _adapter_model(name: str, root: str, created_at: float, resources: Resources) -> Model:
+    return _model(name, root, resources.base_name, int(created_at), resources)
 
 
-def _body(name: str, created: int, resources: Resources) -> dict[str, Any]:
-    context_tokens = resources.description.context_tokens
-    return {"id": name, "object": "model", "created": created, "owned_by": "graftwork", "max_model_len": context_tokens}
+def _model(name: str, root: str, parent: str | None, created: int, resources: Resources) -> Model:
+    return Model(
+        id=name,
+        created=created,
+        owned_by="graftwork",
+        max_model_len=resources.description.context_tokens,
+        root=root,
+        parent=parent,
+    )

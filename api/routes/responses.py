@@ -11,18 +11,21 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.disconnects import until_disconnect
-from graftwork.api.idempotent import keep_begun
-from graftwork.api.pages import AskedPage, list_body
-from graftwork.api.resources import Resources
-from graftwork.api.responses_route import ResponsesRoute, in_their_words
-from graftwork.api.responses_stream import response_stream
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.idempotency import keep_begun
+from graftwork.api.deps.resources import Resources
+from graftwork.api.formats.responses import ResponsesRoute, in_their_words, write_response_events
+from graftwork.api.http.disconnect import until_disconnect
+from graftwork.api.http.headers import unenforced_header
+from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.http.sse import EventStream
 from graftwork.api.schemas.responses import ResponseRequest
-from graftwork.api.sse import EventStream
-from graftwork.api.unenforced import unenforced_header
+from graftwork.platform.answers import responses as answers
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.sessions import Item
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.responses.response_run import ResponseRun
+from graftwork.sessions.core.views import item_answer
+from graftwork.sessions.responses.handle import ResponseRun
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=ResponsesRoute)
 
@@ -47,7 +50,7 @@ async def create_response(
         await keep_begun(request, HTTPStatus.OK, json.dumps(begun).encode())
     else:
         await until_disconnect(request, run.admitted(), let_go)
-    return EventStream(response_stream(run.events()), on_end=let_go, headers=headers)
+    return EventStream(partial(write_response_events, run.events()), on_end=let_go, headers=headers)
 
 
 @router.get("/{response_id}")
@@ -64,28 +67,31 @@ async def get_response(
             raise InvalidRequest("starting_after is for streams: send stream=true with it.", param="starting_after")
         return JSONResponse(await resources.responses.get(principal, response_id))
     run = await resources.responses.find(principal, response_id)
-    return EventStream(response_stream(run.events(-1 if starting_after is None else starting_after)))
+    events = run.events(-1 if starting_after is None else starting_after)
+    return EventStream(partial(write_response_events, events))
 
 
 @router.delete("/{response_id}")
-async def delete_response(response_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def delete_response(
+    response_id: str, resources: AppResources, principal: InferenceKey
+) -> answers.ResponseDeleted:
     """Forget a response; what later ones stand on stays with them."""
     await resources.responses.delete(principal, response_id)
-    return {"id": response_id, "object": "response", "deleted": True}
+    return answers.ResponseDeleted(id=response_id)
 
 
-@router.post("/{response_id}/cancel")
-async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+@router.post("/{response_id}/cancel", response_model=answers.Response)
+async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> Response:
     """End a running response as cancelled; one that has ended is answered as it is."""
-    return await resources.responses.cancel(principal, response_id)
+    return JSONResponse(await resources.responses.cancel(principal, response_id))
 
 
 @router.get("/{response_id}/input_items")
-async def list_input_items(
+async def list_response_input_items(
     response_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
-) -> dict[str, Any]:
+) -> Page[Item]:
     """What the response was asked with."""
-    return list_body(await resources.responses.input_items(principal, response_id, page), lambda item: item.body)
+    return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
 
 
 async def _answer(run: ResponseRun) -> dict[str, Any]:

@@ -1,16 +1,19 @@
 """What a session remembers: its items, its events, and where its cache lies."""
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.guarded_route import NativeRoute
-from graftwork.api.pages import AskedHistoryPage, list_body
-from graftwork.api.session_stream import session_events
-from graftwork.api.sse import EventStream
-from graftwork.sessions.bodies import session_cache_body
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.formats.sessions import write_session_events
+from graftwork.api.http.pagination import AskedHistoryPage, page_answer
+from graftwork.api.http.sse import EventStream
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.sessions import Item, SessionCache
+from graftwork.sessions.core.views import item_answer, session_cache_answer
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=NativeRoute)
 
@@ -19,15 +22,15 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 
 
 @router.get("/items")
-async def list_items(
+async def list_session_items(
     session_id: str, resources: AppResources, principal: InferenceKey, page: AskedHistoryPage
-) -> dict[str, Any]:
+) -> Page[Item]:
     """The history up to the head."""
-    return list_body(await resources.sessions.items(principal, session_id, page), lambda item: item.body)
+    return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
 
 
 @router.get("/events", response_class=StreamingResponse)
-async def follow_events(
+async def follow_session_events(
     session_id: str,
     resources: AppResources,
     principal: InferenceKey,
@@ -36,11 +39,11 @@ async def follow_events(
 ) -> EventStream:
     """The stored events behind `after` (or `Last-Event-ID`), then those of the running turn to its end."""
     seen = max(after, last_event_id or 0)
-    return EventStream(session_events(await resources.sessions.events(principal, session_id, seen)))
+    return EventStream(partial(write_session_events, await resources.sessions.events(principal, session_id, seen)))
 
 
 @router.get("/cache")
-async def get_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def get_session_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionCache:
     """Where the history is cached now, and how the latest turn found it."""
     session, memory = await resources.sessions.read_cache(principal, session_id)
-    return session_cache_body(session, memory, resources.clock.now())
+    return session_cache_answer(session, memory, resources.clock.now())

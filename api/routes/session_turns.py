@@ -6,27 +6,27 @@ at `/events`. Who asks for `cancel_on_disconnect` takes the turn along instead.
 
 import asyncio
 import json
+from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.disconnects import until_disconnect
-from graftwork.api.guarded_route import NativeRoute
-from graftwork.api.idempotent import keep_begun
-from graftwork.api.resources import resources_of
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.idempotency import keep_begun
+from graftwork.api.deps.resources import resources_of
+from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.formats.sessions import write_session_events
+from graftwork.api.http.disconnect import until_disconnect
+from graftwork.api.http.headers import unenforced_header
+from graftwork.api.http.sse import EventStream
 from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
-from graftwork.api.session_stream import session_events
-from graftwork.api.sse import EventStream
-from graftwork.api.unenforced import unenforced_header
-from graftwork.platform.idempotency import StoredReply
-from graftwork.sessions.agent_session import LedgerCall
-from graftwork.sessions.bodies import tool_output_body, turn_body
-from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.tool_answers import ToolOutputsAnswer
+from graftwork.platform.answers.sessions import GivenOutputs
+from graftwork.platform.tenancy.idempotency import StoredReply
+from graftwork.sessions.core.views import given_outputs_answer, turn_answer
+from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
 
 _BEGUN = "turn.begun"
 """What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""
@@ -42,8 +42,8 @@ class TurnRoute(NativeRoute):
         sessions = resources_of(request).sessions
         turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
         if kept["stream"]:
-            return EventStream(session_events(turn.events()))
-        return JSONResponse(turn_body(await until_disconnect(request, turn.result(), _leave_alone)))
+            return EventStream(partial(write_session_events, turn.events()))
+        return JSONResponse(turn_answer(await until_disconnect(request, turn.result(), _leave_alone)).body())
 
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=TurnRoute)
@@ -73,17 +73,17 @@ async def send_tool_outputs(
     outputs = [output.model_dump() for output in body.outputs]
     answer = await resources.sessions.tool_outputs(principal, session_id, outputs)
     if answer.turn is None:
-        return JSONResponse(_outputs_body(answer))
+        return JSONResponse(_outputs_answer(answer).body())
     return await _answer(answer.turn, request, body)
 
 
 @router.get("/tool_outputs")
-async def get_tool_outputs(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def get_tool_outputs(session_id: str, resources: AppResources, principal: InferenceKey) -> GivenOutputs:
     """What is stored for the calls that the history ends in, and which of them still wait.
 
     Where none waits and no turn runs, the turn that took the outputs failed: sending one again starts another.
     """
-    return _outputs_body(await resources.sessions.read_tool_outputs(principal, session_id))
+    return _outputs_answer(await resources.sessions.read_tool_outputs(principal, session_id))
 
 
 async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> Response:
@@ -99,31 +99,13 @@ async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> 
     await keep_begun(request, HTTPStatus.OK, begun)
     headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
     if stream:
-        return EventStream(session_events(turn.events()), on_end=leave, headers=headers)
+        return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)
     ended = await until_disconnect(request, turn.result(), leave)
-    return JSONResponse(turn_body(ended), headers=headers)
+    return JSONResponse(turn_answer(ended).body(), headers=headers)
 
 
-def _outputs_body(answer: ToolOutputsAnswer) -> dict[str, Any]:
-    """What was stored, and what the session still waits for."""
-    session = answer.session
-    awaited = [call for call in session.ledger if call.call_id in answer.missing]
-    return {
-        "object": "tool_outputs",
-        "session_id": session.session_id,
-        "status": session.status.value,
-        "outputs": [tool_output_body(output) for output in answer.outputs],
-        "tool_calls": [_awaited_call_body(call) for call in awaited],
-    }
-
-
-def _awaited_call_body(call: LedgerCall) -> dict[str, Any]:
-    return {
-        "call_id": call.call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "deadline_at": call.deadline_at,
-    }
+def _outputs_answer(answer: ToolOutputsAnswer) -> GivenOutputs:
+    return given_outputs_answer(answer.session, answer.outputs, answer.missing)
 
 
 def _leave_alone() -> None:

@@ -1,84 +1,82 @@
 """Sessions: made, listed, changed, forked, rewound, closed."""
 
-from typing import Any
-
 from fastapi import APIRouter
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.guarded_route import NativeRoute
-from graftwork.api.pages import AskedPage, list_body
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
 from graftwork.api.schemas.sessions import ForkBody, RewindBody, SessionBody, SessionPatch
-from graftwork.sessions.bodies import prefetch_body, session_body, session_change_body
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.sessions import ChangedSession, Prefetch, SessionState
+from graftwork.sessions.core.views import prefetch_answer, session_answer, session_change_answer
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=NativeRoute)
 
 
 @router.post("", status_code=201)
-async def create_session(body: SessionBody, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def create_session(body: SessionBody, resources: AppResources, principal: InferenceKey) -> SessionState:
     """A session, pinned to the version that its model stands for now."""
     session = await resources.sessions.create(principal, body.new_session())
-    return session_body(session, resources.base_name)
+    return session_answer(session, resources.base_name)
 
 
 @router.get("")
-async def list_sessions(resources: AppResources, principal: InferenceKey, page: AskedPage) -> dict[str, Any]:
+async def list_sessions(resources: AppResources, principal: InferenceKey, page: AskedPage) -> Page[SessionState]:
     found = await resources.sessions.list_sessions(principal, page)
-    return list_body(found, lambda session: session_body(session, resources.base_name))
+    return page_answer(found, lambda session: session_answer(session, resources.base_name))
 
 
 @router.get("/{session_id}")
-async def get_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
-    return session_body(await resources.sessions.get(principal, session_id), resources.base_name)
+async def get_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
+    return session_answer(await resources.sessions.get(principal, session_id), resources.base_name)
 
 
 @router.patch("/{session_id}")
 async def change_session(
     session_id: str, body: SessionPatch, resources: AppResources, principal: InferenceKey
-) -> dict[str, Any]:
+) -> ChangedSession:
     """Another adapter version, which gives up the KV made with the old one; or other metadata."""
     changed = await resources.sessions.change(principal, session_id, model=body.model, metadata=body.metadata)
-    return session_change_body(changed.session, resources.base_name, changed.given_up_tokens, changed.given_up_bytes)
+    return session_change_answer(changed.session, resources.base_name, changed.given_up_tokens, changed.given_up_bytes)
 
 
 @router.delete("/{session_id}")
-async def close_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def close_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
     """Cancel what runs and take no more turns; it stays readable until its time is over."""
-    return session_body(await resources.sessions.close_session(principal, session_id), resources.base_name)
+    return session_answer(await resources.sessions.close_session(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/fork", status_code=201)
 async def fork_session(
     session_id: str, body: ForkBody, resources: AppResources, principal: InferenceKey
-) -> dict[str, Any]:
+) -> Page[SessionState]:
     """New sessions that share the history up to `at`, the head by default."""
     forks = await resources.sessions.fork(principal, session_id, body.at, body.count)
-    data = [session_body(fork, resources.base_name) for fork in forks]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
-    return {"object": "list", "data": data, "has_more": False, **ends}
+    return list_answer([session_answer(fork, resources.base_name) for fork in forks])
 
 
 @router.post("/{session_id}/rewind")
 async def rewind_session(
     session_id: str, body: RewindBody, resources: AppResources, principal: InferenceKey
-) -> dict[str, Any]:
+) -> SessionState:
     """Move the head to a checkpoint; what came after it stays reachable by its own checkpoints."""
-    return session_body(await resources.sessions.rewind(principal, session_id, body.to), resources.base_name)
+    return session_answer(await resources.sessions.rewind(principal, session_id, body.to), resources.base_name)
 
 
 @router.post("/{session_id}/cancel")
-async def cancel_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def cancel_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
     """End the running turn as cancelled; nothing happens if none runs."""
-    return session_body(await resources.sessions.cancel(principal, session_id), resources.base_name)
+    return session_answer(await resources.sessions.cancel(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/suspend")
-async def suspend_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def suspend_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
     """Put the session to sleep; its next turn or tool output wakes it."""
-    return session_body(await resources.sessions.suspend(principal, session_id), resources.base_name)
+    return session_answer(await resources.sessions.suspend(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/prefetch")
-async def prefetch_session(session_id: str, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def prefetch_session(session_id: str, resources: AppResources, principal: InferenceKey) -> Prefetch:
     """Bring the session's cache to the device, ahead of its next turn."""
     found = await resources.sessions.prefetch(principal, session_id)
-    return prefetch_body(found.session, found.history_tokens, found.memory)
+    return prefetch_answer(found.session, found.history_tokens, found.memory)

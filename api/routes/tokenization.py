@@ -1,35 +1,35 @@
 """`POST /v1/tokenize` and `POST /v1/detokenize`, as vLLM's."""
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter
 
-from graftwork.api.dependencies import AppResources, InferenceKey
-from graftwork.api.guarded_route import OpenAiRoute
-from graftwork.api.resources import Resources
+from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
-from graftwork.sessions.messages import messages_from_chat
+from graftwork.platform.answers.models import DetokenizedPrompt, TokenizedPrompt
+from graftwork.sessions.text.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, resources: AppResources, principal: InferenceKey) -> TokenizedPrompt:
     """The token ids of a prompt, or of messages as chat.completions would make them a prompt."""
     await resources.resolve(principal, body.model)
     token_ids = await asyncio.to_thread(_encode, body, resources)
-    limit = resources.description.context_tokens
-    return {"tokens": list(token_ids), "count": len(token_ids), "max_model_len": limit}
+    context_tokens = resources.description.context_tokens
+    return TokenizedPrompt(tokens=token_ids, count=len(token_ids), max_model_len=context_tokens)
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, resources: AppResources, principal: InferenceKey) -> dict[str, Any]:
+async def detokenize(body: DetokenizeRequest, resources: AppResources, principal: InferenceKey) -> DetokenizedPrompt:
     """The text of token ids, control tokens included."""
     await resources.resolve(principal, body.model)
     resources.check_token_ids(body.tokens, "tokens")
     text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return {"prompt": text}
+    return DetokenizedPrompt(prompt=text)
 
 
 def _encode(body: TokenizeRequest, resources: Resources) -> tuple[int, ...]:

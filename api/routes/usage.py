@@ -1,13 +1,17 @@
 """A tenant's own usage and limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.dependencies import AppResources, UsageKey
-from graftwork.api.guarded_route import NativeRoute
-from graftwork.api.schemas.usage import TimeText, span, usage_body
-from graftwork.platform.metering import UsageGroup
+from graftwork.api.deps.dependencies import AppResources, UsageKey
+from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.schemas.admin import quota_answer
+from graftwork.api.schemas.usage import TimeText, span, usage_answer
+from graftwork.platform.answers.admin import Quota
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.usage import UsageRow
+from graftwork.platform.tenancy.metering import UsageGroup
 
 router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)
 
@@ -19,13 +23,13 @@ async def get_usage(
     start: Annotated[TimeText, Query(alias="from")] = None,
     end: Annotated[TimeText, Query(alias="to")] = None,
     group_by: Literal["day", "adapter", "session", "key"] = "day",
-) -> dict[str, Any]:
+) -> Page[UsageRow]:
     """Sums over [from, to), the last 30 days if nothing is said."""
     since, until = span(start, end, resources.clock.now())
-    return usage_body(await resources.meter.summarise(principal.tenant_id, since, until, UsageGroup(group_by)))
+    return usage_answer(await resources.meter.summarise(principal.tenant_id, since, until, UsageGroup(group_by)))
 
 
 @router.get("/quota")
-async def get_quota(resources: AppResources, principal: UsageKey) -> dict[str, Any]:
+async def get_quota(resources: AppResources, principal: UsageKey) -> Quota:
     """Every limit; null is none."""
-    return dict((await resources.tenancy.get_quota(principal.tenant_id)).as_mapping())
+    return quota_answer(await resources.tenancy.get_quota(principal.tenant_id))

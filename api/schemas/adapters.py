@@ -1,12 +1,13 @@
-"""Bodies of the alias route, and how adapters look in answers."""
+"""The bodies of the alias route, and adapters as answers show them."""
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Self, cast
 
 from pydantic import Field, model_validator
 
-from graftwork.adapters.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
-from graftwork.api.schemas.bodies import FieldComplaint, NativeBody
+from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
+from graftwork.api.schemas.base import FieldComplaint, NativeBody
+from graftwork.platform.answers import adapters as answers
 
 MAX_CANARIES = 16
 
@@ -36,33 +37,38 @@ class AliasBody(NativeBody):
         return AliasTarget(tuple(sorted(weights.items())))
 
 
-def adapter_body(adapter: Adapter) -> dict[str, Any]:
-    return {
-        "id": adapter.id,
-        "object": "adapter",
-        "name": adapter.name,
-        "created_at": int(adapter.created_at),
-        "versions": [_version_body(version) for version in adapter.versions],
-        "aliases": {alias: target.to_json() for alias, target in adapter.aliases.items()},
-    }
+def adapter_answer(adapter: Adapter) -> answers.Adapter:
+    """An adapter with its versions and aliases."""
+    return answers.Adapter(
+        id=adapter.id,
+        name=adapter.name,
+        created_at=int(adapter.created_at),
+        versions=tuple(_version_answer(version) for version in adapter.versions),
+        aliases={alias: _target_answer(target) for alias, target in adapter.aliases.items()},
+    )
 
 
-def alias_body(change: AliasChange) -> dict[str, Any]:
-    return {
-        "adapter": change.adapter,
-        "alias": change.alias,
-        "target": change.target.to_json() if change.target else None,
-        "previous": change.previous.to_json() if change.previous else None,
-    }
+def alias_answer(change: AliasChange) -> answers.AliasChange:
+    """What an alias stands for now, and what it stood for before."""
+    return answers.AliasChange(
+        adapter=change.adapter,
+        alias=change.alias,
+        target=None if change.target is None else _target_answer(change.target),
+        previous=None if change.previous is None else _target_answer(change.previous),
+    )
 
 
-def _version_body(version: AdapterVersion) -> dict[str, Any]:
-    return {
-        "version": version.version,
-        "digest": version.digest,
-        "rank": version.rank,
-        "target_modules": list(version.target_modules),
-        "size_bytes": version.size_bytes,
-        "status": version.status,
-        "created_at": int(version.created_at),
-    }
+def _target_answer(target: AliasTarget) -> answers.AliasTarget:
+    return cast(answers.AliasTarget, target.to_json())
+
+
+def _version_answer(version: AdapterVersion) -> answers.AdapterVersion:
+    return answers.AdapterVersion(
+        version=version.version,
+        digest=version.digest,
+        rank=version.rank,
+        target_modules=tuple(version.target_modules),
+        size_bytes=version.size_bytes,
+        status=version.status,
+        created_at=int(version.created_at),
+    )

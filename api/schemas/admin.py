@@ -1,12 +1,14 @@
-"""Bodies of the operator's routes, and how tenants, keys and audit entries look in answers."""
+"""The bodies of the operator's routes, and tenants, keys, quotas and audit entries as answers show them."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from graftwork.api.schemas.bodies import NativeBody
-from graftwork.platform.tenants import ApiKey, AuditEntry, Tenant
+from graftwork.api.schemas.base import NativeBody
+from graftwork.platform.answers import admin as answers
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
 
 Tier = Literal["flex", "default", "priority"]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -48,43 +50,47 @@ class KeyBody(NativeBody):
     expires_at: Time | None = None
 
 
-def tenant_body(tenant: Tenant) -> dict[str, Any]:
-    return {
-        "id": tenant.id,
-        "object": "tenant",
-        "name": tenant.name,
-        "status": str(tenant.status),
-        "weight": tenant.weight,
-        "service_tier_ceiling": tenant.service_tier_ceiling,
-        "created_at": int(tenant.created_at),
-    }
+def tenant_answer(tenant: Tenant) -> answers.Tenant:
+    """A tenant as the operator sees it."""
+    return answers.Tenant(
+        id=tenant.id,
+        name=tenant.name,
+        status=str(tenant.status),
+        weight=tenant.weight,
+        service_tier_ceiling=tenant.service_tier_ceiling,
+        created_at=int(tenant.created_at),
+    )
 
 
-def key_body(key: ApiKey, plaintext: str | None = None) -> dict[str, Any]:
-    """`key` is the plaintext where it was just made, and absent otherwise."""
-    body = {
-        "id": key.id,
-        "object": "key",
-        "tenant_id": key.tenant_id,
-        "name": key.name,
-        "redacted": key.redacted,
-        "scopes": sorted(key.scopes),
-        "created_at": int(key.created_at),
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
-        "last_used_at": key.last_used_at,
-    }
-    return body if plaintext is None else body | {"key": plaintext}
+def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
+    """A key's record. `plaintext` is given only in the answer that made the key."""
+    return answers.TenantKey(
+        id=key.id,
+        tenant_id=key.tenant_id,
+        name=key.name,
+        redacted=key.redacted,
+        scopes=tuple(sorted(key.scopes)),
+        created_at=int(key.created_at),
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+        last_used_at=key.last_used_at,
+        key=plaintext,
+    )
 
 
-def audit_body(entry: AuditEntry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "object": "audit_entry",
-        "at": entry.at,
-        "actor": entry.actor,
-        "action": entry.action,
-        "tenant_id": entry.tenant_id,
-        "target": entry.target,
-        "details": entry.details,
-    }
+def quota_answer(quota: Quota) -> answers.Quota:
+    """Every limit; None is no limit."""
+    return answers.Quota(**quota.as_mapping())
+
+
+def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
+    """An administrative act."""
+    return answers.AuditEntry(
+        id=entry.id,
+        at=entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        tenant_id=entry.tenant_id,
+        target=entry.target,
+        details=entry.details,
+    )

@@ -4,16 +4,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.api.schemas.answer_form import AnswerFormFields
-from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
-from graftwork.api.schemas.messages import MessageList
-from graftwork.api.schemas.mixture import MixtureParts
-from graftwork.api.schemas.prediction import Prediction
-from graftwork.api.schemas.sampling import SamplingFields
-from graftwork.api.schemas.tools import ToolList
-from graftwork.api.schemas.unserved import CHAT_UNSERVED, refuse_unserved
-from graftwork.engine.request import MAX_TOP_LOGPROBS
-from graftwork.sessions.answer_grammar import AnswerDemands
+from graftwork.api.schemas.base import FieldComplaint, OpenAiBody, SamplingBody
+from graftwork.api.schemas.common import AnswerFormFields, MessageList, MixtureParts, Prediction, ToolList
+from graftwork.api.schemas.unsupported import CHAT_UNSERVED, refuse_unserved
+from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
+from graftwork.sessions.generation.constraints import AnswerDemands
 
 MAX_CHOICES = 128
 
@@ -24,7 +19,7 @@ class StreamOptions(OpenAiBody):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(SamplingFields, AnswerFormFields):
+class ChatCompletionRequest(SamplingBody, AnswerFormFields):
     """Every field that is served; what is known and not served is refused before these are looked at."""
 
     model: str

@@ -4,13 +4,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.answer_form import AnswerFormFields
-from graftwork.api.schemas.bodies import FieldComplaint
+from graftwork.api.schemas.base import FieldComplaint, SamplingBody
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
-from graftwork.api.schemas.mixture import MixtureParts
-from graftwork.api.schemas.sampling import SamplingFields
-from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
-from graftwork.engine.request import MAX_TOP_LOGPROBS
+from graftwork.api.schemas.common import AnswerFormFields, MixtureParts
+from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for this route, and every other engine's."""
@@ -18,7 +16,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 Prompt = str | list[int]
 
 
-class CompletionRequest(SamplingFields, AnswerFormFields):
+class CompletionRequest(SamplingBody, AnswerFormFields):
     model: str
     adapters: MixtureParts | None = None
     """An extra: adapters whose deltas are summed by weight on the base that `model` names."""

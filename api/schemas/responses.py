@@ -5,14 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.bodies import FieldComplaint, OpenAiBody
-from graftwork.api.schemas.sampling import SamplingFields
+from graftwork.api.schemas.base import FieldComplaint, OpenAiBody, SamplingBody
 from graftwork.api.schemas.sessions import Metadata
-from graftwork.api.schemas.unserved import COMPLETION_UNSERVED, refuse_unserved
-from graftwork.sessions.agent_session import SessionSettings
-from graftwork.sessions.items import Item
-from graftwork.sessions.responses.input_items import read_input
-from graftwork.sessions.responses.response_record import ResponseOrder
+from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.sessions.core.items import Item
+from graftwork.sessions.core.session import SessionSettings
+from graftwork.sessions.responses.input import read_input
+from graftwork.sessions.responses.record import ResponseOrder
 
 _UNSERVED = {
     **COMPLETION_UNSERVED,
@@ -23,7 +22,6 @@ _UNSERVED = {
     "include": lambda value: not (isinstance(value, list) and "message.output_text.logprobs" in value),
 }
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos", "stop")
 
 
 class ConversationReference(OpenAiBody):
@@ -62,7 +60,7 @@ class TextOptions(OpenAiBody):
         }
 
 
-class ResponseRequest(SamplingFields):
+class ResponseRequest(SamplingBody):
     """Null means absent. Hints that change nothing (`user`, `service_tier`, `reasoning`, …) are ignored."""
 
     model: str
@@ -126,7 +124,8 @@ class ResponseRequest(SamplingFields):
         )
 
     def _settings(self) -> SessionSettings:
-        sampling = {field: getattr(self, field) for field in _SAMPLING_FIELDS if getattr(self, field) is not None}
+        sampling = self.sent()
+        sampling.pop("max_tokens", None)  # `max_output_tokens` is this API's name
         if self.max_output_tokens is not None:
             sampling["max_completion_tokens"] = self.max_output_tokens
         return SessionSettings(

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from graftwork.api.schemas.bodies import NativeBody
-from graftwork.sessions.agent_session import SessionSettings
+from graftwork.api.schemas.base import NativeBody
+from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.service import NewSession
-from graftwork.sessions.turn_runner import ToolHint
-from graftwork.sessions.turn_settings import TurnOverrides
+from graftwork.sessions.turns.runner import ToolHint
+from graftwork.sessions.turns.settings import TurnOverrides
 
 MAX_METADATA = 16
 _LONGEST_MS = 7 * 86_400_000

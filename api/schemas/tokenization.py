@@ -4,9 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.api.schemas.bodies import OpenAiBody
-from graftwork.api.schemas.messages import MessageList
-from graftwork.api.schemas.tools import ToolList
+from graftwork.api.schemas.base import OpenAiBody
+from graftwork.api.schemas.common import MessageList, ToolList
 
 
 class TokenizeRequest(OpenAiBody):

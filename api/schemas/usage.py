@@ -1,13 +1,16 @@
 """What usage is asked for, and how its sums look."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 
 from graftwork.api.schemas.admin import unix_seconds
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.usage import UsageRow
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.metering import UsageSummary
+from graftwork.platform.tenancy.metering import UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
@@ -24,19 +27,20 @@ def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
     return since, until if end is not None else until + 1.0
 
 
-def usage_body(summaries: list[UsageSummary]) -> dict[str, Any]:
+def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
+    """One row for each group. Groups have no ids, so the list has no ends."""
     rows = [
-        {
-            "group": summary.group,
-            "requests": summary.requests,
-            "prompt_tokens": summary.prompt_tokens,
-            "cached_tokens": summary.cached_tokens,
-            "completion_tokens": summary.completion_tokens,
-            "total_tokens": summary.total_tokens,
-        }
+        UsageRow(
+            group=summary.group,
+            requests=summary.requests,
+            prompt_tokens=summary.prompt_tokens,
+            cached_tokens=summary.cached_tokens,
+            completion_tokens=summary.completion_tokens,
+            total_tokens=summary.total_tokens,
+        )
         for summary in summaries
     ]
-    return {"object": "list", "data": rows, "has_more": False, "first_id": None, "last_id": None}
+    return Page(data=tuple(rows), has_more=False, first_id=None, last_id=None)
 
 
 def _moment(text: str, param: str) -> float:

@@ -1,9 +1,10 @@
 """`client.usage` and `client.quota`: what this tenant used and may use."""
 
-from graftwork.api.sdk.admin_answers import Quota, UsageRow
-from graftwork.api.sdk.answers import Page
-from graftwork.api.sdk.api_resource import R, Resource, operation
-from graftwork.api.sdk.effects import Call, Steps
+from graftwork.api.sdk.transport.effects import Call, Steps
+from graftwork.api.sdk.transport.operation import R, Resource, operation
+from graftwork.platform.answers.admin import Quota
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.usage import UsageRow
 
 Moment = float | str
 """Unix seconds, or ISO 8601."""

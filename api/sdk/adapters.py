@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from graftwork.api.sdk.adapter_answers import Adapter, AliasChange
-from graftwork.api.sdk.answers import Deleted, Page
-from graftwork.api.sdk.api_resource import R, Resource, operation
-from graftwork.api.sdk.effects import Call, Steps
-from graftwork.api.sdk.errors import ConfigurationError
-from graftwork.api.sdk.paths import segment
+from graftwork.api.sdk.transport.effects import Call, Steps
+from graftwork.api.sdk.transport.errors import ConfigurationError
+from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.platform.answers.adapters import Adapter, AliasChange
+from graftwork.platform.answers.base import Deleted, Page
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

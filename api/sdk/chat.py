@@ -3,16 +3,16 @@
 import json
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from graftwork.api.sdk.answers import Page
-from graftwork.api.sdk.api_resource import R, Resource, operation
-from graftwork.api.sdk.chat_answers import ChatCompletion, ChatCompletionChunk, Model
-from graftwork.api.sdk.effects import Call, Connection, Emit, Opened, ReadStream, Steps
-from graftwork.api.sdk.errors import APIConnectionError, error_from_description
-from graftwork.api.sdk.paths import segment
-from graftwork.api.sdk.retries import open_stream
-from graftwork.api.sdk.runtimes import AsyncRuntime, SyncRuntime
-from graftwork.api.sdk.server_sent_events import FrameParser
-from graftwork.api.sdk.streams import AsyncStream, Stream, start_stream
+from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps
+from graftwork.api.sdk.transport.errors import APIConnectionError, error_from_description
+from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.retries import open_stream
+from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
+from graftwork.api.sdk.transport.sse import FrameParser
+from graftwork.api.sdk.transport.streams import AsyncStream, Stream, start_stream
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.chat import ChatCompletion, ChatCompletionChunk
+from graftwork.platform.answers.models import Model
 
 
 class ChatParameters(TypedDict, total=False):

@@ -20,11 +20,11 @@ from graftwork import __version__
 from graftwork.api.sdk.account import OwnQuota, UsageLedger
 from graftwork.api.sdk.adapters import Adapters
 from graftwork.api.sdk.admin import Admin
-from graftwork.api.sdk.api_resource import R
 from graftwork.api.sdk.chat import Chat, Models
-from graftwork.api.sdk.retries import RetryPolicy
-from graftwork.api.sdk.runtimes import AsyncRuntime, Keys, SyncRuntime
 from graftwork.api.sdk.sessions import Sessions
+from graftwork.api.sdk.transport.operation import R
+from graftwork.api.sdk.transport.retries import RetryPolicy
+from graftwork.api.sdk.transport.runtimes import AsyncRuntime, Keys, SyncRuntime
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 ANSWER_TIMEOUT_S = 600.0

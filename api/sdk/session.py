@@ -5,16 +5,19 @@ asks the server for.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from graftwork.api.sdk.answers import Page, Usage
-from graftwork.api.sdk.api_resource import R, Resource, operation
-from graftwork.api.sdk.effects import Call, Connection, RunTools, Steps
-from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
-from graftwork.api.sdk.paths import segment
-from graftwork.api.sdk.runtimes import AsyncRuntime, SyncRuntime
-from graftwork.api.sdk.session_answers import (
+from graftwork.api.sdk.session_feed import SessionFeed
+from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps
+from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
+from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
+from graftwork.api.sdk.transport.streams import AsyncStream, Stream, start_stream
+from graftwork.api.sdk.transport.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeout
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.session_events import SessionEvent, TurnAwaitingTool, TurnCompleted
+from graftwork.platform.answers.sessions import (
     GivenOutputs,
     Item,
     PendingCall,
@@ -23,10 +26,7 @@ from graftwork.api.sdk.session_answers import (
     SessionState,
     Turn,
 )
-from graftwork.api.sdk.session_events import SessionEvent, TurnAwaitingTool, TurnCompleted
-from graftwork.api.sdk.session_feed import SessionFeed
-from graftwork.api.sdk.streams import AsyncStream, Stream, start_stream
-from graftwork.api.sdk.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeout
+from graftwork.platform.answers.usage import Usage
 
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
@@ -74,7 +74,7 @@ class Session(Resource[R]):
     def __init__(self, runtime: R, state: SessionState) -> None:
         super().__init__(runtime)
         self.state = state
-        self._last_seq = state.last_seq
+        self._last_seq: int | None = state.last_seq
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self.state.status} model={self.model.name!r} head={self.head}>"
@@ -273,14 +273,14 @@ class Session(Resource[R]):
         self._last_seq = None  # its events went by unseen
         if turn.status in ("completed", "awaiting_tool"):  # every other end leaves the session as it was
             status = "idle" if turn.status == "completed" else turn.status
-            self.state = replace(self.state, status=status, head=turn.checkpoint_id or self.head)
+            self.state = self._state_with(status, turn.checkpoint_id)
         return turn
 
     def _kept_turn(self, call: Call) -> Steps[Turn]:
         """The turn, started again as often as a request may be where the server was stopped under it."""
         for _ in range(self._runtime.policy.max_retries):
             turn = yield from self._turn(call)
-            if (turn.error or {}).get("code") not in _CUT_OFF:
+            if turn.error is None or turn.error.get("code") not in _CUT_OFF:
                 return turn
         return (yield from self._turn(call))
 
@@ -291,13 +291,13 @@ class Session(Resource[R]):
             outputs = yield RunTools(turns[-1].tool_calls, tools, timeout)
             turns.append((yield from self._kept_turn(self._tool_outputs_call(outputs, False))))
         if turns[-1].status != "completed":
-            reason = (turns[-1].error or {}).get("message", "no reason was given")
+            reason = "no reason was given" if turns[-1].error is None else turns[-1].error.get("message")
             raise TurnFailedError(f"The turn ended as {turns[-1].status}: {reason}", turns[-1])
         return Run(tuple(turns))
 
     def _given_outputs(self) -> Steps[GivenOutputs]:
         given = yield from self._read(GivenOutputs, Call("GET", f"{self._path}/tool_outputs"))
-        self.state = replace(self.state, status=given.status)
+        self.state = self._state_with(given.status, None)
         return given
 
     def _refresh(self) -> Steps[SessionState]:
@@ -322,4 +322,8 @@ class Session(Resource[R]):
         self._last_seq = max(event.seq, self._last_seq or 0)
         if isinstance(event, TurnCompleted | TurnAwaitingTool):
             status = "idle" if isinstance(event, TurnCompleted) else "awaiting_tool"
-            self.state = replace(self.state, status=status, head=event.checkpoint_id or self.head)
+            self.state = self._state_with(status, event.checkpoint_id)
+
+    def _state_with(self, status: str, head: str | None) -> SessionState:
+        """The last known state with another status, and with a new head unless that is None."""
+        return self.state.model_copy(update={"status": status, "head": head or self.head})

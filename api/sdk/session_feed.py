@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from graftwork.api.sdk.effects import Call, Connection, Emit, Opened, ReadStream, Sleep, Steps
-from graftwork.api.sdk.errors import APIConnectionError, error_from_description
-from graftwork.api.sdk.retries import RetryPolicy, open_stream, with_key
-from graftwork.api.sdk.server_sent_events import Frame, FrameParser
-from graftwork.api.sdk.session_events import TERMINAL_EVENTS, SessionEvent, read_session_event
+from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Sleep, Steps
+from graftwork.api.sdk.transport.errors import APIConnectionError, error_from_description
+from graftwork.api.sdk.transport.retries import RetryPolicy, open_stream, with_key
+from graftwork.api.sdk.transport.sse import Frame, FrameParser
+from graftwork.platform.answers.session_events import TERMINAL_EVENTS, SessionEvent, read_session_event
 
 
 @dataclass(slots=True)

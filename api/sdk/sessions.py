@@ -2,12 +2,11 @@
 
 from typing import Any, TypedDict, Unpack
 
-from graftwork.api.sdk.answers import Page
-from graftwork.api.sdk.api_resource import R, Resource, operation
-from graftwork.api.sdk.effects import Call, Steps
-from graftwork.api.sdk.paths import segment
 from graftwork.api.sdk.session import Session
-from graftwork.api.sdk.session_answers import SessionState
+from graftwork.api.sdk.transport.effects import Call, Steps
+from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.sessions import SessionState
 
 
 class SessionParameters(TypedDict, total=False):

@@ -8,9 +8,8 @@ from threading import Thread
 from our_engine import YardstickArtifacts, greedy_request, open_engine
 from peers.protocol import Opening, Task, serve
 
-from graftwork.engine.loop import SubmitRequest
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import TokensGenerated
+from graftwork.engine.core.events import RequestOutput, TokensGenerated
+from graftwork.engine.messages import SubmitRequest
 from graftwork.platform.errors import GraftworkError
 
 
@@ -28,7 +27,7 @@ class GraftworkPeer:
 
     def generate(self, task: Task) -> list[list[int]]:
         """In a domain of its own, so that no prompt is cached. Raises the error of a request that has one."""
-        steps: SimpleQueue[list[Output]] = SimpleQueue()
+        steps: SimpleQueue[list[RequestOutput]] = SimpleQueue()
         domain = token_bytes(8)
         digests = [None if adapter is None else self._digests[adapter] for adapter in task.adapters]
         requests = [

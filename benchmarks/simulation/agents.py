@@ -13,11 +13,12 @@ from benchmarks.simulation.reserve_watch import ReserveWatch
 from benchmarks.simulation.serving import Server, Turn
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.arrivals import Path
-from graftwork.engine.page_path import SequenceScope
-from graftwork.engine.request import SessionKey, SessionTending, SessionUse, SessionVerb, ToolWait
-from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.session_tending import SessionTender
+from graftwork.engine.core.prefix_keys import PrefixScope
+from graftwork.engine.core.requests import SessionKey, SessionUse
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.ids import IsolationDomain
 
 UPLOAD_S = 0.1
@@ -47,8 +48,8 @@ class Agent:
         return self.session.steps[self.position]
 
     @property
-    def owner(self) -> IsolationDomain:
-        return IsolationDomain(self.session.party.encode())
+    def domain(self) -> IsolationDomain:
+        return IsolationDomain(self.session.domain.encode())
 
     @property
     def key(self) -> SessionKey:
@@ -67,8 +68,8 @@ class Surroundings:
     """What agents live in."""
 
     server: Server
-    tender: SessionTender
-    scopes: ScopeMaker
+    session_cache: SessionCache
+    scopes: CacheScopes
     timeline: Timeline
     watch: ReserveWatch
 
@@ -80,7 +81,7 @@ class Agents:
         self._trace = trace
         self._policy = policy
         self._server = surroundings.server
-        self._tender = surroundings.tender
+        self._session_cache = surroundings.session_cache
         self._scopes = surroundings.scopes
         self._timeline = surroundings.timeline
         self._watch = surroundings.watch
@@ -101,10 +102,10 @@ class Agents:
         prompt = next(agent.prompts)
         output = self._trace.output(agent.session.number, agent.position)
         whole = (*prompt, *output)
-        scope = SequenceScope(self._scopes.scope(agent.owner, ()))
+        scope = PrefixScope(self._scopes.scope(agent.domain, ()))
         use = SessionUse(agent.key, agent.history_tokens)
         agent.history, agent.history_tokens = whole, len(whole)
-        path = Path(scope, whole, agent.owner)
+        path = TokenPath(scope, whole, agent.domain)
         self._server.submit(Turn(path, len(prompt), use, lambda: self._ended(agent), self._timeline.now))
 
     def _ended(self, agent: Agent) -> None:
@@ -148,8 +149,8 @@ class Agents:
         self.num_live -= 1
 
     def _tend(self, agent: Agent, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
-        with self._watch.others_than(agent.owner):
-            self._tender.tend(SessionTending(verb, agent.key, agent.owner, (), agent.history, waits=waits))
+        with self._watch.others_than(agent.domain):
+            self._session_cache.run(SessionCommand(verb, agent.key, agent.domain, (), agent.history, waits=waits))
 
 
 def _is_human(step: Step) -> bool:

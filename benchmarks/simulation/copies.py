@@ -10,11 +10,11 @@ from collections.abc import Callable
 from benchmarks.simulation.hardware import ScaledHardware
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.disk_tally import DiskCounters
-from graftwork.engine.load_cost import TransferCost
-from graftwork.engine.page_key import PageKey
-from graftwork.engine.prefix_tree import Node, Owner
-from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.index.cost_model import TransferCost
+from graftwork.engine.kv.index.radix_tree import Domain, Node
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan
 
 
 class SimulatedDisk:
@@ -43,8 +43,8 @@ class SimulatedDisk:
     def forget(self, key: PageKey) -> None:
         self._pages.pop(key, None)
 
-    def forget_owner(self, owner: bytes) -> int:
-        raise NotImplementedError("no party is given up in a simulation")
+    def forget_domain(self, domain: bytes) -> int:
+        raise NotImplementedError("no domain is given up in a simulation")
 
     def write(self, key: PageKey) -> None:
         """Keep a page, at the cost of the oldest."""
@@ -76,7 +76,7 @@ class SimulatedCopies:
             TransferKind.FETCH: hardware.costs.disk,
         }
         self._free_at = dict.fromkeys(TransferKind, 0.0)
-        self._saving: Counter[Owner] = Counter()
+        self._saving: Counter[Domain] = Counter()
         self._moving: set[tuple[TransferKind, Node]] = set()
 
     @property
@@ -84,16 +84,16 @@ class SimulatedCopies:
         """Pages that move."""
         return len(self._moving)
 
-    def saving_pages(self, owner: Owner) -> int:
-        """Pages of a party that are on their way to the host."""
-        return self._saving[owner]
+    def saving_pages(self, domain: Domain) -> int:
+        """Pages of a domain that are on their way to the host."""
+        return self._saving[domain]
 
     def begin(self, plan: TransferPlan) -> None:
         """Put a plan behind those of its channel."""
         moving = {(plan.kind, node) for node in plan.nodes}
         assert not moving & self._moving, "a page is on its way twice"
         self._moving |= moving
-        self._saving[plan.owner] += len(plan.nodes) * (plan.kind is TransferKind.SAVE)
+        self._saving[plan.domain] += len(plan.nodes) * (plan.kind is TransferKind.SAVE)
         seconds = self._costs[plan.kind].seconds(len(plan.moves))
         ends_at = max(self._free_at[plan.kind], self._timeline.now) + seconds
         self._free_at[plan.kind] = ends_at
@@ -107,7 +107,7 @@ class SimulatedCopies:
 
     def _end(self, plan: TransferPlan, seconds: float) -> None:
         self._moving -= {(plan.kind, node) for node in plan.nodes}
-        self._saving[plan.owner] -= len(plan.nodes) * (plan.kind is TransferKind.SAVE)
+        self._saving[plan.domain] -= len(plan.nodes) * (plan.kind is TransferKind.SAVE)
         num_good = self._carry_out(plan)
         self.moved_pages[plan.kind] += num_good
         self.report(TransferDone(plan, num_good, seconds))

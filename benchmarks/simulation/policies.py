@@ -1,17 +1,17 @@
 """The policies that are compared: what is done between turns, and which pages go first.
 
-All of them run over the same tiers, the same mover and the same background cleaner, and every session says when it
+All of them run over the same tiers, the same mover and the same background offloader, and every session says when it
 ends. They differ in the order in which pages are given up, and in what is done when a turn ends and a tool answers.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from graftwork.engine.drop_order import Rank, Ranking
-from graftwork.engine.lease_advisor import LeaseAdvisor
-from graftwork.engine.prefix_tree import Node
-from graftwork.engine.session_tending import LeaseAdvice
-from graftwork.engine.tier_names import Tier
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.eviction_queue import EvictionRank, Ranking
+from graftwork.engine.kv.index.radix_tree import Node
+from graftwork.engine.kv.session_cache import LeaseModel
+from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.platform.clock import Clock
 
 
@@ -22,7 +22,7 @@ class Policy:
     name: str
     ranking: Callable[[Clock], Ranking | None]
     """None is the engine's own."""
-    advice: Callable[[], LeaseAdvice]
+    advice: Callable[[], LeaseModel]
     holds: bool = True
     """HOLD at the end of a turn: its pages are copied down at once."""
     prefetches: bool = True
@@ -37,13 +37,13 @@ class FixedLease:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def lease_s(self, party: str, tools: Mapping[str, float | None]) -> float:
+    def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
         return self._seconds
 
-    def return_probability(self, party: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
+    def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
         return 1.0
 
-    def observe(self, party: str, tool: str, seconds: float) -> None:
+    def observe(self, domain: str, tool: str, seconds: float) -> None:
         """Nothing is learnt."""
 
 
@@ -54,7 +54,7 @@ TTL_S = 300.0
 def by_last_use(clock: Clock) -> Ranking:
     """The page used longest ago goes first."""
 
-    def rank(node: Node, tier: Tier) -> Rank:
+    def rank(node: Node, tier: Tier) -> EvictionRank:
         return 0, 0.0, node.last_used
 
     return rank
@@ -63,7 +63,7 @@ def by_last_use(clock: Clock) -> Ranking:
 def by_lease_and_last_use(clock: Clock) -> Ranking:
     """Pages without a lease go first, then those with one; among each, the page used longest ago."""
 
-    def rank(node: Node, tier: Tier) -> Rank:
+    def rank(node: Node, tier: Tier) -> EvictionRank:
         is_leased = node.lease is not None and node.lease.until > clock.monotonic()
         return int(is_leased), 0.0, node.last_used
 
@@ -77,5 +77,5 @@ def _of_the_engine(clock: Clock) -> None:
 LRU = Policy("lru", by_last_use, lambda: FixedLease(0.0), holds=False, prefetches=False)
 LRU_WITH_VERBS = Policy("lru, hold and prefetch", by_last_use, lambda: FixedLease(0.0))
 TTL = Policy("ttl", by_lease_and_last_use, lambda: FixedLease(TTL_S), prefetches=False, leases_every_pause=True)
-OURS = Policy("ours", _of_the_engine, LeaseAdvisor)
+OURS = Policy("ours", _of_the_engine, ToolLatencyModel)
 POLICIES = (LRU, TTL, LRU_WITH_VERBS, OURS)

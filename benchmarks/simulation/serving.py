@@ -14,13 +14,12 @@ from benchmarks.simulation.reserve_watch import ReserveWatch
 from benchmarks.simulation.tally import Tally
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.arrivals import Path, Residence
-from graftwork.engine.kv_memory import KvMemory
-from graftwork.engine.pages import PageId
-from graftwork.engine.request import SessionUse
-from graftwork.engine.session_tending import SessionTender
-from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferDone, TransferPlan
+from graftwork.engine.core.requests import SessionUse
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 
 RETRY_S = 2.0
 """After which a turn that was refused comes back."""
@@ -30,7 +29,7 @@ RETRY_S = 2.0
 class Turn:
     """One request of a session: a prompt, and the answer that it will have."""
 
-    whole: Path
+    whole: TokenPath
     """Prompt and answer."""
     num_prompt: int
     use: SessionUse
@@ -40,19 +39,24 @@ class Turn:
     tiers: tuple[Tier, ...] = ()
     arrivals: set[TransferPlan] = field(default_factory=set)
 
-    def path(self, num_tokens: int) -> Path:
+    def path(self, num_tokens: int) -> TokenPath:
         """Of its first tokens."""
-        return Path(self.whole.scope, self.whole.token_ids[:num_tokens], self.whole.owner)
+        return TokenPath(self.whole.scope, self.whole.token_ids[:num_tokens], self.whole.domain)
 
 
 class Server:
     """Turns that wait and turns that run."""
 
     def __init__(
-        self, memory: KvMemory, tender: SessionTender, hardware: ScaledHardware, timeline: Timeline, watch: ReserveWatch
+        self,
+        memory: KvCacheManager,
+        session_cache: SessionCache,
+        hardware: ScaledHardware,
+        timeline: Timeline,
+        watch: ReserveWatch,
     ) -> None:
         self._memory = memory
-        self._tender = tender
+        self._session_cache = session_cache
         self._hardware = hardware
         self._timeline = timeline
         self.tally = Tally()
@@ -72,13 +76,13 @@ class Server:
             self.tally.refusals += 1
             self._timeline.after(RETRY_S, lambda: self.submit(turn))
             return
-        self._tender.goes_on(turn.whole.owner, turn.use)
+        self._session_cache.begin_turn(turn.whole.domain, turn.use)
         self._waiting.append(turn)
         self.go_on()
 
     def absorb(self, done: TransferDone) -> None:
         """A copy has ended: turns that waited for it go on, and where it failed they begin again."""
-        failed_from = self._memory.absorb(done)
+        failed_from = self._memory.finish_transfer(done)
         for turn in [one for one in self._running if done.plan in one.arrivals]:
             turn.arrivals.discard(done.plan)
             if failed_from is not None:
@@ -94,23 +98,23 @@ class Server:
             self._running.add(turn)
             if not turn.arrivals:
                 self._prefill(turn)
-        device = self._memory.residency.device
+        device = self._memory.page_store.device
         assert self._running or not self._waiting or device.in_flight_pages, "a turn fits the device and cannot start"
-        self._memory.tick()
+        self._memory.start_background_copies()
 
     def _settle(self, turn: Turn) -> bool:
         memory, path = self._memory, turn.path(turn.num_prompt - 1)  # the last token's logits are needed
         match = memory.match(path)
         if not memory.has_room(match, len(turn.whole.token_ids), 0):
             return False
-        with self._watch.others_than(path.owner):
-            residence = memory.settle(path, match, len(turn.whole.token_ids), turn.use)
-        if residence is not None:
-            self._take(turn, residence)
-        return residence is not None
+        with self._watch.others_than(path.domain):
+            allocation = memory.allocate_path(path, match, len(turn.whole.token_ids), turn.use)
+        if allocation is not None:
+            self._take(turn, allocation)
+        return allocation is not None
 
-    def _take(self, turn: Turn, residence: Residence) -> None:
-        turn.pages, turn.tiers, turn.arrivals = residence.pages, residence.tiers, set(residence.arrivals)
+    def _take(self, turn: Turn, allocation: PageAllocation) -> None:
+        turn.pages, turn.tiers, turn.arrivals = allocation.pages, allocation.tiers, set(allocation.loads)
 
     def _start_over(self, turn: Turn) -> None:
         """Some of its pages could not be read: the turn goes back to the head of the queue."""
@@ -131,7 +135,7 @@ class Server:
         size = self._memory.page_tokens
         by_tier = {tier: turn.tiers.count(tier) * size for tier in Tier}
         ttft_s = self._timeline.now - turn.arrived_at
-        self.tally.count(ttft_s, by_tier, turn.num_prompt, self._memory.sessions.num_reached)
+        self.tally.count(ttft_s, by_tier, turn.num_prompt, self._memory.sessions.num_history_pages)
         self._enter(turn, turn.num_prompt)
         seconds = (len(turn.whole.token_ids) - turn.num_prompt) * self._hardware.decode_token_s
         self._timeline.after(seconds, lambda: self._end(turn))
@@ -139,13 +143,13 @@ class Server:
     def _end(self, turn: Turn) -> None:
         num_computed = len(turn.whole.token_ids) - 1
         self._enter(turn, num_computed)
-        self._memory.follow(turn.path(num_computed), turn.use)
+        self._memory.set_history(turn.path(num_computed), turn.use)
         self._memory.release(turn.pages)
-        self._memory.enforce_limits(turn.whole.owner)
+        self._memory.enforce_limits(turn.whole.domain)
         self._running.discard(turn)
         turn.on_end()
         self.go_on()
 
     def _enter(self, turn: Turn, num_computed: int) -> None:
-        nodes = self._memory.enter(turn.path(num_computed), turn.pages, turn.use)
-        turn.pages = self._memory.share(nodes, turn.pages)
+        nodes = self._memory.insert(turn.path(num_computed), turn.pages, turn.use)
+        turn.pages = self._memory.deduplicate(nodes, turn.pages)

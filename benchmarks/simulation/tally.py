@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferKind
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.transfer.plan import TransferKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One simulated engine under one policy, with the engine's own pools, tree, mover and retention.
+"""One simulated engine under one policy, with the engine's own pools, tree, mover and policy.
 
 Only the clock, the device and the bytes are made up.
 """
@@ -16,11 +16,11 @@ from benchmarks.simulation.serving import Server
 from benchmarks.simulation.tally import Figures
 from benchmarks.simulation.timeline import Timeline
 
-from graftwork.engine.kv_memory import KvMemory, LowerTiers
-from graftwork.engine.load_cost import CostTracker
-from graftwork.engine.scope import ScopeMaker
-from graftwork.engine.session_tending import SessionTender
-from graftwork.engine.tier_names import Tier
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.index.cost_model import CostTracker
+from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
+from graftwork.engine.kv.session_cache import SessionCache
 
 WARM_UP = 0.15
 """Of all turns: those in which the tiers fill are not counted."""
@@ -46,16 +46,16 @@ class World:
         self.copies = SimulatedCopies(self.timeline, hardware, self.disk)
         lower = LowerTiers(self.copies, CostTracker(hardware.costs), self.disk)
         clock = self.timeline.clock
-        self.memory = KvMemory(hardware.sizes, lower, clock, policy.ranking(clock))
-        scopes = ScopeMaker("sha256:simulated", "bfloat16")
-        tender = SessionTender(self.memory, scopes, policy.advice(), clock)
-        owners = sorted({session.party.encode() for session in load.trace.sessions})
-        self.watch = ReserveWatch(self.memory.residency, owners, self.copies.saving_pages)
-        self.server = Server(self.memory, tender, hardware, self.timeline, self.watch)
+        self.memory = KvCacheManager(hardware.sizes, lower, clock, policy.ranking(clock))
+        scopes = CacheScopes("sha256:simulated", "bfloat16")
+        session_cache = SessionCache(self.memory, scopes, policy.advice(), clock)
+        domains = sorted({session.domain.encode() for session in load.trace.sessions})
+        self.watch = ReserveWatch(self.memory.page_store, domains, self.copies.saving_pages)
+        self.server = Server(self.memory, session_cache, hardware, self.timeline, self.watch)
         self.server.tally.num_warm_up = int(WARM_UP * load.num_turns)
         self.copies.report = self.server.absorb
         self._load = load
-        surroundings = Surroundings(self.server, tender, scopes, self.timeline, self.watch)
+        surroundings = Surroundings(self.server, session_cache, scopes, self.timeline, self.watch)
         self._agents = Agents(load.trace, policy, surroundings, Budget(load.num_turns))
         self._roots: Iterator[int] = (one.number for one in load.trace.sessions if one.parent is None)
 
@@ -66,7 +66,7 @@ class World:
         self.timeline.run()
         self.check_empty()
         return self.server.tally.figures(
-            self.copies.moved_pages, self.memory.residency.sizes.page_bytes, self.memory.residency.device.num_pages
+            self.copies.moved_pages, self.memory.page_store.sizes.page_bytes, self.memory.page_store.device.num_pages
         )
 
     def _begin(self) -> None:
@@ -83,5 +83,5 @@ class World:
         assert self.disk.num_pages == 0, f"{self.disk.num_pages} pages are left on disk"
         assert len(self.memory.sessions) == 0, "a session is remembered"
         for tier in (Tier.DEVICE, Tier.HOST):
-            pool = self.memory.residency.pool(tier)
+            pool = self.memory.page_store.pool(tier)
             assert pool.free_pages == pool.num_pages, f"{pool.num_pages - pool.free_pages} pages of the {tier} leaked"

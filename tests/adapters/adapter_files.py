@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graftwork.engine.request import EngineDescription
+from graftwork.engine.core.stats import EngineDescription
 
 DESCRIPTION = EngineDescription(
     model_name="tiny",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graftwork.adapters.inspection import AdapterInspector
+from graftwork.adapters.inspection.inspector import AdapterInspector
 from tests.adapters.shared_inspector import shared_inspector
 
 

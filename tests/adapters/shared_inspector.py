@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from graftwork.adapters.inspection import AdapterInspector
+from graftwork.adapters.inspection.inspector import AdapterInspector
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.adapters.inspection import AdapterInspector
+from graftwork.adapters.inspection.inspector import AdapterInspector
 from tests.adapters.shared_inspector import shared_inspector
 from tests.api.harness import Gateway, TestTenant, gateway_settings, open_gateway, write_model_folder
 

@@ -4,20 +4,18 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
-from graftwork.engine.request import (
+from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
-    EngineDescription,
     EngineEvent,
-    EngineRequest,
-    EngineStats,
     FinishReason,
     PromptAdmitted,
     RequestFinished,
-    SessionMemory,
-    SessionTending,
     TokensGenerated,
 )
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
+from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain
 from tests.adapters import adapter_files
@@ -66,7 +64,7 @@ class FakeEngine:
     cached_tokens: int = 0
     drafts: DraftReport = field(default_factory=DraftReport)
     """What every answer's end tells of its guesses."""
-    tended: list[SessionTending] = field(default_factory=list)
+    session_commands: list[SessionCommand] = field(default_factory=list)
 
     async def describe(self) -> EngineDescription:
         return describe()
@@ -113,40 +111,22 @@ class FakeEngine:
         return EngineStats(
             running_requests=1,
             waiting_requests=2,
+            kv_usage_ratio=0.18,
             free_pages=5,
             cached_pages=3,
             active_pages=2,
             in_flight_pages=1,
-            host_free_pages=4,
             host_cached_pages=6,
-            host_in_flight_pages=0,
             disk_pages=9,
-            disk_bytes=900,
-            disk_corrupt_files=1,
             disk_foreign_files=2,
-            disk_failures=0,
-            resident_adapters=(),
-            lora_pool_bytes=0,
-            running_adapters=(),
-            waiting_adapters=(),
             steps=7,
-            prompt_tokens=0,
-            cached_tokens=0,
-            host_tokens=0,
-            disk_tokens=0,
             preemptions=3,
-            generated_tokens=0,
-            drafted_tokens=9,
-            accepted_tokens=6,
-            forced_tokens=2,
-            adapter_loads=0,
-            max_adapters_in_a_step=1,
         )
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        self.tended.append(tending)
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        self.session_commands.append(command)
         return SessionMemory(
-            host_tokens=len(tending.token_ids), host_bytes=1000, lease_s=2.5 if tending.waits else None
+            host_tokens=len(command.token_ids), host_bytes=1000, lease_s=2.5 if command.waits else None
         )
 
     async def probe_adapter(self, digest: str) -> None:
@@ -157,10 +137,10 @@ class FakeEngine:
     async def forget_adapter(self, digest: str) -> None:
         self.forgotten.append(digest)
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
+    async def forget_domain(self, domain: IsolationDomain) -> None:
         if self.absence is not None:
             raise self.absence
-        self.forgotten_domains.append(isolation)
+        self.forgotten_domains.append(domain)
 
     async def close(self) -> None:
         return None

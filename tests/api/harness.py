@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from graftwork.adapters.inspection import AdapterInspector
-from graftwork.api.app import create_app
-from graftwork.api.lifespan import open_resources
-from graftwork.api.resources import Resources
+from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.api.deps.resources import Resources
+from graftwork.api.server.app import create_app
+from graftwork.api.server.wiring import open_resources
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import TenantId
-from graftwork.platform.quota import Quota
+from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.settings import Settings
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.fakes import CONTEXT_TOKENS, END, FakeEngine

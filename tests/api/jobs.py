@@ -1,23 +1,56 @@
 """Jobs of one generation each, for whatever reads their events."""
 
-from graftwork.adapters.specs import ResolvedModel
-from graftwork.api.inference_job import Generation, InferenceJob, Settle
-from graftwork.api.usage_figures import UsageFigures
-from graftwork.engine.request import SamplingParams
-from graftwork.platform.ids import IsolationDomain, RequestId
-from graftwork.sessions.generation import GenerationRequest, Generator
-from graftwork.sessions.token_tally import TallyingEngine
-from tests.api.fakes import FakeEngine, describe
-from tests.sessions.fakes_text import text_tokenizer
+import asyncio
+from dataclasses import dataclass, field
+
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.api.inference.job import InferenceJob
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.database import Database
+from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
+from graftwork.platform.quotas.quotas import LocalQuotaKeeper
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal
+from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.sessions.generation.generator import GenerationRequest
+from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount
+from tests.api.fakes import FakeEngine
+from tests.sessions.fakes_text import generator_on
+
+TENANT = TenantId("ten_1")
 
 
-async def settle_nothing(usage: UsageFigures | None, outcome: str) -> None:
-    return None
+@dataclass
+class SlowReservation:
+    """Implements Reservation: settling waits for `may_settle`."""
+
+    settled: list[int] = field(default_factory=list)
+    settling: asyncio.Event = field(default_factory=asyncio.Event)
+    may_settle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def rate_limit_headers(self) -> dict[str, str]:
+        return {}
+
+    async def settle(self, actual_tokens: int) -> None:
+        self.settling.set()
+        await self.may_settle.wait()
+        self.settled.append(actual_tokens)
+
+    async def refund(self) -> None:
+        await self.settle(0)
 
 
-def a_job(engine: FakeEngine, settle: Settle = settle_nothing) -> InferenceJob:
-    """A job that is not started yet."""
-    tally = TallyingEngine(engine)
+def a_job(engine: FakeEngine, database: Database, reservation: SlowReservation | None = None) -> InferenceJob:
+    """A job that is not started yet. Without a slow `reservation` it settles at once."""
+    if reservation is None:
+        reservation = SlowReservation()
+        reservation.may_settle.set()
+    clock = ManualClock()
+    ledger = UsageMeter(database)
+    tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
+    accounting = Accounting(tenancy.get_quota, quotas, ledger, Telemetry(), clock)
     request = GenerationRequest(
         request_id=RequestId("req_1.0"),
         prompt_token_ids=(1, 2, 3),
@@ -25,5 +58,6 @@ def a_job(engine: FakeEngine, settle: Settle = settle_nothing) -> InferenceJob:
         resolved=ResolvedModel("tiny", None),
         isolation=IsolationDomain(bytes(32)),
     )
-    generator = Generator(tally, text_tokenizer(), describe())
-    return InferenceJob(RequestId("req_1"), [Generation(request, generator, tally)], 1, settle, {})
+    principal = Principal(TENANT, "acme", KeyId("key_1"), 1.0, "default", ALL_SCOPES)
+    account = RequestAccount(accounting, Charge(RequestId("req_1"), principal, request.resolved), reservation)
+    return InferenceJob(RequestId("req_1"), [generator_on(engine).start(request)], 1, account, {})

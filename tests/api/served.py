@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from graftwork.api.http_server import HttpServer
-from graftwork.api.listening_socket import bind, url_of
+from graftwork.api.server.uvicorn_server import HttpServer, bind, url_of
 from tests.api.harness import Gateway
 
 

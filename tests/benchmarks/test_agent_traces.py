@@ -71,13 +71,13 @@ def test_every_step_but_the_last_waits_for_something(shape: Shape) -> None:
 
 
 def test_support_sessions_share_one_prompt_and_wait_for_people() -> None:
-    """All prompts of all parties begin alike, and most pauses are a person's."""
+    """All prompts of all domains begin alike, and most pauses are a person's."""
     trace = small_trace(Shape.SUPPORT, 30)
     beginnings = {tuple(next(trace.prompts(session.number))[: session.prompt_tokens]) for session in trace.sessions}
     calls = [call.tool for session in trace.sessions for step in session.steps for call in step.calls]
 
     assert len(beginnings) == 1
-    assert len({session.party for session in trace.sessions}) > 1
+    assert len({session.domain for session in trace.sessions}) > 1
     assert calls.count(HUMAN) > len(calls) / 2
 
 

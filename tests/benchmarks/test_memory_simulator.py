@@ -13,7 +13,7 @@ from benchmarks.simulation.policies import LRU, OURS, POLICIES, Policy
 from benchmarks.simulation.timeline import Timeline
 from benchmarks.simulation.world import Load, World
 
-from graftwork.engine.transfers import TransferKind
+from graftwork.engine.kv.transfer.plan import TransferKind
 
 FACTOR = 400.0
 """Contexts of some tens of pages, and tiers to match."""
@@ -28,13 +28,13 @@ def small_load(shape: Shape, num_turns: int, num_live: int = 60) -> Load:
 
 
 def flooded(trace: Trace) -> Trace:
-    """The same sessions, all of one party but every fourth with its sub-agents, which are of another."""
-    parties: list[str] = []
+    """The same sessions, all of one domain but every fourth with its sub-agents, which are of another."""
+    domains: list[str] = []
     for session in trace.sessions:
         own = "quiet" if session.number % 4 == 0 else "flood"
-        parties.append(own if session.parent is None else parties[session.parent.session])
-    named = zip(trace.sessions, parties, strict=True)
-    return Trace(trace.shape, tuple(replace(session, party=party) for session, party in named))
+        domains.append(own if session.parent is None else domains[session.parent.session])
+    named = zip(trace.sessions, domains, strict=True)
+    return Trace(trace.shape, tuple(replace(session, domain=domain) for session, domain in named))
 
 
 def test_events_happen_in_the_order_of_their_times() -> None:
@@ -77,7 +77,7 @@ def test_thirty_thousand_turns_leak_nothing(shape: Shape, num_live: int) -> None
 
 @pytest.mark.parametrize("policy", [LRU, OURS], ids=lambda policy: policy.name)
 def test_a_flooding_party_pushes_nobody_below_its_reserve(policy: Policy) -> None:
-    """With three sessions in four one party's, the other keeps its reserve of both tiers at every step."""
+    """With three sessions in four one domain's, the other keeps its reserve of both tiers at every step."""
     load = small_load(Shape.CODING, 1200, num_live=120)
     world = World(policy, replace(load, trace=flooded(load.trace)), small_hardware())
 

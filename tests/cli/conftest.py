@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner, Result
 
-from graftwork.api.cli import build_app
+from graftwork.api.cli.main import build_app
 
 Graftwork = Callable[..., Result]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from graftwork.api.app import create_app
-from graftwork.api.lifespan import open_resources
-from graftwork.engine.request import EngineEvent, EngineRequest
+from graftwork.api.server.app import create_app
+from graftwork.api.server.wiring import open_resources
+from graftwork.engine.core.events import EngineEvent
+from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.settings import Settings
 from tests.api.fakes import FakeEngine

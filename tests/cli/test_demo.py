@@ -7,10 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from graftwork.api.commands.demo_server import DemoServer, ServerFailed
-from graftwork.api.demo_report import Claim, Report, figures_of, show_report
-from graftwork.api.demo_script import TOOLS_BY_JOB, Ask, asks_for, expected_answer, schemas_for
-from graftwork.api.demo_talk import Talk, Turn
+from graftwork.api.cli.demo.conversation import Talk, Turn
+from graftwork.api.cli.demo.report import Claim, Report, figures_of, show_report
+from graftwork.api.cli.demo.script import TOOLS_BY_JOB, Ask, asks_for, expected_answer, schemas_for
+from graftwork.api.cli.demo.server import DemoServer, ServerFailed
 from graftwork.api.sdk.client import AsyncGraftwork
 from graftwork.demo.tasks import run_tool
 from graftwork.platform.clock import ManualClock

@@ -2,8 +2,8 @@
 
 import pytest
 
-from graftwork.api.commands.failures import advice
-from graftwork.api.sdk import errors
+from graftwork.api.cli.console.failures import advice
+from graftwork.api.sdk.transport import errors
 from tests.cli.conftest import Graftwork
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from graftwork.api.cli import build_app
+from graftwork.api.cli.main import build_app
 from tests.cli.conftest import Graftwork
 
 COMMANDS = """serve|gateway|engine|demo|usage|audit|db upgrade|db downgrade|db current|
@@ -89,7 +89,7 @@ def test_groups_without_a_command_show_their_help(graftwork: Graftwork) -> None:
 def test_starting_loads_nothing_heavy() -> None:
     """`graftwork --help` waits neither for torch nor for a server's or a client's libraries."""
     heavy = {"torch", "fastapi", "sqlalchemy", "pydantic", "httpx", "uvicorn", "numpy", "grpc", "alembic"}
-    program = "import sys; from graftwork.api.cli import build_app; build_app(); print(*sorted(sys.modules))"
+    program = "import sys; from graftwork.api.cli.main import build_app; build_app(); print(*sorted(sys.modules))"
 
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from graftwork.api.commands import output
+from graftwork.api.cli.console import output
 
 
 def test_columns_are_aligned_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

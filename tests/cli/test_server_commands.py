@@ -22,11 +22,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     def recorder() -> Callable[..., None]:
         return lambda *arguments: calls.append(arguments)
 
-    entries = {"supervisor": "serve", "gateway_process": "run_gateway", "engine_process": "run_engine"}
+    entries = {"serve": "serve", "gateway": "run_gateway", "engine_process": "run_engine"}
     for module_name, function in entries.items():
-        module = ModuleType(f"graftwork.api.{module_name}")
+        module = ModuleType(f"graftwork.api.server.{module_name}")
         setattr(module, function, recorder())
-        monkeypatch.setitem(sys.modules, f"graftwork.api.{module_name}", module)
+        monkeypatch.setitem(sys.modules, f"graftwork.api.server.{module_name}", module)
     return calls
 
 

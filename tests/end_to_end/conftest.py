@@ -39,7 +39,7 @@ class DemoServer:
 
     def start(self) -> None:
         """Return once the server says that it is ready."""
-        command = [sys.executable, "-m", "graftwork.api.cli", "serve", "--demo", "--port", str(self.port)]
+        command = [sys.executable, "-m", "graftwork.api.cli.main", "serve", "--demo", "--port", str(self.port)]
         command += ["--data-dir", str(self.data_dir)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GRAFTWORK_")}
         environment |= self.settings
@@ -66,7 +66,7 @@ class DemoServer:
         """SIGKILL to the engine alone; returns when it is gone, and the gateway is not."""
         assert self.process is not None
         children = psutil.Process(self.process.pid).children()
-        (engine,) = [child for child in children if "graftwork.api.engine_process" in child.cmdline()]
+        (engine,) = [child for child in children if "graftwork.api.server.engine_process" in child.cmdline()]
         engine.kill()
         engine.wait(_STOP_WITHIN_S)
 

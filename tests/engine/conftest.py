@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
 from tests.engine.harness import Harness
-from tests.engine.kv_lab import LOAD_ALL
+from tests.engine.kv_lab import load_always
 from tests.engine.random_models import FolderSource, make_adapter, make_base, reference_model
 
 
@@ -26,7 +26,9 @@ class Lab:
     def engine(self, **options: Any) -> Harness:
         """A fresh engine in fp32 over the lab's base."""
         settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
-        return Harness(build_engine(EngineConfig(model=self.base, **settings), lambda _: self.source, costs=LOAD_ALL))
+        return Harness(
+            build_engine(EngineConfig(model=self.base, **settings), lambda _: self.source, costs=load_always())
+        )
 
 
 @pytest.fixture(scope="session")

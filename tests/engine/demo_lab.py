@@ -8,17 +8,16 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from graftwork.adapters.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
-from graftwork.adapters.identity import identify_adapter
-from graftwork.adapters.weights import ArtifactAdapterSource
+from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
+from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.demo.tasks import held_out_cases
-from graftwork.engine.adapter_weights import AdapterSource
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.load_cost import LoadCost
-from graftwork.engine.request import EngineDescription
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.lora.weights import AdapterSource
 from tests.engine.harness import Harness
-from tests.engine.kv_lab import LOAD_ALL
+from tests.engine.kv_lab import load_always
 
 DEMO = Path(__file__).parents[2] / "demo"
 JOBS = ("base", "pirate", "helpdesk", "terse")
@@ -37,11 +36,11 @@ class DemoLab:
     def __post_init__(self) -> None:
         self.digests: dict[str, str | None] = {"base": None}
 
-    def engine(self, costs: LoadCost | None = LOAD_ALL, **options: Any) -> Harness:
-        """A fresh engine; without `costs` it measures its own."""
+    def engine(self, *, measures: bool = False, **options: Any) -> Harness:
+        """A fresh engine; one that does not measure its costs loads whatever it can."""
         settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "device_bytes": 64 * 2**20} | options
         config = EngineConfig(model=DEMO / "model", page_tokens=PAGE, **settings)
-        return Harness(build_engine(config, self._source, costs=costs))
+        return Harness(build_engine(config, self._source, costs=None if measures else load_always()))
 
     def _source(self, description: EngineDescription) -> AdapterSource:
         store = LocalArtifacts(self.root)

@@ -1,4 +1,4 @@
-"""Pages that tell whose they are, and a folder of files that crashes or refuses on demand."""
+"""Pages whose content follows from their key, and a folder that fails or crashes on demand."""
 
 import errno
 import hashlib
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from graftwork.engine.disk_tier import DiskTier
-from graftwork.engine.local_files import Buffer, FileEntry, LocalFiles
-from graftwork.engine.page_file import file_bytes
-from graftwork.engine.page_key import PageKey, first_key, next_key
+from graftwork.engine.core.prefix_keys import PageKey, child_key, root_key
+from graftwork.engine.kv.disk.file_format import file_bytes
+from graftwork.engine.kv.disk.files import Buffer, FileEntry, LocalFiles
+from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import ManualClock
 
 PAGE_BYTES = 512
@@ -19,17 +19,17 @@ ONE_PAGE_FILE = file_bytes(1, PAGE_BYTES)
 
 
 def quick_folder() -> TemporaryDirectory[str]:
-    """A folder in memory where there is one: bringing thousands of files to the disk takes its time."""
+    """Returns a folder in memory if there is one, because syncing thousands of files to a disk is slow."""
     memory = Path("/dev/shm")
     return TemporaryDirectory(dir=memory if memory.is_dir() else None)
 
 
 class Crash(BaseException):
-    """The process ends here; nothing of it may catch this."""
+    """Stands for the end of the process. Only the test may catch it."""
 
 
 class FragileFiles(LocalFiles):
-    """A folder whose operations can be made to fail or to be the last; watches the bytes that lie there meanwhile."""
+    """A folder whose operations fail or crash on demand. It records the largest number of bytes in the folder."""
 
     def __init__(self, folder: Path, written: set[bytes] | None = None) -> None:
         super().__init__(folder)
@@ -38,9 +38,9 @@ class FragileFiles(LocalFiles):
         """Gets the contents of every file that was written whole."""
         self.num_operations = 0
         self.crash_at: int | None = None
-        """The number of the operation that is the last; a file is then left half written."""
+        """The number of the operation at which the process ends. A file is then half written."""
         self.refused: set[str] = set()
-        """Operations that the disk refuses."""
+        """Operations that raise OSError."""
         self.most_bytes = 0
 
     def entries(self) -> list[FileEntry]:
@@ -92,24 +92,24 @@ class FragileFiles(LocalFiles):
 
 
 def bytes_in(folder: Path) -> int:
-    """What lies in a folder."""
+    """Returns the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def party(name: str) -> bytes:
+def domain_named(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
 def chain(scope: str, num_pages: int) -> list[PageKey]:
-    """The keys of the first pages of a scope; a longer chain begins with a shorter one."""
-    keys = [first_key(scope.encode())]
+    """Returns the keys of the first pages of a scope. A longer chain starts with a shorter one."""
+    keys = [root_key(scope.encode())]
     for number in range(num_pages):
-        keys.append(next_key(keys[-1], [number]))
+        keys.append(child_key(keys[-1], [number]))
     return keys[1:]
 
 
 def page_of(key: PageKey) -> bytes:
-    """The content that belongs to a key and to no other."""
+    """Returns the content that belongs to a key and to no other."""
     return hashlib.shake_128(key).digest(PAGE_BYTES)
 
 
@@ -117,23 +117,23 @@ def pages_of(keys: Sequence[PageKey]) -> list[bytes]:
     return [page_of(key) for key in keys]
 
 
-def opened(folder: Path, max_bytes: int = 2**20, layout: bytes = LAYOUT, files: LocalFiles | None = None) -> DiskTier:
-    """A tier on a folder, on a clock that stands still."""
-    tier = DiskTier(folder, max_bytes, layout, files, ManualClock())
-    tier.open()
-    return tier
+def opened(folder: Path, max_bytes: int = 2**20, layout: bytes = LAYOUT, files: LocalFiles | None = None) -> DiskStore:
+    """Returns an open disk store on a manual clock."""
+    disk = DiskStore(folder, max_bytes, layout, files, ManualClock())
+    disk.open()
+    return disk
 
 
-def store(tier: DiskTier, owner: str, keys: Sequence[PageKey]) -> int:
-    return tier.write(party(owner), keys, pages_of(keys))
+def store(disk: DiskStore, domain: str, keys: Sequence[PageKey]) -> int:
+    return disk.write(domain_named(domain), keys, pages_of(keys))
 
 
-def readable(tier: DiskTier, keys: Sequence[PageKey]) -> list[PageKey]:
-    """The keys whose pages can be read; fails if any page has other bytes than its own."""
+def readable(disk: DiskStore, keys: Sequence[PageKey]) -> list[PageKey]:
+    """Returns the keys whose pages can be read. Fails if a page has wrong bytes."""
     found = []
     for key in keys:
         space = bytearray(PAGE_BYTES)
-        if tier.read(key, memoryview(space)):
+        if disk.read(key, memoryview(space)):
             assert bytes(space) == page_of(key), "a page was answered with wrong bytes"
             found.append(key)
     return found

@@ -12,9 +12,9 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
 from transformers import LlamaForCausalLM
 
-from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.platform.errors import NotFound
 from tests.engine.harness import Harness
 from tests.engine.random_models import ALL_TARGETS

@@ -7,31 +7,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from graftwork.engine.assembly import Engine
-from graftwork.engine.loop import CancelRequest, Stop, SubmitRequest, TendSession
-from graftwork.engine.outputs import Output
-from graftwork.engine.request import (
-    NO_KV_LIMITS,
-    AdapterUse,
+from graftwork.engine.build.engine import Engine
+from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
-    EngineRequest,
     FinishReason,
-    GrammarSource,
-    KvLimits,
     PromptAdmitted,
     RequestFinished,
-    SamplingParams,
-    ServiceTier,
-    SessionKey,
-    SessionMemory,
-    SessionTending,
-    SessionUse,
-    SessionVerb,
+    RequestOutput,
     TokenLogprobs,
     TokensGenerated,
-    ToolWait,
 )
+from graftwork.engine.core.requests import (
+    NO_KV_LIMITS,
+    AdapterUse,
+    EngineRequest,
+    GrammarSource,
+    KvLimits,
+    ServiceTier,
+    SessionKey,
+    SessionUse,
+)
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
+from graftwork.engine.messages import CancelRequest, RunSessionCommand, Stop, SubmitRequest
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -70,7 +69,6 @@ class Harness:
         adapter: str | None = None,
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
-        share: str = "",
         tier: ServiceTier = ServiceTier.DEFAULT,
         session: SessionUse | None = None,
         grammar: GrammarSource | None = None,
@@ -86,10 +84,9 @@ class Harness:
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(**options),
-            isolation=IsolationDomain(domain),
+            domain=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
             tier=tier,
-            share=share,
             session=session,
             grammar=grammar,
             prediction_token_ids=prediction,
@@ -125,15 +122,15 @@ class Harness:
         self.finish()
         return outcome
 
-    def tend(
+    def command(
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
         """One verb on a session's KV, and every copy that follows from it."""
-        answer = self.tend_now(verb, session, tokens, *waits, **options)
+        answer = self.command_now(verb, session, tokens, *waits, **options)
         self.rest()
         return answer
 
-    def tend_now(
+    def command_now(
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
         """One verb on a session's KV; the copies that follow from it are left under way."""
@@ -141,8 +138,8 @@ class Harness:
         adapter = options.get("adapter")
         adapters = (AdapterUse(adapter),) if adapter is not None else ()
         domain = IsolationDomain(options.get("domain", b"tenant"))
-        tending = SessionTending(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
-        self.loop.take(TendSession(tending, answers.append))
+        command = SessionCommand(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
+        self.loop.take(RunSessionCommand(command, answers.append))
         return answers[0]
 
     def rest(self) -> None:
@@ -164,12 +161,12 @@ class Harness:
 
     def poison_unused_pages(self) -> None:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
-        standing, cache = self.engine.memory.residency.device.standing(), self.engine.cache
+        occupancy, cache = self.engine.memory.page_store.device.occupancy(), self.engine.cache
         poison = torch.full(cache.page_shape, float("nan"), dtype=cache.dtype)
-        for page in np.flatnonzero(~standing.is_fixed & ~standing.is_held):
+        for page in np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held):
             cache.write_page(int(page), poison)
 
-    def sink(self, outputs: list[Output]) -> None:
+    def sink(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             outcome = self.outcomes[output.request_id]
             match output.event:

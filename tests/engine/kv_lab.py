@@ -1,7 +1,7 @@
-"""A KV memory over a device that holds tags: what a page's KV stands for is the hash of (scope, exact prefix).
+"""A KV cache over small real memory, for tests.
 
-The device's frames are real, and small: a page's tag is bytes in its frame, and adapters of a few frames lie among
-them, so that whatever is carried elsewhere is found to be there.
+A page contains its tag instead of KV. The tag is the page's key, so a test can check that a page holds the KV of
+exactly its scope and prefix. Adapters of a few frames lie between the pages.
 """
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -9,40 +9,43 @@ from dataclasses import dataclass, field
 
 import torch
 
-from graftwork.engine.arrivals import Path, Residence
-from graftwork.engine.device_adapters import DeviceAdapters
-from graftwork.engine.disk_tally import DiskCounters
-from graftwork.engine.drop_order import Ranking
-from graftwork.engine.frame_arena import FrameArena
-from graftwork.engine.kv_memory import KvMemory, LowerTiers
-from graftwork.engine.load_cost import CostTracker, LoadCost, PrefillCost, TransferCost
-from graftwork.engine.lora import Segment
-from graftwork.engine.lora_backend import StepLora
-from graftwork.engine.page_key import PageKey
-from graftwork.engine.page_path import CacheScope, SequenceScope, page_key
-from graftwork.engine.pages import PageId
-from graftwork.engine.request import SessionKey, SessionUse
-from graftwork.engine.residency import KvSizes
-from graftwork.engine.resident_adapter import GroupDelta, ResidentAdapter, compacted
-from graftwork.engine.tier_names import Tier
-from graftwork.engine.transfers import TransferDone, TransferKind, TransferPlan, file_owner
+from graftwork.engine.core.prefix_keys import CacheScope, PageKey, PrefixScope, page_key
+from graftwork.engine.core.requests import SessionKey, SessionUse
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
+from graftwork.engine.kv.index.eviction_queue import Ranking
+from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan, domain_digest
+from graftwork.engine.lora.backend import StepLora
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
+from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
+from graftwork.engine.lora.torch_backend import Segment
 from graftwork.platform.clock import ManualClock
 
 Tag = PageKey
-"""A page's key is a digest of its scope and its whole prefix: exactly what its KV depends on."""
+"""The key of a page. It depends on the same things as the page's KV."""
 
 
 LOAD_ALL = LoadCost(TransferCost(0.0, 1e-6), TransferCost(0.0, 2e-6), PrefillCost(0.01, 0.0, 0.0))
-"""Loading is always worth it."""
+"""Costs under which every load is worth it."""
+
+
+def load_always() -> CostTracker:
+    """Costs by which loading is always worth it, whatever the machine shows."""
+    return CostTracker(LOAD_ALL, smoothing=0.0)
 
 
 @dataclass
 class FakeDisk:
-    """Pages by key; `corrupt` ones are there until they are read."""
+    """A disk without files: tags by key."""
 
     pages: dict[PageKey, Tag] = field(default_factory=dict)
     max_pages: int = 1_000_000
-    owners: dict[PageKey, bytes] = field(default_factory=dict)
+    domains: dict[PageKey, bytes] = field(default_factory=dict)
 
     @property
     def num_pages(self) -> int:
@@ -62,19 +65,19 @@ class FakeDisk:
     def forget(self, key: PageKey) -> None:
         self.pages.pop(key, None)
 
-    def forget_owner(self, owner: bytes) -> int:
-        lost = [key for key in self.pages if self.owners.get(key) == owner]
+    def forget_domain(self, domain: bytes) -> int:
+        lost = [key for key in self.pages if self.domains.get(key) == domain]
         for key in lost:
             self.forget(key)
         return len(lost)
 
 
 class DeviceTags(MutableMapping[PageId, Tag | None]):
-    """The tags of pages, as bytes in the frames of an arena: a length, and so many bytes."""
+    """The tags of device pages, stored in their frames: one byte of length, then the tag."""
 
-    def __init__(self, arena: FrameArena) -> None:
-        arena.memory.zero_()
-        self._frames = arena.memory.numpy()
+    def __init__(self, device_memory: DeviceMemory) -> None:
+        device_memory.frames.zero_()
+        self._frames = device_memory.frames.numpy()
 
     def __getitem__(self, page: PageId) -> Tag | None:
         length, *rest = self._frames[page].tolist()
@@ -95,7 +98,7 @@ class DeviceTags(MutableMapping[PageId, Tag | None]):
 
 
 class FakeCopies:
-    """A CopyEngine whose events fire when the test says so, and in whatever order."""
+    """A CopyEngine whose plans end when and in the order that the test says."""
 
     def __init__(self, disk: FakeDisk, device: DeviceTags) -> None:
         self.tags: dict[Tier, MutableMapping[PageId, Tag | None]] = {Tier.DEVICE: device, Tier.HOST: {}}
@@ -109,7 +112,7 @@ class FakeCopies:
         self.under_way.append((plan, [self._source(plan, index) for index in range(len(plan.moves))]))
 
     def fire(self, index: int = 0, num_good: int | None = None) -> TransferDone:
-        """Carry one plan out, its first `num_good` moves at least in name, and report it."""
+        """Carries out one plan, of which the first `num_good` moves succeed. Returns its report."""
         plan, sources = self.under_way.pop(index)
         good = len(plan.moves) if num_good is None else min(num_good, len(plan.moves))
         for number, (move, tag) in enumerate(zip(plan.moves, sources, strict=True)):
@@ -124,10 +127,10 @@ class FakeCopies:
         return TransferDone(plan, good, seconds=1e-6 * len(plan.moves))
 
     def sweep(self) -> None:
-        """What is forgotten is gone at once."""
+        """Has nothing to do: forgotten pages are gone at once."""
 
     def close(self) -> None:
-        """Nothing runs by itself."""
+        """Has nothing to end."""
 
     def _source(self, plan: TransferPlan, index: int) -> Tag | None:
         move = plan.moves[index]
@@ -141,30 +144,30 @@ class FakeCopies:
         if plan.kind is TransferKind.STORE:
             if tag is not None and len(self.disk.pages) < self.disk.max_pages:
                 self.disk.pages[move.key] = tag
-                self.disk.owners[move.key] = file_owner(plan.nodes[index].owner)
+                self.disk.domains[move.key] = domain_digest(plan.nodes[index].domain)
             return
         assert move.target is not None
         self.tags[Tier.HOST if plan.kind is TransferKind.SAVE else Tier.DEVICE][move.target] = tag
 
 
-class FixedAdvice:
-    """Every tool takes ten seconds, more or less."""
+class FixedLeases:
+    """A lease model in which every lease lasts ten seconds."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, float]] = []
 
-    def lease_s(self, party: str, tools: Mapping[str, float | None]) -> float:
+    def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
         return 10.0
 
-    def return_probability(self, party: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
+    def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
         return 0.9
 
-    def observe(self, party: str, tool: str, seconds: float) -> None:
+    def observe(self, domain: str, tool: str, seconds: float) -> None:
         self.seen.append((tool, seconds))
 
 
 class ShownLora:
-    """A LoraBackend that knows adapters only as it was shown them."""
+    """A LoraBackend that records which adapters it was given."""
 
     def __init__(self) -> None:
         self.shown: dict[str, ResidentAdapter] = {}
@@ -185,18 +188,18 @@ class ShownLora:
 
 
 def adapter_of(number: int) -> ResidentAdapter:
-    """An adapter of one, two or five frames of the lab's device, unlike all others."""
+    """Returns an adapter of one, two or five frames, different from all others."""
     rows = (1, 2, 5)[number % 3]
     A = torch.full((rows, 16), float(number)) + torch.arange(16)  # 64 bytes a row, as a frame
     return compacted(f"adapter-{number}", {(0, "o"): GroupDelta(A, None, ())}, None, None, None)
 
 
-def scope_of(name: str) -> SequenceScope:
-    return SequenceScope(CacheScope(name.encode()))
+def scope_of(name: str) -> PrefixScope:
+    return PrefixScope(CacheScope(name.encode()))
 
 
 class KvLab:
-    """A memory of few pages, with what is in them."""
+    """A KV cache of a few pages, and the content of each page."""
 
     def __init__(
         self,
@@ -212,80 +215,80 @@ class KvLab:
     ) -> None:
         self.clock = ManualClock()
         self.disk = disk if disk is not None else FakeDisk()
-        self.arena = FrameArena(device, 64, torch.device("cpu"))
-        self.copies = FakeCopies(self.disk, DeviceTags(self.arena))
+        self.device_memory = DeviceMemory(device, 64, torch.device("cpu"))
+        self.copies = FakeCopies(self.disk, DeviceTags(self.device_memory))
         sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share)
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
-        self.memory = KvMemory(sizes, lower, self.clock, ranking)
+        self.memory = KvCacheManager(sizes, lower, self.clock, ranking)
         self.lora = ShownLora()
-        self.adapters = DeviceAdapters(self.arena, self.memory.residency, self.lora)
-        self.memory.residency.lodgers[Tier.DEVICE] = self.adapters
+        self.adapters = DeviceAdapterPool(self.device_memory, self.memory.page_store, self.lora)
+        self.memory.page_store.frame_users[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 
-    def path(self, scope: str, tokens: Sequence[int]) -> Path:
-        return Path(scope_of(scope), tokens, scope.encode())
+    def path(self, scope: str, tokens: Sequence[int]) -> TokenPath:
+        return TokenPath(scope_of(scope), tokens, scope.encode())
 
-    def tags(self, path: Path) -> list[Tag]:
-        """What the KV of a path's whole pages stands for."""
+    def tags(self, path: TokenPath) -> list[Tag]:
+        """Returns the expected tags of a path's whole pages."""
         tags: list[Tag] = []
         for index in range(len(path.token_ids) // self.size):
             tokens = tuple(path.token_ids[index * self.size : (index + 1) * self.size])
             tags.append(page_key(path.scope, index, tags[-1] if tags else None, tokens))
         return tags
 
-    def compute(self, path: Path, residence: Residence) -> None:
-        """The forward pass: check what was cached, write the rest."""
-        pool, on_device = self.memory.residency.device, self.copies.tags[Tier.DEVICE]
-        for index, (page, tag) in enumerate(zip(residence.pages, self.tags(path), strict=False)):
-            if index < len(residence.tiers):
-                assert on_device[page] == tag, "a cached page holds somebody else's KV"
+    def compute(self, path: TokenPath, allocation: PageAllocation) -> None:
+        """Replaces the forward pass: checks the tags of cached pages and writes the others."""
+        pool, on_device = self.memory.page_store.device, self.copies.tags[Tier.DEVICE]
+        for index, (page, tag) in enumerate(zip(allocation.pages, self.tags(path), strict=False)):
+            if index < len(allocation.tiers):
+                assert on_device[page] == tag, "a cached page holds the KV of another prefix"
             else:
                 assert pool.holders(page) == 1, "a page that is shared is written"
                 assert not pool.is_in_flight(page), "a page is written while it is copied"
                 on_device[page] = tag
-        for page in residence.pages[len(self.tags(path)) :]:
+        for page in allocation.pages[len(self.tags(path)) :]:
             on_device[page] = None
 
-    def run(self, scope: str, tokens: Sequence[int], session: str | None = None) -> Residence | None:
-        """A whole request whose answer is nothing: settle, wait, compute, enter, release."""
+    def run(self, scope: str, tokens: Sequence[int], session: str | None = None) -> PageAllocation | None:
+        """Runs a whole request with an empty answer: allocate, load, compute, insert, release."""
         use = None if session is None else SessionUse(SessionKey(session))
         path = self.path(scope, tokens)
-        residence = self.memory.settle(path, self.memory.match(path), len(tokens))
-        if residence is None:
+        allocation = self.memory.allocate_path(path, self.memory.match(path), len(tokens))
+        if allocation is None:
             return None
         self.fire_all()
-        self.compute(path, residence)
-        self.memory.enter(path, residence.pages, use)
+        self.compute(path, allocation)
+        self.memory.insert(path, allocation.pages, use)
         if use is not None:
-            self.memory.follow(path, use)
-        self.memory.release(residence.pages)
-        return residence
+            self.memory.set_history(path, use)
+        self.memory.release(allocation.pages)
+        return allocation
 
     def fire_all(self) -> None:
-        """Let every transfer land, and those that follow from it."""
+        """Ends all copies, and those that follow from them."""
         while self.copies.under_way:
-            self.memory.absorb(self.copies.fire())
+            self.memory.finish_transfer(self.copies.fire())
 
     def check(self, num_held: int = 0) -> None:
-        """Every invariant that does not need to know what happened. `num_held`: device pages held by sequences."""
-        residency = self.memory.residency
+        """Checks every invariant that holds at any time. `num_held` is the number of device pages that requests hold."""
+        page_store = self.memory.page_store
         self.memory.check_integrity()
         for tier in (Tier.DEVICE, Tier.HOST):
-            pool = residency.pool(tier)
+            pool = page_store.pool(tier)
             parts = pool.free_pages + pool.idle_pages + pool.active_pages + pool.in_flight_pages + pool.lent_pages
             assert parts == pool.num_pages
-            for node in residency.tree.nodes_on(tier):
+            for node in page_store.tree.nodes_on(tier):
                 page = node.page(tier)
                 assert page is not None
-                if tier is Tier.HOST or not node.is_arriving:
+                if tier is Tier.HOST or not node.is_loading:
                     assert self.copies.tags[tier][page] == node.key, f"a page on the {tier} is not what it says"
         assert all(key == tag for key, tag in self.disk.pages.items())
-        in_tree = residency.tree.num_copies(Tier.DEVICE)
-        assert residency.device.num_holders == in_tree + num_held
+        in_tree = page_store.tree.num_copies(Tier.DEVICE)
+        assert page_store.device.num_holders == in_tree + num_held
         self.check_adapters()
 
     def check_adapters(self) -> None:
-        """Each is what it was made as, wherever it lies, and so is what the backend was shown of it."""
+        """Checks that every adapter has its content, wherever it was moved, and that the backend has the same view."""
         self.adapters.check_integrity()
         assert self.lora.shown.keys() == set(self.adapters.digests)
         for digest, shown in self.lora.shown.items():

@@ -9,7 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from graftwork.engine.adapter_weights import AdapterWeights, LoraPair
+from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.platform.errors import NotFound
 
 ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

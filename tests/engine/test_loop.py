@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from graftwork.engine.batch import StepPlan, StepResult
-from graftwork.engine.loop import CancelSink, Runner
+from graftwork.engine.core.step import StepPlan, StepResult
+from graftwork.engine.loop import Runner
+from graftwork.engine.messages import CancelSink
 from graftwork.platform.errors import InternalFailure, NotFound
 from tests.engine.harness import Harness
 

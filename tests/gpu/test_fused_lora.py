@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from graftwork.engine.kernels.lora_plan import TILE_ROWS
-from graftwork.engine.kernels.lora_segments import RowOwner, SegmentCapacity, build_segments
-from graftwork.engine.kernels.random_adapters import random_slots
-from graftwork.engine.kernels.reference import add_lora
+from graftwork.engine.lora.triton.launch_plan import TILE_ROWS
+from graftwork.engine.lora.triton.random_adapters import random_slots
+from graftwork.engine.lora.triton.reference import add_lora
+from graftwork.engine.lora.triton.tiles import RowOwner, SegmentCapacity, build_segments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -19,7 +19,8 @@ KEY = (0, "qkv")
 def test_a_replayed_step_is_the_step_run_at_once(tile_rows: int) -> None:
     """A graph captured for one step gives, after slots and owners have changed, what the oracle gives for the new one."""
     pytest.importorskip("triton", reason="the kernels extra is not installed")
-    from graftwork.engine.kernels.fused_lora import FusedLora, GroupShape
+    from graftwork.engine.lora.triton.fused_lora import FusedLora
+    from graftwork.engine.model.projections import GroupShape
 
     generator = torch.Generator().manual_seed(3)
     slots = random_slots([(8, 8, 8), (16, 0, 64), (64, 3, 24)], IN_FEATURES, WIDTHS, torch.bfloat16, generator)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftwork.engine.adapter_weights import AdapterWeights
-from graftwork.engine.request import AdapterUse
-from tests.engine.kernels.kernel_lab import VOCAB, Request, Run, engine_of, pair, run, weights
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.lora.weights import AdapterWeights
+from tests.engine.lora.test_lifecycle import Shelf
+from tests.engine.lora.triton.kernel_lab import VOCAB, Request, Run, engine_of, pair, run, weights
 from tests.engine.random_models import make_base
-from tests.engine.test_lora_lifecycle import Shelf
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

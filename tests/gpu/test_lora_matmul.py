@@ -10,11 +10,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from graftwork.engine.kernels.lora_plan import ROW_WISE, LaunchBounds, LaunchShape, plan_for
-from graftwork.engine.kernels.lora_segments import RowOwner, SegmentCapacity, build_segments
-from graftwork.engine.kernels.random_adapters import random_slots, with_random_columns
-from graftwork.engine.kernels.reference import add_lora
-from graftwork.engine.kernels.slice_table import SlotPairs, build_table
+from graftwork.engine.lora.triton.launch_plan import ROW_WISE, LaunchBounds, LaunchShape, plan_for
+from graftwork.engine.lora.triton.random_adapters import random_slots, with_random_columns
+from graftwork.engine.lora.triton.reference import add_lora
+from graftwork.engine.lora.triton.slice_table import SlotPairs, build_table
+from graftwork.engine.lora.triton.tiles import RowOwner, SegmentCapacity, build_segments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -29,7 +29,7 @@ WAYS = pytest.mark.parametrize("tile_rows", [ROW_WISE, 16], ids=["row-wise", "gr
 @pytest.fixture
 def lora_matmul() -> ModuleType:
     pytest.importorskip("triton", reason="the kernels extra is not installed")
-    from graftwork.engine.kernels import lora_matmul
+    from graftwork.engine.lora.triton import launch as lora_matmul
 
     return lora_matmul
 

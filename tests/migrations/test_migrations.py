@@ -9,9 +9,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
-import graftwork.adapters.tables
-import graftwork.platform.tables
-import graftwork.sessions.tables  # noqa: F401
+import graftwork.adapters.registry.tables
+import graftwork.platform.tenancy.tables
+import graftwork.sessions.store.tables  # noqa: F401
 from graftwork.platform.database import Base, Database
 
 
@@ -41,7 +41,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0006_ends"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0007_session_counts"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -52,7 +52,15 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     """Down to nothing leaves nothing, revision by revision, and up again works."""
     await empty_database.upgrade_to_head()
 
-    for revision in ("0005_provenance", "0004_responses", "0003_sessions", "0002_adapters", "0001_tenancy", "base"):
+    for revision in (
+        "0006_ends",
+        "0005_provenance",
+        "0004_responses",
+        "0003_sessions",
+        "0002_adapters",
+        "0001_tenancy",
+        "base",
+    ):
         await empty_database.downgrade(revision)
         assert await empty_database.current_revision() == (None if revision == "base" else revision)
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from graftwork.api.sdk.errors import ConfigurationError
+from graftwork.api.sdk.transport.errors import ConfigurationError
 from tests.sdk.scripted_server import ScriptedServer, error
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.api.sdk import errors
 from graftwork.api.sdk.client import AsyncGraftwork
-from graftwork.api.sdk.session_events import OutputTextDelta, SessionEvent, TurnCompleted, TurnCreated
-from graftwork.api.sdk.tools import ToolOutput
+from graftwork.api.sdk.transport import errors
+from graftwork.api.sdk.transport.tools import ToolOutput
+from graftwork.platform.answers.session_events import OutputTextDelta, SessionEvent, TurnCompleted, TurnCreated
 from graftwork.platform.errors import CapacityContended
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.harness import Gateway

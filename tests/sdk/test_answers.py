@@ -1,9 +1,9 @@
 """Reading is tolerant: another version's answer is never an error."""
 
-from graftwork.api.sdk.adapter_answers import Adapter
-from graftwork.api.sdk.answers import Usage
-from graftwork.api.sdk.chat_answers import ChatCompletion, ChatCompletionChunk
-from graftwork.api.sdk.session_answers import Item, SessionState, Turn
+from graftwork.platform.answers.adapters import Adapter
+from graftwork.platform.answers.chat import ChatCompletion, ChatCompletionChunk
+from graftwork.platform.answers.sessions import Item, SessionState, Turn
+from graftwork.platform.answers.usage import Usage
 
 
 def test_nested_answers_are_typed() -> None:
@@ -44,7 +44,7 @@ def test_cached_share_needs_no_prompt() -> None:
     usage = Usage.read({"prompt_tokens": 8, "prompt_tokens_details": {"cached_tokens": 6}})
 
     assert usage.cached_share == 0.75
-    assert Usage().cached_share == 0.0
+    assert Usage.read({}).cached_share == 0.0
 
 
 def test_text_of_items_in_both_forms() -> None:
@@ -54,7 +54,7 @@ def test_text_of_items_in_both_forms() -> None:
     turn = Turn.read({"output": [{"type": "message", "content": parts}, {"type": "function_call", "name": "f"}]})
 
     assert turn.text == "Hello"
-    assert Item(type="message", content="Hi").text == "Hi"
+    assert Item.read({"type": "message", "content": "Hi"}).text == "Hi"
 
 
 def test_chunks_without_choices_have_no_text() -> None:

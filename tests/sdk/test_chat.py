@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from graftwork.api.sdk.errors import APIConnectionError, ServerError
+from graftwork.api.sdk.transport.errors import APIConnectionError, ServerError
 from tests.sdk.scripted_server import ScriptedServer, stream
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -35,7 +35,9 @@ def test_chunks_bring_their_logprobs() -> None:
 
     (only,) = server.client().chat.completions.create(model="base", messages=HELLO, stream=True, logprobs=True)
 
-    assert only.choices[0].logprobs == choice["logprobs"]
+    logprobs = only.choices[0].logprobs
+    assert logprobs is not None
+    assert [(entry.token, entry.logprob) for entry in logprobs.content] == [("x", -1.5)]
 
 
 def test_a_broken_stream_is_an_error() -> None:

@@ -68,12 +68,13 @@ def test_the_package_hands_out_the_clients() -> None:
     assert graftwork.AsyncGraftwork is AsyncGraftwork
 
 
-def test_the_sdk_loads_only_httpx() -> None:
-    """Beyond what httpx itself loads, importing the SDK loads the standard library and its own files."""
+def test_the_sdk_loads_only_httpx_and_pydantic() -> None:
+    """Importing the SDK loads httpx, pydantic, the standard library and its own files."""
     program = (
-        "import sys, httpx; before = set(sys.modules); from graftwork import AsyncGraftwork, Graftwork;"
+        "import sys, annotated_types, httpx, pydantic.main; before = set(sys.modules);"
+        "from graftwork import AsyncGraftwork, Graftwork;"
         "roots = {name.partition('.')[0] for name in set(sys.modules) - before};"
-        "print(sorted(roots - sys.stdlib_module_names))"
+        "print(sorted(roots - sys.stdlib_module_names - {'pydantic'}))"
     )
 
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

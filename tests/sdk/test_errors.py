@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from graftwork.api.sdk import errors
 from graftwork.api.sdk.client import Graftwork
+from graftwork.api.sdk.transport import errors
 from graftwork.platform.errors import error_classes
 from tests.sdk.scripted_server import ScriptedServer, error
 

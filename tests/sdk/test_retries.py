@@ -5,8 +5,14 @@ from random import Random
 import httpx
 import pytest
 
-from graftwork.api.sdk.errors import APIConnectionError, APITimeoutError, ConflictError, RateLimitError, ServerError
-from graftwork.api.sdk.retries import LONGEST_BACKOFF_S, RetryPolicy
+from graftwork.api.sdk.transport.errors import (
+    APIConnectionError,
+    APITimeoutError,
+    ConflictError,
+    RateLimitError,
+    ServerError,
+)
+from graftwork.api.sdk.transport.retries import LONGEST_BACKOFF_S, RetryPolicy
 from tests.sdk.scripted_server import ScriptedServer, error, session
 
 EMPTY_LIST = {"object": "list", "data": [], "has_more": False}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.api.sdk.server_sent_events import Frame, FrameParser
+from graftwork.api.sdk.transport.sse import Frame, FrameParser
 
 
 def frames_of(*chunks: bytes) -> list[Frame]:

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from graftwork.api.sdk.errors import ToolLoopError, TurnFailedError
-from graftwork.api.sdk.session_answers import PendingCall
-from graftwork.api.sdk.tools import ToolOutput, run_tools
+from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
+from graftwork.api.sdk.transport.tools import ToolOutput, run_tools
+from graftwork.platform.answers.sessions import PendingCall
 from tests.sdk.scripted_server import ScriptedServer, session, turn
 
 
@@ -157,7 +157,10 @@ async def test_no_tool_breaks_the_loop(result: Any, error: str, is_async: bool) 
     async def awaited() -> Any:
         return plain()
 
-    calls = [PendingCall(call_id="a", name="bad"), PendingCall(call_id="b", name="good")]
+    calls = [
+        PendingCall(call_id="a", name="bad", arguments="{}"),
+        PendingCall(call_id="b", name="good", arguments="{}"),
+    ]
     tools = {"bad": awaited if is_async else plain, "good": lambda: "ok"}
 
     bad, good = await run_tools(calls, tools, None)
@@ -177,7 +180,9 @@ async def test_a_cancelled_run_stops_its_tools() -> None:
         finally:
             stopped.set()
 
-    running = asyncio.create_task(run_tools([PendingCall(call_id="a", name="hang")], {"hang": hang}, None))
+    running = asyncio.create_task(
+        run_tools([PendingCall(call_id="a", name="hang", arguments="{}")], {"hang": hang}, None)
+    )
     await started.wait()
     running.cancel()
 

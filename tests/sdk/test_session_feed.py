@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.api.sdk.errors import APIConnectionError, NotFoundError, RateLimitError, ServerError
-from graftwork.api.sdk.server_sent_events import FrameParser
-from graftwork.api.sdk.session_events import (
+from graftwork.api.sdk.transport.errors import APIConnectionError, NotFoundError, RateLimitError, ServerError
+from graftwork.api.sdk.transport.sse import FrameParser
+from graftwork.api.sdk.transport.tools import ToolOutput
+from graftwork.platform.answers.session_events import (
     OutputTextDelta,
     SessionEvent,
     TurnCompleted,
     TurnCreated,
     read_session_event,
 )
-from graftwork.api.sdk.tools import ToolOutput
 from tests.hypothesis_profiles import examples
 from tests.sdk.scripted_server import Reply, ScriptedServer, error, frame, session, stream
 

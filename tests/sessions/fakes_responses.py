@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import text
 
 from graftwork.platform.database import Database
-from graftwork.platform.principals import Principal
-from graftwork.sessions.agent_session import SessionSettings
-from graftwork.sessions.responses.input_items import read_input
-from graftwork.sessions.responses.response_record import ResponseOrder
-from graftwork.sessions.responses.response_run import ResponseRun
-from graftwork.sessions.responses.response_service import ResponseService
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.session import SessionSettings
+from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.input import read_input
+from graftwork.sessions.responses.record import ResponseOrder
+from graftwork.sessions.responses.service import ResponseService
 from tests.sessions.fakes_sessions import World, call
 
 CALLS = call("get_weather", city="Oslo") + "\n" + call("get_weather", city="Rome")

@@ -7,35 +7,35 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from graftwork.adapters.names import unknown_model
-from graftwork.adapters.specs import AdapterVersion, ResolvedModel
-from graftwork.engine.request import (
+from graftwork.adapters.format.names import unknown_model
+from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
+from graftwork.engine.core.events import (
     CacheReport,
-    EngineDescription,
     EngineEvent,
-    EngineRequest,
-    EngineStats,
     FinishReason,
-    KvLimits,
     PromptAdmitted,
     RequestFinished,
-    SessionMemory,
-    SessionTending,
     TokensGenerated,
 )
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
+from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import CapacityAbsent, GraftworkError, LimitExceeded
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
-from graftwork.platform.metering import UsageMeter
-from graftwork.platform.principals import ALL_SCOPES, Principal, TenantScope
-from graftwork.sessions.agent_session import AgentSession, SessionSettings
-from graftwork.sessions.events import SessionEvent
-from graftwork.sessions.generation import Generator
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal, TenantScope
+from graftwork.sessions.core.events import SessionEvent
+from graftwork.sessions.core.lease import Pause
+from graftwork.sessions.core.session import AgentSession, SessionSettings
+from graftwork.sessions.core.transcript import TurnEncoder
+from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.service import NewSession, SessionOptions, SessionService
-from graftwork.sessions.transcript import TurnEncoder
-from graftwork.sessions.turn_launcher import LauncherResources
-from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer, token_id
+from graftwork.sessions.turns.launcher import LauncherResources
+from tests.sessions.fakes_text import description, generator_on, prompt_encoder, text_tokenizer, token_id
 
 END = token_id("<|im_end|>")
 WEATHER = {
@@ -82,7 +82,7 @@ class AnsweringEngine:
     def __init__(self) -> None:
         self.answers: deque[Answer] = deque()
         self.requests: list[EngineRequest] = []
-        self.tended: list[SessionTending] = []
+        self.session_commands: list[SessionCommand] = []
         self.said: dict[str, tuple[int, ...]] = {}
         """All tokens of an answer, by request, whether it was heard to its end or not."""
         self.cancelled: list[str] = []
@@ -135,9 +135,9 @@ class AnsweringEngine:
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        self.tended.append(tending)
-        return SessionMemory(missing_tokens=len(tending.token_ids))
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        self.session_commands.append(command)
+        return SessionMemory(missing_tokens=len(command.token_ids))
 
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
@@ -145,7 +145,7 @@ class AnsweringEngine:
     async def forget_adapter(self, digest: str) -> None:
         raise NotImplementedError
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
+    async def forget_domain(self, domain: IsolationDomain) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -153,8 +153,8 @@ class AnsweringEngine:
 
 
 @dataclass
-class CountingTicket:
-    """Implements AdmissionTicket."""
+class CountingReservation:
+    """Implements Reservation."""
 
     estimated_tokens: int
     settled: int | None = None
@@ -171,24 +171,25 @@ class CountingTicket:
 
 
 @dataclass
-class CountingGate:
-    """Implements AdmissionGate: opens until `is_shut`, and remembers every ticket."""
+class CountingQuotas:
+    """Implements QuotaKeeper: reserves unless `is_shut`, and remembers every reservation."""
 
-    tickets: list[CountingTicket] = field(default_factory=list)
+    reservations: list[CountingReservation] = field(default_factory=list)
     is_shut: bool = False
     limit: int | None = None
+    """Of open sessions."""
 
-    async def reserve(self, principal: Principal, estimated_tokens: int) -> CountingTicket:
+    async def quota_of(self, tenant_id: TenantId) -> Quota:
+        return Quota(max_sessions=self.limit)
+
+    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> CountingReservation:
         if self.is_shut:
             raise LimitExceeded("Enough for now.", retry_after_s=1.0)
-        self.tickets.append(CountingTicket(estimated_tokens))
-        return self.tickets[-1]
+        self.reservations.append(CountingReservation(estimated_tokens))
+        return self.reservations[-1]
 
-    async def kv_limits(self, principal: Principal) -> KvLimits:
-        return KvLimits()
-
-    async def max_sessions(self, principal: Principal) -> int | None:
-        return self.limit
+    async def close(self) -> None:
+        return None
 
 
 class TwoVersions:
@@ -204,6 +205,46 @@ class TwoVersions:
         return ResolvedModel(model, version)
 
 
+class Timeline:
+    """Time that a test moves: a clock, and a pause that ends when the clock has moved far enough."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self._pauses: list[tuple[float, asyncio.Event]] = []
+
+    @property
+    def num_pauses(self) -> int:
+        """How many wait for the clock."""
+        return len(self._pauses)
+
+    async def pause(self, seconds: float) -> None:
+        ended = asyncio.Event()
+        self._pauses.append((self.clock.now() + seconds, ended))
+        await ended.wait()
+
+    async def advance(self, seconds: float) -> None:
+        """Move on, ending each pause at its time, and let everything run that can."""
+        end = self.clock.now() + seconds
+        await _run_all_that_can()
+        while due := [entry for entry in self._pauses if entry[0] <= end]:
+            entry = min(due, key=lambda entry: entry[0])
+            self._pauses.remove(entry)
+            self.clock.advance(max(0.0, entry[0] - self.clock.now()))
+            entry[1].set()
+            await _run_all_that_can()
+        self.clock.advance(max(0.0, end - self.clock.now()))
+
+
+async def _run_all_that_can() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def next_round(seconds: float) -> None:
+    """A pause that lets the others run, and takes no time."""
+    await asyncio.sleep(0)
+
+
 class World:
     """Everything that one process of the service is made of; `restarted` is the process after it."""
 
@@ -214,24 +255,26 @@ class World:
         owner: str = "first",
         heartbeat_s: float = 1000.0,
         encoder: TurnEncoder | None = None,
+        engine: AnsweringEngine | None = None,
+        pause: Pause = next_round,
     ) -> None:
         self.database = database
         self.clock = clock or ManualClock()
         self.owner = owner
-        self.engine = AnsweringEngine()
-        self.gate = CountingGate()
+        self.engine = engine or AnsweringEngine()
+        self.quotas = CountingQuotas()
+        self.telemetry = Telemetry()
         self.meter = UsageMeter(database)
         resources = LauncherResources(
-            engine=self.engine,
-            source_for=lambda engine: Generator(engine, text_tokenizer(), description()),
+            generator=generator_on(self.engine, telemetry=self.telemetry, clock=self.clock),
+            accounting=Accounting(
+                self.quotas.quota_of, self.quotas, self.meter, telemetry=self.telemetry, clock=self.clock
+            ),
             encoder=encoder or prompt_encoder(),
-            description=description(),
-            gate=self.gate,
-            meter=self.meter,
             clock=self.clock,
             pepper=b"pepper",
             heartbeat_s=heartbeat_s,
-            pause=lambda _: asyncio.sleep(0),
+            pause=pause,
         )
         options = SessionOptions(owner=owner, lease_s=LEASE_S)
         self.service = SessionService(database, TwoVersions(), resources, options)

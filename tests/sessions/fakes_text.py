@@ -9,26 +9,27 @@ from typing import Any
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from graftwork.engine.request import (
+from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.events import (
     CacheReport,
-    EngineDescription,
     EngineEvent,
-    EngineRequest,
-    EngineStats,
     FinishReason,
     PromptAdmitted,
     RequestFinished,
-    SessionMemory,
-    SessionTending,
     TokenLogprobs,
     TokensGenerated,
 )
-from graftwork.platform.clock import ManualClock
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
+from graftwork.engine.core.stats import EngineDescription, EngineStats
+from graftwork.platform.clock import Clock, ManualClock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain
-from graftwork.sessions.chat_template import ChatTemplate
-from graftwork.sessions.prompt_encoder import PromptEncoder
-from graftwork.sessions.tokenizer import TextTokenizer
+from graftwork.platform.telemetry import Telemetry
+from graftwork.sessions.generation.generator import Generator
+from graftwork.sessions.text.chat_template import ChatTemplate
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.tokenizer import TextTokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -210,6 +211,11 @@ def description(eos_token_ids: tuple[int, ...] | None = None) -> EngineDescripti
     )
 
 
+def generator_on(engine: EngineClient, *, telemetry: Telemetry | None = None, clock: Clock | None = None) -> Generator:
+    """A generator of the tests' model on this engine."""
+    return Generator(engine, text_tokenizer(), description(), telemetry or Telemetry(), clock or ManualClock())
+
+
 def logprobs_of(token_ids: Sequence[int], wanted: int | None) -> tuple[TokenLogprobs, ...]:
     """Scores that tell which token they belong to: -(id + 1) / 1000, above the ids that follow it."""
     if wanted is None:
@@ -260,8 +266,8 @@ class ScriptedEngine:
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 
-    async def tend_session(self, tending: SessionTending) -> SessionMemory:
-        return SessionMemory(missing_tokens=len(tending.token_ids))
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        return SessionMemory(missing_tokens=len(command.token_ids))
 
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
@@ -269,14 +275,17 @@ class ScriptedEngine:
     async def forget_adapter(self, digest: str) -> None:
         raise NotImplementedError
 
-    async def forget_domain(self, isolation: IsolationDomain) -> None:
+    async def forget_domain(self, domain: IsolationDomain) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:
         return None
 
 
-texts = st.text(max_size=12) | st.sampled_from([*CORPUS, "", " ", "\n", "a\n\n b", "é", "🙂", "</tool>", "{{ x }}"])
+texts = (
+    st.text(max_size=12) | st.sampled_from([*CORPUS, "", " ", "\n", "a\n\n b", "é", "🙂", "</tool>", "{{ x }}"])
+).filter(lambda text: not any(token in text for token in (*SPECIAL, *VISIBLE)))
+"""Text that spells no added token: the library would make a control token of it, and we never do."""
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),

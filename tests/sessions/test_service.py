@@ -6,7 +6,7 @@ import hashlib
 import pytest
 from sqlalchemy import text
 
-from graftwork.engine.request import SessionMemory
+from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.database import Database
 from graftwork.platform.errors import (
     CapacityAbsent,
@@ -17,15 +17,15 @@ from graftwork.platform.errors import (
     NotFound,
     ValidationFailed,
 )
-from graftwork.platform.metering import UsageGroup
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.platform.principals import Principal
-from graftwork.sessions.agent_session import AgentSession, SessionSettings, SessionStatus, TurnStatus
-from graftwork.sessions.bodies import session_body, session_cache_body, turn_body
-from graftwork.sessions.messages import Message
+from graftwork.platform.tenancy.metering import UsageGroup
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus, TurnStatus
+from graftwork.sessions.core.views import session_answer, session_cache_answer, turn_answer
 from graftwork.sessions.service import NewSession
-from graftwork.sessions.turn_runner import ToolHint
-from graftwork.sessions.turn_settings import TurnOverrides
+from graftwork.sessions.text.messages import Message
+from graftwork.sessions.turns.runner import ToolHint
+from graftwork.sessions.turns.settings import TurnOverrides
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal, principal, types
 from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer
 
@@ -51,7 +51,7 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
 
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
 
-    body = turn_body(turn)
+    body = turn_answer(turn).body()
     after = await world.service.get(me, session.session_id)
     assert body["status"] == "completed"
     assert body["output"][0]["content"] == [{"type": "output_text", "text": "Hello there", "annotations": []}]
@@ -62,9 +62,9 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
     assert body["usage"]["prompt_tokens"] == len(world.engine.requests[0].prompt_token_ids)
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
     assert body["cache"]["miss_reason"] is None
-    absent = session_cache_body(after, None, 0.0)
+    absent = session_cache_answer(after, None, 0.0).body()
     assert absent["tiers"]["device"] == {"tokens": 4, "bytes": None}
-    there = session_cache_body(after, SessionMemory(host_tokens=16, host_bytes=100, lease_s=2.0), 1000.0)
+    there = session_cache_answer(after, SessionMemory(host_tokens=16, host_bytes=100, lease_s=2.0), 1000.0).body()
     assert there["tiers"]["host"] == {"tokens": 16, "bytes": 100}
     assert there["lease"] == {"tier": "device", "seconds": 2.0, "until": 1002.0}
 
@@ -129,8 +129,8 @@ async def test_tool_outputs_in_any_order_start_the_next_turn(world: World) -> No
     partial = await world.service.tool_outputs(me, session.session_id, [{"call_id": rome, "output": "warm"}])
     last = await world.service.tool_outputs(me, session.session_id, [{"call_id": oslo, "output": "cold"}])
 
-    assert turn_body(turn)["status"] == "awaiting_tool"
-    assert [entry["arguments"] for entry in turn_body(turn)["tool_calls"]] == ['{"city": "Oslo"}', '{"city": "Rome"}']
+    assert turn_answer(turn).status == "awaiting_tool"
+    assert [call.arguments for call in turn_answer(turn).tool_calls] == ['{"city": "Oslo"}', '{"city": "Rome"}']
     assert (partial.missing, partial.turn) == ((oslo,), None)
     assert last.turn is not None
     assert (await last.turn.result()).output[0].text == "Cold and warm"
@@ -225,11 +225,11 @@ async def test_refused_admission_keeps_the_outputs(world: World) -> None:
     """A tenant over its limit is refused the turn that its tool output would start, but not the output."""
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
-    world.gate.is_shut = True
+    world.quotas.is_shut = True
 
     with pytest.raises(LimitExceeded):
         await world.service.tool_outputs(me, session_id, outputs)
-    world.gate.is_shut = False
+    world.quotas.is_shut = False
     answer = await world.service.tool_outputs(me, session_id, outputs)
 
     assert answer.turn is not None
@@ -269,8 +269,8 @@ async def test_turns_that_start_at_once(world_on_either: World) -> None:
     assert len(running) == 1
     assert all(isinstance(turn, Conflict) for turn in started if turn is not running[0])
     await running[0].result()
-    assert [ticket.settled is None for ticket in world.gate.tickets].count(False) == 1
-    assert all(ticket.settled is not None or ticket.is_refunded for ticket in world.gate.tickets)
+    assert [reservation.settled is None for reservation in world.quotas.reservations].count(False) == 1
+    assert all(reservation.settled is not None or reservation.is_refunded for reservation in world.quotas.reservations)
 
 
 async def test_if_head(world: World) -> None:
@@ -318,7 +318,7 @@ async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> Non
     made = (len(text_tokenizer().encode("A long story", allow_special=True)) + 1) // 2
     rows = await world.meter.summarise(me.tenant_id, 0.0, 1e12, UsageGroup.SESSION)
     assert [(row.group, row.requests, row.completion_tokens) for row in rows] == [(session.session_id, 1, made)]
-    assert world.gate.tickets[0].settled == len(world.engine.requests[0].prompt_token_ids) + made
+    assert world.quotas.reservations[0].settled == len(world.engine.requests[0].prompt_token_ids) + made
 
 
 async def test_reader_that_goes_away_stops_nothing(world: World) -> None:
@@ -372,7 +372,7 @@ async def test_refusal_before_admission(world: World) -> None:
         "param": None,
         "code": "queue_full",
     }
-    assert world.gate.tickets[0].is_refunded
+    assert world.quotas.reservations[0].is_refunded
 
 
 async def test_bug_fails_the_turn(world: World) -> None:
@@ -569,7 +569,7 @@ async def test_adapter_version_is_pinned(world: World) -> None:
     unchanged = await world.service.change(me, session.session_id, model="graft@2")
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
 
-    assert session_body(session, "tiny")["model"] == {"name": "graft", "version": 1, "digest": "sha256:1"}
+    assert session_answer(session, "tiny").model.body() == {"name": "graft", "version": 1, "digest": "sha256:1"}
     assert [request.adapter_digests for request in world.engine.requests] == [("sha256:1",), ("sha256:2",)]
     assert turn.usage is not None
     assert changed.given_up_tokens == turn.usage["total_tokens"]
@@ -672,7 +672,7 @@ async def test_full_context(world: World) -> None:
     assert caught.value.details["prompt_tokens"] > 2048
     assert "2048" in caught.value.message
     assert (await world.service.get(me, session.session_id)).status is SessionStatus.IDLE
-    assert world.gate.tickets == []
+    assert world.quotas.reservations == []
 
 
 async def test_overrides_hold_for_one_turn(world: World) -> None:
@@ -733,7 +733,7 @@ async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> Non
 async def test_session_limit(world: World) -> None:
     """A tenant that has all the sessions it may have gets no more until it closes one."""
     me = new_principal()
-    world.gate.limit = 2
+    world.quotas.limit = 2
     session = await world.session(me)
 
     with pytest.raises(LimitExceeded):
@@ -756,7 +756,7 @@ async def test_session_limit_holds_for_those_made_at_once(world_on_either: World
             ),
             {"id": me.tenant_id},
         )
-    world.gate.limit = 3
+    world.quotas.limit = 3
 
     made = await asyncio.gather(*(world.session(me) for _ in range(8)), return_exceptions=True)
 
@@ -777,7 +777,7 @@ async def test_session_limit_holds_for_those_made_at_once(world_on_either: World
         (SessionSettings(sampling={"temperature": 3}), "sampling.temperature"),
         (SessionSettings(sampling={"presence_penalty": 3}), "sampling.presence_penalty"),
         (SessionSettings(sampling={"n": 2}), "sampling.n"),
-        (SessionSettings(sampling={"tempreature": 1}), "sampling.tempreature"),
+        (SessionSettings(sampling={"tempreature": 1}), "sampling.tempreature"),  # codespell:ignore
         (SessionSettings(tools=(WEATHER, WEATHER)), "tools[1].function.name"),
         (SessionSettings(instructions="\ud800"), "instructions"),
     ],

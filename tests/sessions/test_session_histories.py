@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityAbsent, CapacityContended, Conflict, NotFound
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.sessions.agent_session import AgentSession, SessionStatus, Turn, TurnStatus
-from graftwork.sessions.history import repository as history
-from graftwork.sessions.items import ItemType
-from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.tool_answers import ToolOutputsAnswer
+from graftwork.sessions.core.items import ItemType
+from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
+from graftwork.sessions.store import history_rows
+from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
@@ -231,7 +231,7 @@ class Histories:
         if point is None:
             return []
         async with self.world.database.read() as database:
-            chain = await history.find_chain(database, self.me.scope(), point)
+            chain = await history_rows.find_chain(database, self.me.scope(), point)
         return [str(checkpoint.checkpoint_id) for checkpoint in chain]
 
     async def check(self) -> None:
@@ -253,7 +253,7 @@ class Histories:
         if session.head_id is None:
             return
         async with self.world.database.read() as database:
-            chain = await history.find_chain(database, self.me.scope(), session.head_id)
+            chain = await history_rows.find_chain(database, self.me.scope(), session.head_id)
         replayed = tuple(token for checkpoint in chain for token in checkpoint.token_ids)
         assert replayed == self.points[session.head_id].tokens
         assert [checkpoint.num_tokens for checkpoint in chain][-1] == len(replayed)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from graftwork.platform.database import Database
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.sessions.agent_session import AgentSession, SessionStatus, TurnStatus
-from graftwork.sessions.history import repository as history
-from graftwork.sessions.items import ItemType
-from graftwork.sessions.running_turn import RunningTurn
-from graftwork.sessions.transcript import join_chain
+from graftwork.sessions.core.items import ItemType
+from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
+from graftwork.sessions.core.transcript import join_chain
+from graftwork.sessions.store import history_rows
+from graftwork.sessions.turns.handle import RunningTurn
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_responses import Responses
 from tests.sessions.fakes_sessions import WEATHER, World, call, new_principal
@@ -143,7 +143,7 @@ class Storm:
         if session.head_id is None:
             return
         async with self.world.database.read() as database:
-            chain = await history.find_chain(database, self.me.scope(), session.head_id)
+            chain = await history_rows.find_chain(database, self.me.scope(), session.head_id)
         sent = {str(request.request_id): request for request in self.world.engine.requests}
         for length, checkpoint in enumerate(chain, 1):
             prompt = sent[str(checkpoint.turn_id)].prompt_token_ids
@@ -178,7 +178,9 @@ async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, i
     for steps in blows:
         await storm.blow(steps)
     await storm.check()
-    assert all(ticket.settled is not None or ticket.is_refunded for ticket in storm.world.gate.tickets)
+    assert all(
+        reservation.settled is not None or reservation.is_refunded for reservation in storm.world.quotas.reservations
+    )
 
 
 @settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

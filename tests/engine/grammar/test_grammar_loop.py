@@ -9,17 +9,12 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from graftwork.engine.assembly import build_engine
-from graftwork.engine.config import EngineConfig
-from graftwork.engine.request import (
-    EngineRequest,
-    FinishReason,
-    GrammarKind,
-    GrammarSource,
-    SamplingParams,
-    ServiceTier,
-)
-from graftwork.engine.wire.codec import request_from_wire, request_to_wire
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import FinishReason
+from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource, ServiceTier
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.rpc.codec import request_from_wire, request_to_wire
 from graftwork.platform.clock import Clock, ManualClock
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId

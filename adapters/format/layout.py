@@ -1,0 +1,101 @@
+"""An adapter's two files held against the model they claim to fit.
+
+Owns the proof that every tensor will be applied, each at its exact place, shape and scale. Pure: no torch, no files.
+A file passes whole or is refused with the exact tensor or field; nothing is skipped, guessed or padded.
+"""
+
+from collections.abc import Iterable
+from typing import NoReturn, TypeVar
+
+from graftwork.adapters.format.adapter_spec import TARGETS, AdapterSpec, BiasSpec, ModuleSpec
+from graftwork.adapters.format.lora_config import LoraConfig, read_lora_config
+from graftwork.adapters.format.module_reader import FoundModule, ModuleReader, refuse
+from graftwork.adapters.format.names import shown
+from graftwork.adapters.format.safetensors_file import Readable, TensorEntry, read_entries
+from graftwork.adapters.format.tensor_names import Part, find_place
+from graftwork.adapters.format.unsupported import describe_unserved_tensor
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.errors import ValidationFailed
+
+InLayer = TypeVar("InLayer", ModuleSpec, BiasSpec)
+
+
+def parse_adapter(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
+    """Everything about an upload that can be known before it is served. Raises ValidationFailed."""
+    spec = read_layout(config, weights, description)
+    for entry in spec.entries:
+        if not entry.is_finite(weights):
+            refuse(entry, "holds NaN or an infinity.")
+    return spec
+
+
+def read_layout(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
+    """As `parse_adapter`, without a look at the values: only the file's header and length count."""
+    lora_config = read_lora_config(config, description.max_lora_rank)
+    if lora_config.base_fingerprint not in (None, description.fingerprint):
+        message = f"config.base_fingerprint: the adapter belongs to another base than {description.fingerprint}."
+        raise ValidationFailed(message, param="config.base_fingerprint", code="wrong_base")
+    entries = read_entries(weights)
+    if not entries:
+        raise ValidationFailed("weights: the file holds no tensor, so the adapter would do nothing.", param="weights")
+    reader = ModuleReader(lora_config, description)
+    found = _group(entries, reader)
+    modules = [module for group in found for module in reader.read_lora(group)]
+    _check_once(modules)
+    if not modules:
+        raise ValidationFailed("weights: the file holds no lora_A and lora_B.", param="weights")
+    biases = [bias for group in found if (bias := reader.read_bias(group))]
+    saved = [matrix for group in found if (matrix := reader.read_saved(group))]
+    _check_saved(lora_config, found)
+    return AdapterSpec(
+        lora_config.r,
+        _in_order(modules),
+        _in_order(biases),
+        tuple(sorted(saved, key=lambda part: TARGETS.index(part.target))),
+    )
+
+
+def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundModule]:
+    """The tensors of each module. Raises ValidationFailed for one without a place, or with a place already taken."""
+    found: dict[tuple[int | None, str], FoundModule] = {}
+    for entry in entries:
+        place = find_place(entry.name)
+        if place is None:
+            _refuse_name(entry)
+        reader.check_place(place, entry)
+        group = found.setdefault((place.layer, place.target), FoundModule(place, {}))
+        first = group.entries.setdefault(place.part, entry)
+        if first is not entry:
+            refuse(entry, f"'{shown(first.name)}' is the same tensor in another spelling.")
+    return list(found.values())
+
+
+def _check_once(modules: list[ModuleSpec]) -> None:
+    """Raises ValidationFailed where a fused and a split name mean one module."""
+    seen: dict[tuple[int | None, str], ModuleSpec] = {}
+    for module in modules:
+        first = seen.setdefault((module.layer, module.target), module)
+        if first is not module:
+            refuse(module.A, f"'{shown(first.A.name)}' is for the same module.")
+
+
+def _check_saved(config: LoraConfig, found: list[FoundModule]) -> None:
+    """Raises ValidationFailed where the config promises a matrix that the file does not hold."""
+    held = {group.place.target for group in found if Part.MATRIX in group.entries}
+    for name in config.saved_modules:
+        if name not in held:
+            param = "config.modules_to_save"
+            raise ValidationFailed(f"{param}: the file holds no {name}.weight.", param=param)
+
+
+def _in_order(parts: list[InLayer]) -> tuple[InLayer, ...]:
+    """By layer, what stands outside the layers last."""
+    return tuple(sorted(parts, key=lambda part: (part.layer is None, part.layer or 0, TARGETS.index(part.target))))
+
+
+def _refuse_name(entry: TensorEntry) -> NoReturn:
+    what = describe_unserved_tensor(entry.name)
+    if what is not None:
+        message = f"{entry.param}: not served: {what}."
+        raise ValidationFailed(message, param=entry.param, code="unsupported_feature")
+    refuse(entry, "not the name of a LoRA tensor of this model, so it would not be applied.")

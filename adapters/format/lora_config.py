@@ -1,0 +1,247 @@
+"""adapter_config.json: what it says about ranks, scales and places.
+
+Owns the reading of PEFT's LoraConfig; knows nothing of the weights.
+Every field is honoured, known to be without effect on serving, or refused by its name (unserved.py).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
+from graftwork.adapters.format.name_pattern import NamePattern
+from graftwork.adapters.format.names import shown
+from graftwork.adapters.format.pattern_parser import PatternRefused
+from graftwork.adapters.format.unsupported import refuse_unserved_settings, unserved
+from graftwork.platform.errors import ValidationFailed
+from graftwork.platform.strict_json import read_object
+
+MAX_CONFIG_BYTES = 1024 * 1024
+_SAVED_MODULES = {EMBEDDING: EMBEDDING, f"model.{EMBEDDING}": EMBEDDING, HEAD: HEAD}
+_LAYERS_PATTERNS = ("layers", "model.layers")
+_MAX_ALPHA = 1_000_000
+_MAX_PATTERNS = 1024
+_MAX_STATES = 65_536  # of all patterns of a table together
+_MAX_WORK = 5_000_000  # states visited: a few seconds at the very most, a hundredth of that in earnest
+
+
+class PatternTable:
+    """PEFT's rank_pattern or alpha_pattern: the first pattern that matches a module decides."""
+
+    def __init__(self, field: str, values: Mapping[str, float]) -> None:
+        """Raises ValidationFailed naming the pattern that cannot be read."""
+        self._field = field
+        self._rows: list[tuple[NamePattern, float]] = []
+        num_states = 0
+        for text, value in values.items():
+            pattern = self._read(text)
+            num_states += pattern.num_states
+            self._check(num_states, _MAX_STATES)
+            self._rows.append((pattern, value))
+        self._work = 0
+
+    def value(self, module: str, default: float) -> float:
+        """What the table says of `module`, as PEFT names it: `model.layers.0.self_attn.q_proj`."""
+        for pattern, value in self._rows:
+            self._work -= pattern.work
+            matches = pattern.matches(module)
+            self._work += pattern.work
+            self._check(self._work, _MAX_WORK)
+            if matches:
+                return value
+        return default
+
+    def _read(self, text: str) -> NamePattern:
+        try:
+            return NamePattern(text)
+        except PatternRefused as refusal:
+            raise _refused(f"{self._field}.{shown(text)}", f"the pattern cannot be read: {refusal}.") from None
+
+    def _check(self, spent: int, most: int) -> None:
+        if spent > most:
+            raise _refused(self._field, "the patterns take too long to match: write plain module names.")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """The part of adapter_config.json that decides how tensors are applied."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool
+    rank_pattern: PatternTable
+    alpha_pattern: PatternTable
+    target_modules: tuple[str, ...] | None
+    """Names or tails of names; None where a regular expression, "all-linear" or nothing was written."""
+    exclude_modules: tuple[str, ...]
+    layers_to_transform: frozenset[int]
+    """Empty means all."""
+    use_dora: bool
+    lora_bias: bool
+    bias: Literal["none", "all", "lora_only"]
+    saved_modules: tuple[str, ...]
+    """Of modules_to_save: embed_tokens, lm_head, both or none."""
+    base_fingerprint: str | None
+
+    def rank(self, module: str) -> int:
+        return int(self.rank_pattern.value(module, self.r))
+
+    def scale(self, module: str) -> float:
+        """alpha / rank, or alpha / sqrt(rank) under rsLoRA, in double precision as PEFT computes it."""
+        alpha, rank = self.alpha_pattern.value(module, self.lora_alpha), self.rank(module)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def targets(self, module: str, layer: int | None) -> bool:
+        """Whether PEFT would have put LoRA on this module (where only names are needed to tell); a layer of None
+        stands for what is outside the layers."""
+        if _is_named(module, self.exclude_modules):
+            return False
+        if self.target_modules is None or module in self.target_modules:
+            return True
+        right_layer = not self.layers_to_transform or layer in self.layers_to_transform
+        return right_layer and _is_named(module, self.target_modules)
+
+
+def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
+    """Raises ValidationFailed with `config` or `config.<field>` as its param."""
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise _refused("config", f"{len(raw)} bytes are more than the {MAX_CONFIG_BYTES} that are read.")
+    config = read_object(raw, "config")
+    _check_kind(config)
+    refuse_unserved_settings(config)
+    target_modules, exclude_modules = config.get("target_modules"), config.get("exclude_modules")
+    return LoraConfig(
+        r=_rank("config.r", config.get("r"), max_rank),
+        lora_alpha=_alpha("config.lora_alpha", config.get("lora_alpha")),
+        use_rslora=_boolean(config, "use_rslora"),
+        rank_pattern=_rank_pattern(config, max_rank),
+        alpha_pattern=_alpha_pattern(config),
+        target_modules=_names("config.target_modules", target_modules),
+        exclude_modules=_names("config.exclude_modules", exclude_modules) or (),
+        layers_to_transform=_layers_to_transform(config),
+        use_dora=_boolean(config, "use_dora"),
+        lora_bias=_boolean(config, "lora_bias"),
+        bias=_bias(config.get("bias")),
+        saved_modules=_saved_modules(config.get("modules_to_save")),
+        base_fingerprint=_text(config, "base_fingerprint"),
+    )
+
+
+def _check_kind(config: dict[str, Any]) -> None:
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise _refused("config.peft_type", f"{shown(str(kind))} is not served: only LORA is.")
+    for field in ("r", "lora_alpha"):
+        if field not in config:
+            raise _refused(f"config.{field}", "is missing: without it the scale of the adapter is unknown.")
+
+
+def _rank(param: str, value: object, max_rank: int) -> int:
+    if type(value) is not int or value < 1:
+        raise _refused(param, "a rank must be an integer from 1 up.")
+    if value > max_rank:
+        raise _refused(param, f"rank {_number(value)} is above the {max_rank} that this server holds.")
+    return value
+
+
+def _alpha(param: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refused(param, "must be a number.")
+    if not -_MAX_ALPHA <= value <= _MAX_ALPHA:  # also infinity, which JSON can write as 1e999
+        raise _refused(param, f"must lie within ±{_MAX_ALPHA}.")
+    return float(value)
+
+
+def _rank_pattern(config: dict[str, Any], max_rank: int) -> PatternTable:
+    rows = _pattern_rows(config, "rank_pattern")
+    field = "config.rank_pattern"
+    return PatternTable(field, {text: _rank(f"{field}.{shown(text)}", rank, max_rank) for text, rank in rows.items()})
+
+
+def _alpha_pattern(config: dict[str, Any]) -> PatternTable:
+    rows = _pattern_rows(config, "alpha_pattern")
+    field = "config.alpha_pattern"
+    return PatternTable(field, {text: _alpha(f"{field}.{shown(text)}", alpha) for text, alpha in rows.items()})
+
+
+def _pattern_rows(config: dict[str, Any], field: str) -> dict[str, Any]:
+    rows = config.get(field)
+    if rows is None:
+        return {}
+    if not isinstance(rows, dict):
+        raise _refused(f"config.{field}", "must map patterns of module names to numbers.")
+    if len(rows) > _MAX_PATTERNS:
+        raise _refused(f"config.{field}", f"{len(rows)} patterns are more than the {_MAX_PATTERNS} that are read.")
+    return rows
+
+
+def _names(param: str, value: object) -> tuple[str, ...] | None:
+    if value is None or isinstance(value, str):
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _refused(param, "must be a list of module names, or one string.")
+    return tuple(value)
+
+
+def _layers_to_transform(config: dict[str, Any]) -> frozenset[int]:
+    field, value = "config.layers_to_transform", config.get("layers_to_transform")
+    layers = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(layer) is int and layer >= 0 for layer in layers):
+        raise _refused(field, "must be a layer's index or a list of them.")
+    if layers and isinstance(config.get("target_modules"), str):
+        raise _refused(field, "cannot be used where target_modules is one string; PEFT refuses that as well.")
+    _check_layers_pattern(config.get("layers_pattern"), is_used=bool(layers))
+    return frozenset(layers)
+
+
+def _check_layers_pattern(value: object, *, is_used: bool) -> None:
+    """It says how the list of layers is called; here that is known, so it can only agree or fit nothing."""
+    patterns = value if isinstance(value, list) else [value] if value else []
+    if is_used and patterns and not any(pattern in _LAYERS_PATTERNS for pattern in patterns):
+        raise _refused("config.layers_pattern", "fits no module of this model: its layers are called 'layers'.")
+
+
+def _bias(value: object) -> Literal["none", "all", "lora_only"]:
+    if value is None:
+        return "none"
+    if value not in ("none", "all", "lora_only"):
+        raise _refused("config.bias", "must be 'none', 'all' or 'lora_only'.")
+    return value
+
+
+def _saved_modules(value: object) -> tuple[str, ...]:
+    param = "config.modules_to_save"
+    if value is not None and (not isinstance(value, list) or not all(isinstance(name, str) for name in value)):
+        raise _refused(param, "must be a list of module names.")
+    names = cast(list[str], value or [])
+    for name in names:
+        if name not in _SAVED_MODULES:
+            raise unserved(param, f"a copy of '{shown(name)}': only {EMBEDDING} and {HEAD} can be replaced whole")
+    return tuple(dict.fromkeys(_SAVED_MODULES[name] for name in names))
+
+
+def _boolean(config: dict[str, Any], field: str) -> bool:
+    value = config.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise _refused(f"config.{field}", "must be true or false.")
+    return bool(value)
+
+
+def _text(config: dict[str, Any], field: str) -> str | None:
+    value = config.get(field)
+    if value is not None and not isinstance(value, str):
+        raise _refused(f"config.{field}", "must be a string.")
+    return value
+
+
+def _is_named(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _number(value: int) -> str:
+    return str(value) if value.bit_length() < 64 else "with more digits than an adapter has"
+
+
+def _refused(param: str, problem: str) -> ValidationFailed:
+    return ValidationFailed(f"{param}: {problem}", param=param)

@@ -1,0 +1,167 @@
+"""One module's tensors held against the model and the configuration.
+
+Owns the proof that each tensor has the shape its place asks for and that PEFT, too, would have applied it.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NoReturn
+
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, BiasSpec, ModuleSpec, SavedSpec
+from graftwork.adapters.format.lora_config import LoraConfig
+from graftwork.adapters.format.safetensors_file import TensorEntry
+from graftwork.adapters.format.tensor_names import FUSED, PARENTS, Part, Place
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.errors import ValidationFailed
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModule:
+    """What the file holds for one module."""
+
+    place: Place
+    """Of any of its tensors: module, layer and target are the same."""
+    entries: dict[Part, TensorEntry]
+
+    @property
+    def has_lora(self) -> bool:
+        return Part.A in self.entries or Part.B in self.entries
+
+
+class ModuleReader:
+    """Reads modules of one adapter. Every method raises ValidationFailed naming the tensor at fault."""
+
+    def __init__(self, config: LoraConfig, description: EngineDescription) -> None:
+        self._config = config
+        self._description = description
+
+    def check_place(self, place: Place, entry: TensorEntry) -> None:
+        """Whether the model has this module at all."""
+        if place.parent is None or place.layer is None:
+            return
+        shapes = self._description.target_shapes
+        if place.target not in PARENTS[place.parent] or not all(target in shapes for target in _split(place.target)):
+            known = ", ".join(shapes)
+            refuse(entry, f"the model has no module '{place.parent}.{place.target}' for it; it has {known}.")
+        if place.layer >= self._description.num_layers:
+            refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
+
+    def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
+        """The module's LoRA: one, several where the file fuses targets, or none."""
+        place, entries = found.place, found.entries
+        if not found.has_lora:
+            self._refuse_lone(found)
+            return []
+        if not self._config.targets(place.module, place.layer):
+            entry = entries.get(Part.A) or entries[Part.B]
+            refuse(entry, "the config's target_modules, exclude_modules or layers_to_transform leave this module out.")
+        for part, other in ((Part.A, Part.B), (Part.B, Part.A)):
+            if other not in entries:
+                refuse(entries[part], f"its counterpart {other} is missing.")
+        out_features, in_features = self._shape(place.target)
+        rank = self._config.rank(place.module)
+        self._check_factor(entries[Part.A], (rank, in_features), rank)
+        self._check_factor(entries[Part.B], (out_features, rank), rank)
+        whole = ModuleSpec(
+            place.layer,
+            place.target,
+            rank,
+            self._config.scale(place.module),
+            entries[Part.A],
+            entries[Part.B],
+            self._optional(found, Part.MAGNITUDE, "use_dora", self._config.use_dora),
+            self._optional(found, Part.LORA_BIAS, "lora_bias", self._config.lora_bias),
+        )
+        return self._split(whole)
+
+    def read_bias(self, found: FoundModule) -> BiasSpec | None:
+        """The bias in the place of the base's own, if there is one."""
+        entry, place = found.entries.get(Part.BIAS), found.place
+        if entry is None or place.layer is None:
+            return None
+        if self._config.bias == "none":
+            refuse(entry, "the config's bias is 'none', so it would not be applied.")
+        if place.target not in self._description.biased_targets:
+            refuse(entry, "the base model has no bias there that it could replace.")
+        _check_shape(entry, (self._shape(place.target)[0],), "the model asks for")
+        return BiasSpec(place.layer, place.target, entry)
+
+    def read_saved(self, found: FoundModule) -> SavedSpec | None:
+        """The matrix in the place of the base's own, if there is one."""
+        alone, beneath = found.entries.get(Part.MATRIX), found.entries.get(Part.BASE_MATRIX)
+        if alone is not None and (found.has_lora or beneath is not None):
+            refuse(alone, "the file changes this module in another way as well, and PEFT would apply only one of them.")
+        if beneath is not None and not found.has_lora:
+            refuse(beneath, "the module has no LoRA that this could lie beneath, so it would not be applied.")
+        entry = alone or beneath
+        if entry is None:
+            return None
+        shape = (self._description.vocab_size, self._description.hidden_size)
+        _check_shape(entry, shape, "the model's vocabulary and width ask for")
+        return SavedSpec(found.place.target, entry)
+
+    def _shape(self, target: str) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        vocab_size, hidden_size = self._description.vocab_size, self._description.hidden_size
+        if target == EMBEDDING:
+            return hidden_size, vocab_size
+        if target == HEAD:
+            return vocab_size, hidden_size
+        shapes = [self._description.target_shapes[part] for part in _split(target)]
+        return sum(shape[0] for shape in shapes), shapes[0][1]
+
+    def _check_factor(self, entry: TensorEntry, expected: tuple[int, int], rank: int) -> None:
+        _check_shape(entry, expected, f"the model and the config's rank {rank} ask for")
+
+    def _optional(self, found: FoundModule, part: Part, field: str, is_configured: bool) -> TensorEntry | None:
+        """A tensor that is there exactly where the config's `field` says so."""
+        entry = found.entries.get(part)
+        if found.place.target == EMBEDDING and is_configured:
+            message = f"config.{field}: not served on {EMBEDDING}, which the adapter changes as well."
+            raise ValidationFailed(message, param=f"config.{field}", code="unsupported_feature")
+        if entry is None and is_configured:
+            refuse(found.entries[Part.B], f"the config's {field} asks for a {part} beside it, which is missing.")
+        if entry is not None:
+            if not is_configured:
+                refuse(entry, f"the config does not set {field}, so it would not be applied.")
+            _check_shape(entry, (self._shape(found.place.target)[0],), "the model asks for")
+        return entry
+
+    def _refuse_lone(self, found: FoundModule) -> None:
+        for part in (Part.MAGNITUDE, Part.LORA_BIAS):
+            if part in found.entries:
+                refuse(found.entries[part], "the lora_A and lora_B that it belongs to are missing.")
+
+    def _split(self, whole: ModuleSpec) -> list[ModuleSpec]:
+        """A fused module as its targets: one A for all, and to each its rows of B."""
+        targets = _split(whole.target)
+        if len(targets) == 1:
+            return [whole]
+        borders = accumulate((self._shape(target)[0] for target in targets), initial=0)
+        return [
+            ModuleSpec(
+                whole.layer,
+                target,
+                whole.rank,
+                whole.scale,
+                whole.A,
+                whole.B.rows(first, end),
+                whole.magnitude and whole.magnitude.rows(first, end),
+                whole.bias and whole.bias.rows(first, end),
+            )
+            for target, (first, end) in zip(targets, pairwise(borders), strict=True)
+        ]
+
+
+def refuse(entry: TensorEntry, problem: str) -> NoReturn:
+    """Raises ValidationFailed with the tensor's name in front."""
+    raise ValidationFailed(f"{entry.param}: {problem}", param=entry.param)
+
+
+def _check_shape(entry: TensorEntry, expected: tuple[int, ...], who_asks: str) -> None:
+    if entry.shape != expected:
+        refuse(entry, f"its shape is {list(entry.shape)}; {who_asks} {list(expected)}.")
+
+
+def _split(target: str) -> tuple[str, ...]:
+    return FUSED.get(target, (target,))

@@ -1,0 +1,144 @@
+"""What PEFT can put into an adapter and this server does not apply yet.
+
+Two tables: fields of the configuration, and tensors. Each row says what the thing is, so that a refusal does too.
+Serving one of them means removing its row here and giving it a place in tensor_names.py and module_reader.py.
+Whatever is in no table and not understood is refused as well: an adapter is applied whole or not at all.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graftwork.adapters.format.names import shown
+from graftwork.platform.errors import ValidationFailed
+
+
+def _is_set(value: object) -> bool:
+    return value not in (None, False, "", [], {})
+
+
+def _changes_base(value: object) -> bool:
+    """Whether an initialisation moved part of the base's weights into the adapter, or is one nobody here knows."""
+    return not (value is None or isinstance(value, bool) or value in _INITIALISATIONS_THAT_KEEP_THE_BASE)
+
+
+_INITIALISATIONS_THAT_KEEP_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedSetting:
+    """A field of adapter_config.json that changes how an adapter is applied."""
+
+    field: str
+    what: str
+    in_use: Callable[[object], bool] = _is_set
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedTensor:
+    """Tensors by their names."""
+
+    pattern: re.Pattern[str]
+    what: str
+
+
+_CONVERT = "an initialisation that changes the base's weights: save with path_initial_model_for_weight_conversion"
+
+UNSERVED_SETTINGS = (
+    UnservedSetting("trainable_token_indices", "rows of the embedding that replace the base's"),
+    UnservedSetting("layer_replication", "layers of the base repeated into a larger model"),
+    UnservedSetting("init_lora_weights", _CONVERT, _changes_base),
+    UnservedSetting("loftq_config", "LoftQ, an adapter to a quantised base"),
+    UnservedSetting("alora_invocation_tokens", "aLoRA, active only behind its invocation tokens"),
+    UnservedSetting("use_qalora", "QALoRA, whose lora_A reads pooled inputs"),
+    UnservedSetting("target_parameters", "LoRA on bare parameters, as in mixtures of experts"),
+    UnservedSetting("use_bdlora", "BD-LoRA, block-diagonal factors"),
+    UnservedSetting("arrow_config", "Arrow routing between adapters"),
+    UnservedSetting("kasa_config", "KaSA, singular values between the factors"),
+    UnservedSetting("velora_config", "VeLoRA"),
+    UnservedSetting("monteclora_config", "MonteCLoRA"),
+    UnservedSetting("megatron_config", "LoRA on Megatron's parallel layers"),
+    UnservedSetting("ensure_weight_tying", "adapters shared between tied layers"),
+)
+
+SERVED_FIELDS = frozenset(
+    [
+        "alpha_pattern",
+        "base_fingerprint",
+        "bias",
+        "exclude_modules",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_bias",
+        "modules_to_save",
+        "peft_type",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "use_dora",
+        "use_rslora",
+    ]
+)
+
+TRAINING_FIELDS = frozenset(
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "eva_config",
+        "fan_in_fan_out",
+        "inference_mode",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    ]
+)
+"""Fields that say how the adapter was made, that do nothing without a setting refused above, or that PEFT resets for
+the linear layers of these models (fan_in_fan_out)."""
+
+UNSERVED_TENSORS = (
+    UnservedTensor(re.compile(r"embed_tokens\.lora_magnitude_vector"), "DoRA on the embedding"),
+    UnservedTensor(re.compile(r"modules_to_save"), "a whole module in the place of the base's"),
+    UnservedTensor(re.compile(r"token_adapter|trainable_tokens"), "trained rows of the embedding"),
+    UnservedTensor(re.compile(r"lora_diag"), "KaSA's singular values"),
+    UnservedTensor(re.compile(r"hada_|lokr_|oft_|ia3_|vera_lambda|boft_|loha_"), "another method than LoRA"),
+    UnservedTensor(re.compile(r"\.experts?\."), "LoRA on a mixture's experts"),
+    UnservedTensor(re.compile(r"lora_embedding_[AB]"), "LoRA on another embedding than embed_tokens"),
+    UnservedTensor(re.compile(r"lora_A(\.default)?\.bias$"), "a bias on lora_A"),
+    UnservedTensor(re.compile(r"\.bias$"), "a bias of this module"),
+    UnservedTensor(re.compile(r"^(?!.*lora_).*\.weight$"), "a whole matrix of this module in the place of the base's"),
+)
+
+
+def refuse_unserved_settings(config: dict[str, Any]) -> None:
+    """Raises ValidationFailed naming the first field that would be silently dropped."""
+    for setting in UNSERVED_SETTINGS:
+        if setting.in_use(config.get(setting.field)):
+            raise unserved(f"config.{setting.field}", setting.what)
+    known = SERVED_FIELDS | TRAINING_FIELDS | {setting.field for setting in UNSERVED_SETTINGS}
+    for field, value in config.items():
+        if field not in known and _switches_on(value):
+            raise unserved(f"config.{shown(field)}", "a setting this server does not know")
+
+
+def describe_unserved_tensor(name: str) -> str | None:
+    """What this tensor is, if it is a thing known and not served."""
+    return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
+
+
+def _switches_on(value: object) -> bool:
+    """PEFT's variants are switched on by `true`, a list or an object; a bare number or text only tunes one."""
+    return value is True or (isinstance(value, list | dict) and bool(value))
+
+
+def unserved(param: str, what: str) -> ValidationFailed:
+    """The refusal of something known and not applied here."""
+    message = f"{param}: not served: {what}. The adapter would not behave as trained, so it is refused."
+    return ValidationFailed(message, param=param, code="unsupported_feature")

@@ -1,0 +1,178 @@
+"""Uploads looked at by processes that can be lost.
+
+Owns the workers in which strangers' files are parsed, and the limits on what one file may cost: address space,
+processor time, time on the wall. A worker that exceeds them is killed and replaced; the gateway lends it nothing but
+the bytes, and its event loop never waits.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any, NoReturn
+
+from graftwork.adapters.inspection.process import InspectionProcess, WorkerEnded, WorkerTooSlow
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.errors import CapacityAbsent, ValidationFailed
+
+_ATTEMPTS = 2
+"""A worker that ends for no reason of its own making may have been ended by somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionLimits:
+    """What one upload may cost before it is refused."""
+
+    deadline_s: float = 30.0
+    """On the wall, from the moment a worker begins."""
+    cpu_s: float = 20.0
+    memory_bytes: int = 1024 * 1024 * 1024
+    """Address space beside the file itself; an idle worker has about 110 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifiedAdapter:
+    """What an upload is, once every tensor of it has its place."""
+
+    digest: str
+    r: int
+    """As configured; a module's own rank may differ by rank_pattern."""
+    rank: int
+    """The largest of any module."""
+    target_modules: tuple[str, ...]
+
+
+class AdapterInspector:
+    """Validates and names uploads; as many at once as it has workers, which start at their first use."""
+
+    def __init__(self, limits: InspectionLimits | None = None, num_workers: int = 2) -> None:
+        self._limits = limits or InspectionLimits()
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="adapter-inspection")
+        self._slots: SimpleQueue[InspectionProcess | None] = SimpleQueue()
+        for _ in range(num_workers):
+            self._slots.put(None)
+        self._lock = Lock()
+        self._live: set[InspectionProcess] = set()
+        self._is_closed = False
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(sorted(worker.pid for worker in self._live))
+
+    async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
+        """Everything about an upload that can be known before it is served.
+
+        Raises ValidationFailed for a bad file and for one above the limits, CapacityAbsent where no worker starts.
+        """
+        if self._is_closed:
+            raise _closing()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._identify, config, weights, description)
+
+    async def close(self) -> None:
+        """End the workers; an inspection under way fails. May be repeated."""
+        with self._lock:
+            self._is_closed = True
+            live = list(self._live)
+        for worker in live:
+            worker.interrupt()
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        with self._lock:
+            live = list(self._live)
+        for worker in live:
+            self._discard(worker)
+
+    def _identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
+        order = {
+            "config_bytes": len(config),
+            "weights_bytes": len(weights),
+            "cpu_s": self._limits.cpu_s,
+            "memory_bytes": self._limits.memory_bytes + len(weights),
+            "description": asdict(description),
+        }
+        with _as_file(config, weights) as descriptor:
+            for attempt in range(_ATTEMPTS):
+                try:
+                    return self._read(self._ask(order, descriptor))
+                except WorkerTooSlow:
+                    self._refuse(f"took longer than {self._limits.deadline_s:g} s, or {self._limits.cpu_s:g} s of work")
+                except WorkerEnded as ended:
+                    if attempt + 1 == _ATTEMPTS:
+                        self._refuse(f"ended the process that read them, twice ({ended.reason})")
+        raise AssertionError("every attempt returns or raises")
+
+    def _ask(self, order: dict[str, Any], descriptor: int) -> dict[str, Any]:
+        """Have a worker look; it goes back if it is still whole, and a thread always finds a slot."""
+        worker = self._slots.get()
+        keep: InspectionProcess | None = None
+        try:
+            worker = worker or self._start()
+            answer = worker.ask(order, descriptor, self._limits.deadline_s)
+            keep = None if "exceeded" in answer else worker
+            return answer
+        finally:
+            if worker is not None and keep is None:
+                self._discard(worker)
+            self._slots.put(keep)
+
+    def _read(self, answer: dict[str, Any]) -> IdentifiedAdapter:
+        match answer:
+            case {"refused": str(message), "param": str() | None as param, "code": str(code)}:
+                raise ValidationFailed(message, param=param, code=code)
+            case {"exceeded": "memory"}:
+                self._refuse(f"need more than {self._limits.memory_bytes} bytes of memory beside themselves")
+            case {
+                "identified": {
+                    "digest": str(digest),
+                    "r": int(r),
+                    "rank": int(rank),
+                    "target_modules": list(target_modules),
+                }
+            }:
+                return IdentifiedAdapter(digest, r, rank, tuple(map(str, target_modules)))
+        raise WorkerEnded("it answered what cannot be read")
+
+    def _start(self) -> InspectionProcess:
+        with self._lock:
+            if self._is_closed:
+                raise _closing()
+        worker = InspectionProcess()
+        with self._lock:
+            self._live.add(worker)
+        return worker
+
+    def _discard(self, worker: InspectionProcess) -> None:
+        with self._lock:
+            self._live.discard(worker)
+        worker.kill()
+
+    def _refuse(self, what: str) -> NoReturn:
+        if self._is_closed:
+            raise _closing()
+        message = f"weights: reading and checking these files {what}, which is above the limit: the adapter is refused."
+        raise ValidationFailed(message, param="weights", code="inspection_limit_exceeded")
+
+
+def _closing() -> CapacityAbsent:
+    return CapacityAbsent("This gateway is shutting down: send the adapter again.", code="inspection_unavailable")
+
+
+@contextmanager
+def _as_file(config: bytes, weights: bytes) -> Generator[int]:
+    """Both files behind one another in one that has no name; in memory where the system can."""
+    if hasattr(os, "memfd_create"):
+        opened = os.fdopen(os.memfd_create("adapter-upload"), "wb", buffering=0)
+    else:
+        opened = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed below, as the other is
+    with opened as file:
+        for content in (config, weights):
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+        yield file.fileno()

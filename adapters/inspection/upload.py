@@ -1,0 +1,68 @@
+"""One validated upload, and what it may not exceed.
+
+Owns the tenant's limits on adapters: how many, how many bytes, how wide.
+"""
+
+from dataclasses import dataclass
+
+from graftwork.adapters.format.specs import Adapter, AdapterVersion
+from graftwork.adapters.inspection.inspector import IdentifiedAdapter
+from graftwork.platform.errors import BudgetSpent, ValidationFailed
+from graftwork.platform.quotas.quota import Quota
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUsage:
+    """What a tenant holds against its limits."""
+
+    adapters: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A validated upload on its way in."""
+
+    name: str
+    config: bytes
+    weights: bytes
+    identified: IdentifiedAdapter
+    base_fingerprint: str
+
+    @property
+    def digest(self) -> str:
+        return self.identified.digest
+
+
+def check_rank(identified: IdentifiedAdapter, limits: Quota) -> None:
+    most = limits.max_adapter_rank
+    if most is not None and identified.rank > most:
+        param = "config.r" if identified.r > most else "config.rank_pattern"
+        message = f"{param}: rank {identified.rank} is above your limit max_adapter_rank of {most}."
+        raise ValidationFailed(message, param=param, code="rank_limit_exceeded")
+
+
+def check_limits(usage: AdapterUsage, upload: Upload, limits: Quota, *, is_new: bool) -> None:
+    if is_new and limits.max_adapters is not None and usage.adapters + 1 > limits.max_adapters:
+        message = f"Your limit max_adapters of {limits.max_adapters} is reached: delete an adapter, or ask for more."
+        raise BudgetSpent(message, param="name", code="max_adapters_exceeded")
+    after = usage.stored_bytes + len(upload.weights)
+    if limits.max_adapter_bytes is not None and after > limits.max_adapter_bytes:
+        message = (
+            f"With these {len(upload.weights)} bytes you would hold {after}, above your limit max_adapter_bytes of "
+            f"{limits.max_adapter_bytes}: delete versions, or ask for more."
+        )
+        raise BudgetSpent(message, param="weights", code="max_adapter_bytes_exceeded")
+
+
+def version_of(upload: Upload, adapter: Adapter, number: int, now: float) -> AdapterVersion:
+    return AdapterVersion(
+        adapter_id=adapter.id,
+        name=adapter.name,
+        version=number,
+        digest=upload.digest,
+        rank=upload.identified.rank,
+        target_modules=upload.identified.target_modules,
+        size_bytes=len(upload.weights),
+        created_at=now,
+    )

@@ -1,0 +1,86 @@
+"""The process that reads strangers' files: `python -m graftwork.adapters.inspection.worker <socket>`.
+
+Owns nothing and is told nothing but the files and the shape of the model: no torch, no database, no keys, no
+connection to anywhere but its parent. It limits its own address space and processor time anew for each file, and ends
+when its parent does. Whatever a file makes of it, the parent kills and replaces it.
+
+    {"ready"}  →  {limits, lengths, description} + file  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
+"""
+
+import errno
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.inspection.frames import receive, send
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.errors import ValidationFailed
+
+_MOST_FILES = 32
+
+
+def main() -> None:
+    """Serve one file after another until the parent hangs up."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_NOFILE, _MOST_FILES)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        send(connection, {"ready": os.getpid()})
+        while True:
+            order, descriptor = receive(connection)
+            assert descriptor is not None, "an order without its file"
+            try:
+                send(connection, _inspect(order, descriptor))
+            finally:
+                os.close(descriptor)
+
+
+def _inspect(order: dict[str, Any], descriptor: int) -> dict[str, Any]:
+    config_bytes, weights_bytes = order["config_bytes"], order["weights_bytes"]
+    signal.setitimer(signal.ITIMER_PROF, order["cpu_s"])  # unhandled, its signal ends the process
+    try:
+        _limit(resource.RLIMIT_AS, order["memory_bytes"])
+        with mmap.mmap(descriptor, config_bytes + weights_bytes, access=mmap.ACCESS_READ) as content:
+            view = memoryview(content)
+            with view, view[config_bytes:] as weights:
+                return _identify(bytes(view[:config_bytes]), weights, _description(order["description"]))
+    except MemoryError:
+        return {"exceeded": "memory"}
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return {"exceeded": "memory"}
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
+
+
+def _identify(config: bytes, weights: memoryview, description: EngineDescription) -> dict[str, Any]:
+    try:
+        spec, digest = identify_adapter(config, weights, description)
+    except ValidationFailed as error:
+        return {"refused": error.message, "param": error.param, "code": error.code}
+    found = {"digest": digest, "r": spec.r, "rank": spec.rank, "target_modules": spec.target_modules}
+    return {"identified": found}
+
+
+def _description(fields: dict[str, Any]) -> EngineDescription:
+    shapes = {target: (out, into) for target, (out, into) in fields["target_shapes"].items()}
+    return EngineDescription(**fields | {"target_shapes": shapes, "biased_targets": tuple(fields["biased_targets"])})
+
+
+def _limit(kind: int, most: int) -> None:
+    """Soft, so that the next file gets its own; never above what the operator allows."""
+    _, hard = resource.getrlimit(kind)
+    fits = hard == resource.RLIM_INFINITY or (most != resource.RLIM_INFINITY and most <= hard)
+    resource.setrlimit(kind, (most if fits else hard, hard))
+
+
+if __name__ == "__main__":
+    main()

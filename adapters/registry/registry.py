@@ -1,0 +1,257 @@
+"""Which adapters a tenant has, and which weights a model name of a request stands for.
+
+Owns names, versions and aliases; which files are needed for them is the ArtifactKeeper's business.
+Never hands anything out for a tenant but that tenant's own: another's adapter answers like one that is not there.
+Invariant: a version never changes, and its number is never used again.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from graftwork.adapters.format.names import (
+    check_adapter_name,
+    check_alias,
+    parse_reference,
+    unknown_adapter,
+    unknown_model,
+)
+from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget, ResolvedModel
+from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.adapters.inspection.upload import Upload, check_limits, check_rank, version_of
+from graftwork.adapters.registry.artifact_ledger import ArtifactKeeper
+from graftwork.adapters.registry.artifact_store import ArtifactStore
+from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter, is_referenced
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.database import Database, WriteSession
+from graftwork.platform.errors import CapacityAbsent, Conflict, NotFound
+from graftwork.platform.ids import AdapterId, new_id
+from graftwork.platform.pagination import Page, PageRequest
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.principals import TenantScope
+
+DEFAULT_ALIAS = "prod"
+"""Where a bare `name` leads, once somebody has set it."""
+_PROBE_ATTEMPTS = 3
+"""Until a version is recorded, another tenant's delete of the same bytes may take the files away."""
+
+
+class AdapterRegistry:
+    """The adapters of all tenants, one tenant at a time."""
+
+    def __init__(
+        self,
+        database: Database,
+        artifacts: ArtifactStore,
+        inspector: AdapterInspector,
+        *,
+        clock: Clock | None = None,
+        generator: random.Random | None = None,
+        probe: Callable[[str], Awaitable[None]] | None = None,
+        before_free: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        """`generator` draws for canaries; `probe` proves that stored files can be served before anyone is told that
+        they can: `EngineClient.probe_adapter`; `before_free` is told a digest that nobody needs before its files go:
+        `EngineClient.forget_adapter`. The inspector stays its owner's to close."""
+        self._database = database
+        self._inspector = inspector
+        self._probe = probe
+        self._clock = clock or SystemClock()
+        self._generator = generator or random.Random()
+        self._keeper = ArtifactKeeper(database, artifacts, self._clock, before_free)
+
+    async def publish(
+        self,
+        scope: TenantScope,
+        name: str,
+        config: bytes,
+        weights: bytes,
+        description: EngineDescription,
+        limits: Quota,
+    ) -> Adapter:
+        """Add a version to `name`, which is made if it is new; an adapter equal to one of its versions adds none.
+
+        Raises ValidationFailed with the exact tensor or field, or where the engine cannot apply it, BudgetSpent above
+        a limit, and CapacityAbsent while no engine answers; then nothing is kept.
+        """
+        check_adapter_name(name, description.model_name)
+        identified = await self._inspector.identify(config, weights, description)
+        check_rank(identified, limits)
+        upload = Upload(name, config, weights, identified, description.fingerprint)
+        async with self._database.read() as session:
+            reader = AdapterReader(session, scope)
+            existing = await reader.find(name)
+            if existing and _with_digest(existing, upload.digest):
+                return existing
+            is_known = await is_referenced(session, upload.digest)
+            check_limits(await reader.usage(), upload, limits, is_new=existing is None)
+        async with self._keeper.keeping(upload):
+            if not is_known:
+                await self._prove(upload)
+            async with self._database.write() as session:
+                return await self._record(session, scope, upload, limits)
+
+    async def get(self, scope: TenantScope, name: str) -> Adapter:
+        """Raises NotFound."""
+        async with self._database.read() as session:
+            found = await AdapterReader(session, scope).find(name)
+        if found is None:
+            raise unknown_adapter(name)
+        return found
+
+    async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
+        """One page by age. Raises NotFound where `after` is no adapter of this tenant."""
+        request = request or PageRequest()
+        async with self._database.read() as session:
+            page = await AdapterReader(session, scope).page(request)
+        if page is None:
+            raise unknown_adapter(request.after or "")
+        return page
+
+    async def model_names(self, scope: TenantScope) -> tuple[str, ...]:
+        """What this tenant may write as a `model` beside the base: `name`, and `name@alias` of each alias."""
+        async with self._database.read() as session:
+            adapters = await AdapterReader(session, scope).all()
+        served = [adapter for adapter in adapters if adapter.versions]
+        return tuple(name for adapter in served for name in adapter.model_names)
+
+    async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
+        """The weights that `model` stands for now. Raises NotFound (model_not_found) for all that it cannot be.
+
+        A canary is drawn anew at each call: keep the answer for as long as the choice must hold.
+        """
+        if model == base_name:
+            return ResolvedModel(model, None)
+        reference = parse_reference(model)
+        if reference is None:
+            raise unknown_model(model)
+        async with self._database.read() as session:
+            adapter = await AdapterReader(session, scope).find(reference.name)
+        if adapter is None:
+            raise unknown_model(model)
+        version = self._choose(adapter, reference.version, reference.alias)
+        if version is None:
+            raise unknown_model(model)
+        return ResolvedModel(model, version)
+
+    async def set_alias(self, scope: TenantScope, name: str, alias: str, target: AliasTarget) -> AliasChange:
+        """Point `alias` at `target`, at once for all new requests. Raises NotFound for the adapter or a version."""
+        check_alias(alias)
+        async with self._database.write() as session:
+            writer = AdapterWriter(session, scope)
+            adapter = await writer.lock(name)
+            if adapter is None:
+                raise unknown_adapter(name)
+            for version in target.versions:
+                _require_version(adapter, version)
+            await writer.set_alias(adapter.id, alias, target, self._clock.now())
+        return AliasChange(name, alias, target, adapter.aliases.get(alias))
+
+    async def remove_alias(self, scope: TenantScope, name: str, alias: str) -> AliasChange:
+        """Raises NotFound for the adapter or the alias."""
+        async with self._database.write() as session:
+            writer = AdapterWriter(session, scope)
+            adapter = await writer.lock(name)
+            if adapter is None:
+                raise unknown_adapter(name)
+            if alias not in adapter.aliases:
+                raise NotFound("The adapter has no such alias.", param="alias", code="alias_not_found")
+            await writer.delete_alias(adapter.id, alias)
+        return AliasChange(name, alias, None, adapter.aliases[alias])
+
+    async def delete(self, scope: TenantScope, name: str) -> tuple[str, ...]:
+        """Remove the adapter with its versions and aliases; the digests whose files went with it. Raises NotFound."""
+        async with self._database.write() as session:
+            writer = AdapterWriter(session, scope)
+            adapter = await writer.lock(name)
+            if adapter is None:
+                raise unknown_adapter(name)
+            await writer.delete_adapter(adapter.id)
+        return await self._keeper.free({version.digest for version in adapter.versions})
+
+    async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
+        """As `delete`, for one version. Raises Conflict while an alias leads to it."""
+        async with self._database.write() as session:
+            writer = AdapterWriter(session, scope)
+            adapter = await writer.lock(name)
+            if adapter is None:
+                raise unknown_adapter(name)
+            found = _require_version(adapter, version)
+            _check_unaliased(adapter, version)
+            await writer.delete_version(adapter.id, version)
+        return await self._keeper.free({found.digest})
+
+    async def delete_all(self, scope: TenantScope) -> tuple[str, ...]:
+        """Remove everything that a tenant has here."""
+        async with self._database.write() as session:
+            writer = AdapterWriter(session, scope)
+            await writer.lock_tenant()
+            adapters = await writer.all()
+            for adapter in adapters:
+                await writer.delete_adapter(adapter.id)
+        return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
+
+    async def sweep(self) -> tuple[str, ...]:
+        """Remove the files that a crash left without a version; the digests they had. Safe at any time."""
+        return await self._keeper.sweep()
+
+    async def _record(self, session: WriteSession, scope: TenantScope, upload: Upload, limits: Quota) -> Adapter:
+        """The rows of one upload, with everything checked again under locks."""
+        writer = AdapterWriter(session, scope)
+        await writer.lock_tenant()
+        existing = await writer.lock(upload.name)
+        if existing and _with_digest(existing, upload.digest):
+            return existing
+        check_limits(await writer.usage(), upload, limits, is_new=existing is None)
+        await self._keeper.claim(session, upload)
+        now = self._clock.now()
+        adapter = existing or Adapter(AdapterId(new_id("adp")), upload.name, now)
+        if existing is None:
+            await writer.add_adapter(adapter)
+        number = await writer.take_version_number(adapter.id)
+        version = version_of(upload, adapter, number, now)
+        await writer.add_version(version, upload.base_fingerprint)
+        return replace(adapter, versions=(*adapter.versions, version))
+
+    async def _prove(self, upload: Upload) -> None:
+        """Have the engine try the stored files, which no version names yet."""
+        if self._probe is None:
+            return
+        for _ in range(_PROBE_ATTEMPTS):
+            try:
+                await self._probe(upload.digest)
+            except NotFound:
+                await self._keeper.store(upload)
+            else:
+                return
+        message = "The engine cannot read what was stored: the operator must give both the same data folder."
+        raise CapacityAbsent(message, code="artifact_store_unavailable")
+
+    def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
+        """`@3` is a version, `@alias` an alias; without either, the default alias or the newest version."""
+        if version is not None:
+            return adapter.version(version)
+        target = adapter.aliases.get(alias or DEFAULT_ALIAS)
+        if target is not None:
+            return adapter.version(target.choose(self._generator))
+        return adapter.newest if alias is None else None
+
+
+def _with_digest(adapter: Adapter, digest: str) -> AdapterVersion | None:
+    return next((version for version in adapter.versions if version.digest == digest), None)
+
+
+def _require_version(adapter: Adapter, version: int) -> AdapterVersion:
+    found = adapter.version(version)
+    if found is None:
+        message = f"The adapter has no version {version}."
+        raise NotFound(message, param="version", code="version_not_found")
+    return found
+
+
+def _check_unaliased(adapter: Adapter, version: int) -> None:
+    holding = [alias for alias, target in adapter.aliases.items() if version in target.versions]
+    if holding:
+        message = f"Version {version} is what '{adapter.name}@{holding[0]}' leads to: move or remove the alias first."
+        raise Conflict(message, code="version_in_use", details={"aliases": holding})

@@ -1,0 +1,243 @@
+"""The registry's statements.
+
+Owns all SQL over adapters. Every statement is scoped by the tenant it is for, except the artifact ledger's: a digest
+may be referred to by anyone, and only whether it is referred to at all is ever asked.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Select, delete, exists, func, select
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from graftwork.adapters.format.names import is_adapter_name
+from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasTarget
+from graftwork.adapters.inspection.upload import AdapterUsage
+from graftwork.adapters.registry.tables import AdapterAliasRow, AdapterRow, AdapterVersionRow, ArtifactRow
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.ids import AdapterId
+from graftwork.platform.pagination import Order, Page, PageRequest, cut
+from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.platform.tenancy.tables import TenantRow
+
+_ID = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
+
+
+class AdapterReader:
+    """One tenant's adapters, within one transaction."""
+
+    def __init__(self, session: ReadSession, scope: TenantScope) -> None:
+        self._session = session
+        self._scope = scope
+
+    async def find(self, name: str) -> Adapter | None:
+        return await self._find(name, self._own_adapters())
+
+    async def all(self) -> tuple[Adapter, ...]:
+        """By name."""
+        return await self._load(self._own_adapters().order_by(AdapterRow.name))
+
+    async def page(self, request: PageRequest) -> Page[Adapter] | None:
+        """By age; None where `request.after` is no adapter of this tenant."""
+        statement = self._own_adapters()
+        if request.after is not None:
+            if not await self._exists(request.after):
+                return None
+            newer = AdapterRow.id > request.after
+            statement = statement.where(newer if request.order is Order.ASCENDING else AdapterRow.id < request.after)
+        by = AdapterRow.id.asc() if request.order is Order.ASCENDING else AdapterRow.id.desc()
+        return cut(await self._load(statement.order_by(by).limit(request.limit + 1)), request)
+
+    async def usage(self) -> AdapterUsage:
+        adapters = select(func.count()).select_from(AdapterRow).where(AdapterRow.tenant_id == self._scope)
+        stored = select(func.coalesce(func.sum(AdapterVersionRow.size_bytes), 0)).where(
+            AdapterVersionRow.tenant_id == self._scope
+        )
+        return AdapterUsage(await self._scalar(adapters), await self._scalar(stored))
+
+    def _own_adapters(self) -> Select[AdapterRow]:
+        return select(AdapterRow).where(AdapterRow.tenant_id == self._scope)
+
+    async def _find(self, name: str, statement: Select[AdapterRow]) -> Adapter | None:
+        if not is_adapter_name(name):  # no text that a database would choke on gets there
+            return None
+        found = await self._load(statement.where(AdapterRow.name == name))
+        return found[0] if found else None
+
+    async def _exists(self, adapter_id: str) -> bool:
+        if not _ID.fullmatch(adapter_id):
+            return False
+        return (
+            await self._session.scalars(self._own_adapters().where(AdapterRow.id == adapter_id))
+        ).first() is not None
+
+    async def _scalar(self, statement: Select[int]) -> int:
+        return int((await self._session.execute(statement)).scalar_one())  # PostgreSQL sums to a Decimal
+
+    async def _load(self, statement: Select[AdapterRow]) -> tuple[Adapter, ...]:
+        """The adapters that `statement` selects, with their versions and aliases: three statements in all."""
+        rows = (await self._session.scalars(statement)).all()
+        ids = [row.id for row in rows]
+        versions = await self._session.scalars(
+            select(AdapterVersionRow)
+            .where(AdapterVersionRow.tenant_id == self._scope, AdapterVersionRow.adapter_id.in_(ids))
+            .order_by(AdapterVersionRow.version)
+        )
+        aliases = await self._session.scalars(
+            select(AdapterAliasRow)
+            .where(AdapterAliasRow.tenant_id == self._scope, AdapterAliasRow.adapter_id.in_(ids))
+            .order_by(AdapterAliasRow.alias)
+        )
+        return _assemble(rows, versions.all(), aliases.all())
+
+
+class AdapterWriter(AdapterReader):
+    """The same, with what changes rows."""
+
+    def __init__(self, session: WriteSession, scope: TenantScope) -> None:
+        super().__init__(session, scope)
+
+    async def lock_tenant(self) -> None:
+        """Let this tenant's uploads pass one at a time, so that its limits are exact."""
+        statement = select(TenantRow.id).where(TenantRow.id == self._scope)
+        await self._session.execute(statement.with_for_update(key_share=True))
+
+    async def lock(self, name: str) -> Adapter | None:
+        """The adapter, its versions and aliases, which nobody else changes until the end of the transaction."""
+        return await self._find(name, self._own_adapters().with_for_update())
+
+    async def add_adapter(self, adapter: Adapter) -> None:
+        self._session.add(
+            AdapterRow(
+                id=adapter.id,
+                tenant_id=self._scope,
+                name=adapter.name,
+                next_version=1,
+                created_at=adapter.created_at,
+            )
+        )
+        await self._session.flush()
+
+    async def take_version_number(self, adapter_id: AdapterId) -> int:
+        """The number of the next version; never handed out again."""
+        row = (await self._session.scalars(self._own_adapters().where(AdapterRow.id == adapter_id))).one()
+        number = row.next_version
+        row.next_version = number + 1
+        return number
+
+    async def add_version(self, version: AdapterVersion, base_fingerprint: str) -> None:
+        self._session.add(
+            AdapterVersionRow(
+                adapter_id=version.adapter_id,
+                version=version.version,
+                tenant_id=self._scope,
+                digest=version.digest,
+                base_fingerprint=base_fingerprint,
+                rank=version.rank,
+                target_modules=list(version.target_modules),
+                size_bytes=version.size_bytes,
+                created_at=version.created_at,
+            )
+        )
+        await self._session.flush()
+
+    async def delete_adapter(self, adapter_id: AdapterId) -> None:
+        """With its versions and aliases, which the database takes along."""
+        await self._session.execute(
+            delete(AdapterRow).where(AdapterRow.tenant_id == self._scope, AdapterRow.id == adapter_id)
+        )
+
+    async def delete_version(self, adapter_id: AdapterId, version: int) -> None:
+        await self._session.execute(
+            delete(AdapterVersionRow).where(
+                AdapterVersionRow.tenant_id == self._scope,
+                AdapterVersionRow.adapter_id == adapter_id,
+                AdapterVersionRow.version == version,
+            )
+        )
+
+    async def set_alias(self, adapter_id: AdapterId, alias: str, target: AliasTarget, at: float) -> None:
+        await self.delete_alias(adapter_id, alias)
+        weights = [[float(version), share] for version, share in target.weights]
+        self._session.add(
+            AdapterAliasRow(adapter_id=adapter_id, alias=alias, tenant_id=self._scope, weights=weights, updated_at=at)
+        )
+        await self._session.flush()
+
+    async def delete_alias(self, adapter_id: AdapterId, alias: str) -> None:
+        await self._session.execute(
+            delete(AdapterAliasRow).where(
+                AdapterAliasRow.tenant_id == self._scope,
+                AdapterAliasRow.adapter_id == adapter_id,
+                AdapterAliasRow.alias == alias,
+            )
+        )
+
+
+class ArtifactLedger:
+    """Which digests the artifact store holds. A row is there before its files and goes after them."""
+
+    def __init__(self, session: WriteSession) -> None:
+        self._session = session
+
+    async def claim(self, digest: str, at: float) -> None:
+        """Make the row if it is missing, and lock it."""
+        is_postgresql = self._session.get_bind().dialect.name == "postgresql"
+        insert = postgresql_insert if is_postgresql else sqlite_insert
+        statement = insert(ArtifactRow).values(digest=digest, claimed_at=at)
+        await self._session.execute(
+            statement.on_conflict_do_update(index_elements=[ArtifactRow.digest], set_={"claimed_at": at})
+        )
+
+    async def lock_unreferenced(self, digest: str) -> bool:
+        """Lock the row; whether there is one that no version of any tenant refers to."""
+        statement = select(ArtifactRow.digest).where(ArtifactRow.digest == digest).with_for_update()
+        if (await self._session.execute(statement)).first() is None:
+            return False
+        return not await is_referenced(self._session, digest)
+
+    async def forget(self, digest: str) -> None:
+        await self._session.execute(delete(ArtifactRow).where(ArtifactRow.digest == digest))
+
+
+async def is_referenced(session: ReadSession, digest: str) -> bool:
+    """Whether a version of any tenant has this digest."""
+    statement = select(exists().where(AdapterVersionRow.digest == digest))
+    return bool((await session.execute(statement)).scalar_one())
+
+
+async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
+    """Digests that the store holds, or began to hold, for nobody."""
+    statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
+    return tuple((await session.scalars(statement)).all())
+
+
+def _assemble(
+    rows: Sequence[AdapterRow], versions: Iterable[AdapterVersionRow], aliases: Iterable[AdapterAliasRow]
+) -> tuple[Adapter, ...]:
+    names = {row.id: row.name for row in rows}
+    versions_by_id: dict[str, list[AdapterVersion]] = {row.id: [] for row in rows}
+    aliases_by_id: dict[str, dict[str, AliasTarget]] = {row.id: {} for row in rows}
+    for version in versions:
+        versions_by_id[version.adapter_id].append(_version(version, names[version.adapter_id]))
+    for alias in aliases:
+        weights = tuple((int(version), share) for version, share in alias.weights)
+        aliases_by_id[alias.adapter_id][alias.alias] = AliasTarget(weights)
+    return tuple(
+        Adapter(AdapterId(row.id), row.name, row.created_at, tuple(versions_by_id[row.id]), aliases_by_id[row.id])
+        for row in rows
+    )
+
+
+def _version(row: AdapterVersionRow, name: str) -> AdapterVersion:
+    return AdapterVersion(
+        adapter_id=AdapterId(row.adapter_id),
+        name=name,
+        version=row.version,
+        digest=row.digest,
+        rank=row.rank,
+        target_modules=tuple(row.target_modules),
+        size_bytes=row.size_bytes,
+        created_at=row.created_at,
+    )

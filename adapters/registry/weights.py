@@ -1,0 +1,145 @@
+"""Artifacts as the engine's matrices: the one place where an adapter's files become tensors.
+
+Owns the last check before weights are used: what was read must still be what its digest names.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, AdapterSpec, ModuleSpec
+from graftwork.adapters.format.identity import digest_behind, digest_prefix
+from graftwork.adapters.format.layout import read_layout
+from graftwork.adapters.format.safetensors_file import FORMATS, TensorEntry, header_of
+from graftwork.adapters.registry.artifact_store import ArtifactPaths, ArtifactStore, LocalArtifacts
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.lora.weights import AdapterWeights, LoraPair
+from graftwork.platform.errors import CapacityAbsent, NotFound, ValidationFailed
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_KEPT_LAYOUTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What config and header say, and so all that two adapters share which differ in values only."""
+
+    spec: AdapterSpec
+    digest_prefix: bytes
+
+
+class ArtifactAdapterSource:
+    """The engine's `AdapterSource` over a folder of artifacts."""
+
+    def __init__(self, root: Path, description: EngineDescription) -> None:
+        self._artifacts: ArtifactStore = LocalArtifacts(root)
+        self._description = description
+        self._layouts: OrderedDict[tuple[bytes, bytes, int], _Layout] = OrderedDict()
+        self._lock = Lock()
+
+    def load(self, digest: str) -> AdapterWeights:
+        """Read, verify and build from the same bytes, so that a file swapped in between changes nothing.
+
+        The tensors are views of those bytes, which live as long as one of them does. That no value is NaN was seen at
+        the upload, and holds for whatever has the digest. Raises NotFound without an artifact, ValidationFailed if its
+        bytes no longer match `digest`.
+        """
+        config, weights = _read(digest, self._artifacts.open(digest))
+        spec = self._verify(digest, config, weights.data)
+        build = _Builder(torch.from_numpy(weights))
+        pairs = {(module.layer, module.target): build.pair(module) for module in spec.modules}
+        saved = {part.target: build.tensor(part.matrix) for part in spec.saved}
+        return AdapterWeights(
+            digest,
+            {(layer, target): pair for (layer, target), pair in pairs.items() if layer is not None},
+            biases={(part.layer, part.target): build.tensor(part.bias) for part in spec.biases},
+            embedding=pairs.get((None, EMBEDDING)),
+            head=pairs.get((None, HEAD)),
+            saved_embedding=saved.get(EMBEDDING),
+            saved_head=saved.get(HEAD),
+        )
+
+    def _verify(self, digest: str, config: bytes, weights: memoryview) -> AdapterSpec:
+        try:
+            layout = self._layout(config, weights)
+        except ValidationFailed as error:
+            raise _damaged(digest, error.message) from error
+        found = digest_behind(layout.digest_prefix, layout.spec, weights)
+        if found != digest:
+            raise _damaged(digest, f"they are {found}")
+        return layout.spec
+
+    def _layout(self, config: bytes, weights: memoryview) -> _Layout:
+        """Remembered, since adapters of one trainer look alike and come back after each eviction."""
+        key = (config, header_of(weights), len(weights))
+        with self._lock:
+            if key in self._layouts:
+                self._layouts.move_to_end(key)
+                return self._layouts[key]
+        spec = read_layout(config, weights, self._description)
+        layout = _Layout(spec, digest_prefix(spec, self._description.fingerprint))
+        with self._lock:
+            self._layouts[key] = layout
+            if len(self._layouts) > _KEPT_LAYOUTS:
+                self._layouts.popitem(last=False)
+        return layout
+
+
+class _Builder:
+    """Tensors out of one file's bytes."""
+
+    def __init__(self, content: torch.Tensor) -> None:
+        """`content` is the whole file.  # [file bytes], uint8"""
+        self._content = content
+        self._views: dict[str, torch.Tensor] = {}
+
+    def pair(self, module: ModuleSpec) -> LoraPair:
+        return LoraPair(
+            A=self.tensor(module.A),  # [rank, in_features]
+            B=self.tensor(module.B),  # [out_features, rank]
+            scale=module.scale,
+            magnitude=None if module.magnitude is None else self.tensor(module.magnitude),  # [out_features]
+            bias=None if module.bias is None else self.tensor(module.bias),  # [out_features]
+        )
+
+    def tensor(self, entry: TensorEntry) -> torch.Tensor:
+        """A view; a copy of a tensor that lies across the borders of its elements, as safetensors allows."""
+        item_bytes = FORMATS[entry.dtype].item_bytes
+        if entry.start % item_bytes:
+            return self._content[entry.start : entry.end].clone().view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        strides = (entry.shape[1], 1) if len(entry.shape) == 2 else (1,)
+        return torch.as_strided(self._elements(entry.dtype), entry.shape, strides, entry.start // item_bytes)
+
+    def _elements(self, dtype: str) -> torch.Tensor:
+        """The file as one row of elements, without the odd bytes at its end."""
+        if dtype not in self._views:
+            item_bytes = FORMATS[dtype].item_bytes
+            whole = len(self._content) // item_bytes * item_bytes
+            self._views[dtype] = self._content[:whole].view(_DTYPES[dtype])
+        return self._views[dtype]
+
+
+def _read(digest: str, paths: ArtifactPaths) -> tuple[bytes, npt.NDArray[np.uint8]]:
+    """The config, and the weights in memory that is this caller's alone."""
+    try:
+        with paths.weights.open("rb", buffering=0) as file:
+            content = np.fromfile(file, dtype=np.uint8)
+        return paths.config.read_bytes(), content
+    except FileNotFoundError:
+        raise NotFound(f"The adapter artifact {digest} is gone.", param="digest", code="artifact_not_found") from None
+    except OSError as error:
+        message = f"The adapter artifact {digest} cannot be read ({error.strerror})."
+        raise CapacityAbsent(message, code="artifact_store_unavailable") from error
+
+
+def _damaged(digest: str, finding: str) -> ValidationFailed:
+    message = (
+        f"The stored files of adapter {digest} are not that adapter of this base model ({finding}). "
+        "They were changed since the upload, or the base was: delete the version and upload it again."
+    )
+    return ValidationFailed(message, param=digest, code="artifact_damaged")

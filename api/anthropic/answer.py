@@ -1,0 +1,151 @@
+"""Answers in Anthropic's two shapes: one message, and a stream of events.
+
+The stream's contract: message_start, then one content block after another (content_block_start, any number of
+content_block_delta, content_block_stop, under the block's index), then message_delta with the reason and the usage,
+then message_stop; a `ping` wherever nothing has come for a while. A failure is an `error` event, and the last one.
+Invariant: a message and its stream have the same blocks, because one is made of the other.
+"""
+
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+from graftwork.api.anthropic.errors import anthropic_error
+from graftwork.api.http.sse import PING_AFTER_S, Write, heartbeats, named_event
+from graftwork.api.inference.job import InferenceJob
+from graftwork.api.inference.response_head import AnswerHead
+from graftwork.engine.core.events import PromptAdmitted
+from graftwork.platform.errors import GraftworkError
+from graftwork.sessions.generation.generator import (
+    GenerationEvent,
+    GenerationFinished,
+    TextDelta,
+    ToolCallArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from graftwork.sessions.generation.usage import Usage
+from graftwork.sessions.text.messages import parsed_arguments
+
+Event = dict[str, Any]
+
+_PING = named_event("ping", {"type": "ping"})
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class ContentBlocks:
+    """The blocks of one answer, as its events come; owns the one that is open."""
+
+    def __init__(self) -> None:
+        self.content: list[dict[str, Any]] = []
+        """Every block so far, the last one perhaps still growing."""
+        self._is_open = False
+
+    def take(self, event: GenerationEvent) -> Iterator[Event]:
+        """What one more event of the generation does to the blocks."""
+        match event:
+            case TextDelta(text):
+                if not (self._is_open and self.content[-1]["type"] == "text"):
+                    yield from self._open({"type": "text", "text": ""})
+                self.content[-1]["text"] += text
+                yield self._delta({"type": "text_delta", "text": text})
+            case ToolCallStarted(call_id, _, name):
+                yield from self._open({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+            case ToolCallArgumentsDelta(_, _, delta):
+                yield self._delta({"type": "input_json_delta", "partial_json": delta})
+            case ToolCallFinished(_, _, _, arguments, _):
+                self.content[-1]["input"] = _input(arguments)
+                yield from self._close()
+            case GenerationFinished():
+                yield from self._close()
+
+    def _open(self, block: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        self.content.append(block)
+        self._is_open = True
+        yield {"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)}
+
+    def _close(self) -> Iterator[Event]:
+        if self._is_open:
+            self._is_open = False
+            yield {"type": "content_block_stop", "index": len(self.content) - 1}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
+
+
+async def anthropic_message(head: AnswerHead, job: InferenceJob) -> dict[str, Any]:
+    """The whole answer. Raises the job's error."""
+    blocks = ContentBlocks()
+    ending: dict[str, Any] = {}
+    async with aclosing(job.events()) as events:
+        async for item in events:
+            for _ in blocks.take(item.event):
+                pass
+            if isinstance(item.event, GenerationFinished):
+                ending = _ending(item.event)
+    return _message(head, job.usage) | {"content": blocks.content} | ending
+
+
+async def write_anthropic_events(
+    head: AnswerHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
+) -> None:
+    """The whole stream; the client's going away cancels it, and that abandons the job."""
+    blocks = ContentBlocks()
+    async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(job.events()) as events:
+        try:
+            async for item in events:
+                for event in _stream_events(head, job, blocks, item.event):
+                    await write_event(named_event(event["type"], event))
+        except GraftworkError as error:
+            await write_event(named_event("error", anthropic_error(error)))
+
+
+def _stream_events(
+    head: AnswerHead, job: InferenceJob, blocks: ContentBlocks, event: GenerationEvent
+) -> Iterator[Event]:
+    if isinstance(event, PromptAdmitted):
+        yield {"type": "message_start", "message": _message(head, job.usage)}
+    yield from blocks.take(event)
+    if isinstance(event, GenerationFinished):
+        yield {"type": "message_delta", "delta": _ending(event), "usage": _usage(job.usage)}
+        yield {"type": "message_stop"}
+
+
+def _message(head: AnswerHead, usage: Usage) -> dict[str, Any]:
+    """A message of which nothing has been said yet."""
+    tier = "priority" if head.service_tier == "priority" else "standard"
+    return {
+        "id": head.answer_id,
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "stop_details": None,
+        "usage": _usage(usage) | {"service_tier": tier},
+    }
+
+
+def _ending(finished: GenerationFinished) -> dict[str, Any]:
+    """Why it ended; a stop string is told only where it is the reason."""
+    was_stopped = finished.reason == "stop" and finished.stop_string is not None
+    reason = "stop_sequence" if was_stopped else _REASONS[finished.reason]
+    return {"stop_reason": reason, "stop_sequence": finished.stop_string if was_stopped else None, "stop_details": None}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """The three parts of the prompt add up to it. Nothing counts as cache creation: every prefix is kept, unasked."""
+    return {
+        "input_tokens": usage.cache.recomputed_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Arguments as an object; those that the length limit cut, or the model wrote wrong, are empty as in prompts."""
+    parsed = parsed_arguments(arguments)
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,56 @@
+"""Errors as Anthropic's clients read them, on the routes that speak to those.
+
+The statuses are ours: only the body has another shape, and the request id a second header, `request-id`.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from graftwork.api.anthropic.translate import told_in_their_words
+from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.http.errors import error_headers
+from graftwork.api.http.validation import as_invalid_request
+from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status; everything else is an `api_error`."""
+
+
+def anthropic_error(error: GraftworkError) -> dict[str, Any]:
+    """The body of an answer, or the data of a stream's `error` event."""
+    return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": error.message}}
+
+
+class AnthropicRoute(OpenAiRoute):
+    """A tenant's route in Anthropic's shape; whom it lets in and which statuses it answers are OpenAiRoute's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handle(request)
+            except GraftworkError as error:
+                body = anthropic_error(error) | {"request_id": request.state.request_id}
+                response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
+            response.headers["request-id"] = request.state.request_id
+            return response
+
+        return answer
+
+    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        return told_in_their_words(as_invalid_request(error))

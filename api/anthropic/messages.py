@@ -1,0 +1,115 @@
+"""Anthropic's messages as chat.completions' messages.
+
+Owns the reading of content blocks. A user's message that answers tools becomes one message for each result, in the
+order of its blocks, which is where chat templates look for them.
+Never drops a block: what this model cannot read is refused by its place.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from graftwork.api.anthropic.schemas import Block, ConversationMessage
+from graftwork.platform.errors import InvalidRequest
+from graftwork.sessions.text.messages import PartRules, read_part
+
+ChatMessage = dict[str, Any]
+
+
+def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[ConversationMessage]) -> list[ChatMessage]:
+    """A whole conversation. Raises InvalidRequest naming the block."""
+    found = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
+    for index, message in enumerate(messages):
+        found += _READERS[message.role](_blocks(message.content), f"messages[{index}].content")
+    return found
+
+
+def _system_messages(blocks: Sequence[Block], param: str) -> Iterator[ChatMessage]:
+    yield {"role": "system", "content": _texts(blocks, param)}
+
+
+def _user_messages(blocks: Sequence[Block], param: str) -> Iterator[ChatMessage]:
+    """Results of tools one by one, and what is said between them in one piece."""
+    placed = [(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
+    for answers_a_tool, group in groupby(placed, key=lambda entry: entry[0].get("type") == "tool_result"):
+        if answers_a_tool:
+            yield from (_tool_message(block, place) for block, place in group)
+        else:
+            yield {"role": "user", "content": [_text_part(block, place) for block, place in group]}
+    if not blocks:
+        yield {"role": "user", "content": ""}
+
+
+def _assistant_messages(blocks: Sequence[Block], param: str) -> Iterator[ChatMessage]:
+    parts: list[Block] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for index, block in enumerate(blocks):
+        place = f"{param}[{index}]"
+        match block.get("type"):
+            case "tool_use":
+                calls.append(_call(block, place))
+            case "thinking":
+                thoughts.append(_field(block, "thinking", str, place))
+            case _:
+                parts.append(_text_part(block, place))
+    message: ChatMessage = {"role": "assistant", "content": parts or ("" if not calls else None)}
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    yield message
+
+
+_READERS: Mapping[str, Callable[[Sequence[Block], str], Iterator[ChatMessage]]] = {
+    "user": _user_messages,
+    "assistant": _assistant_messages,
+    "system": _system_messages,
+}
+
+
+def _tool_message(block: Block, param: str) -> ChatMessage:
+    """A result; one that is an error says so, in the form in which our own clients report theirs."""
+    text = "\n".join(part["text"] for part in _texts(block.get("content") or "", f"{param}.content"))
+    if block.get("is_error"):
+        text = json.dumps({"error": text}, ensure_ascii=False)
+    return {"role": "tool", "tool_call_id": _field(block, "tool_use_id", str, param), "content": text}
+
+
+def _call(block: Block, param: str) -> dict[str, Any]:
+    arguments = json.dumps(_field(block, "input", dict, param), ensure_ascii=False)
+    function = {"name": _field(block, "name", str, param), "arguments": arguments}
+    return {"id": _field(block, "id", str, param), "type": "function", "function": function}
+
+
+def _blocks(content: object) -> list[Block]:
+    """A text is short for one block."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(content) if isinstance(content, list) else []
+
+
+def _texts(content: object, param: str) -> list[Block]:
+    """Content that can only be text, as chat.completions' parts."""
+    return [_text_part(block, f"{param}[{index}]") for index, block in enumerate(_blocks(content))]
+
+
+def _refuse_block(kind: object, param: str) -> InvalidRequest:
+    shown = f"an {kind}" if kind == "image" else f"of the type {kind!r}"
+    return InvalidRequest(f"{param} is {shown}, but this model reads only text: leave it out.", param=param)
+
+
+_TEXT_BLOCKS = PartRules(text_fields={"text": "text"}, refusal=_refuse_block)
+
+
+def _text_part(block: object, param: str) -> Block:
+    """Raises InvalidRequest for images, documents and all else that is not text."""
+    return {"type": "text", "text": read_part(block, param, _TEXT_BLOCKS)}
+
+
+def _field(block: Mapping[str, Any], name: str, kind: type[Any], param: str) -> Any:
+    value = block.get(name)
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{param}.{name} is missing or has the wrong type.", param=f"{param}.{name}")
+    return value

@@ -1,0 +1,123 @@
+"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`, in Anthropic's form.
+
+Owns the fields' names and what of them is not served; what a value may be beyond that is chat.completions' to say.
+Messages and their blocks are only outlined here: `anthropic_conversation.py` reads what is in them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
+from graftwork.api.schemas.common import MAX_TOOLS
+from graftwork.api.schemas.unsupported import IsNeutral, refuse_unserved
+from graftwork.sessions.generation.sampling import StopStrings
+
+Block = dict[str, Any]
+
+_UNSERVED: Mapping[str, IsNeutral] = {
+    "container": lambda value: not value,
+    "context_management": lambda value: not value,
+    "diagnostics": lambda value: not value,
+    "inference_geo": lambda value: not value,
+    "mcp_servers": lambda value: not value,
+    "speed": lambda value: value in (None, "standard"),
+}
+"""Hints that change nothing about the answer (`metadata`, `cache_control`) are not listed: every prefix is cached."""
+
+
+class ConversationMessage(OpenAiBody):
+    """One turn; `system` in the middle of a conversation is Anthropic's newer form of an instruction."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class CustomTool(OpenAiBody):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def tools_of_their_own(cls, value: object) -> object:
+        if value not in (None, "custom"):
+            raise ValueError(f"{value!r} is a tool of Anthropic's servers; only tools of your own are served here")
+        return value
+
+
+class ToolChoice(OpenAiBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def a_tool_has_a_name(self) -> Self:
+        if self.type == "tool" and not self.name:
+            raise FieldComplaint("name", "name the tool that is to be called")
+        return self
+
+
+class OutputFormat(OpenAiBody):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(OpenAiBody):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+    @field_validator("effort")
+    @classmethod
+    def effort_is_not_served(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("this model has one way to work; leave it out")
+        return value
+
+
+class CountTokensRequest(OpenAiBody):
+    """What makes a prompt. Null means absent."""
+
+    model: str
+    messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[CustomTool] | None, Field(max_length=MAX_TOOLS)] = None
+    tool_choice: ToolChoice | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_what_is_served(cls, body: Any) -> Any:
+        return refuse_unserved(body, _UNSERVED)
+
+    @field_validator("thinking")
+    @classmethod
+    def thinking_is_not_served(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and value.get("type") != "disabled":
+            raise ValueError("this model does not think aloud; send {'type': 'disabled'} or leave it out")
+        return value
+
+
+class MessagesRequest(CountTokensRequest):
+    """A prompt, and how to answer it."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: StopStrings | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=1)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=0)] = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def nothing_to_complete(cls, value: list[ConversationMessage]) -> list[ConversationMessage]:
+        if value[-1].role == "assistant":
+            raise ValueError("the last message is the assistant's, and prefilled answers are not served")
+        return value

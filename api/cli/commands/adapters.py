@@ -1,0 +1,184 @@
+"""`graftwork adapters`: upload LoRA adapters, look at them, choose which version serves."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftwork.api.cli.console.connect import connect
+from graftwork.api.cli.console.flags import ModelDir
+from graftwork.api.cli.console.output import (
+    JsonFlag,
+    YesFlag,
+    confirm,
+    moment,
+    show_facts,
+    show_json,
+    show_table,
+    size,
+)
+
+if TYPE_CHECKING:
+    from graftwork.platform.answers.adapters import Adapter, AliasChange
+
+app = typer.Typer(no_args_is_help=True, help="LoRA adapters and their versions. Needs GRAFTWORK_API_KEY.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The adapter's name.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A PEFT folder: adapter_config.json and adapter_model.safetensors.")
+]
+Alias = Annotated[str, typer.Option(help="The alias; `prod` is what the plain name stands for.")]
+
+
+@app.command()
+def push(
+    folder: Folder,
+    name: Annotated[str | None, typer.Option(help="The adapter's name (default: the folder's).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Upload a folder as the next version. The same files again make no new one.
+
+    Example: graftwork adapters push ./my-lora --name support
+    """
+    with connect() as client:
+        adapter = client.adapters.push(folder, name=name)
+    if as_json:
+        return show_json(adapter.raw)
+    if adapter.newest is not None:
+        typer.echo(f"{adapter.name}@{adapter.newest.version} is ready ({size(adapter.newest.size_bytes)}).")
+    return typer.echo(f'Next: use "{adapter.name}" as the model, or graftwork sessions chat {adapter.name}')
+
+
+@app.command(name="list")
+def list_adapters(as_json: JsonFlag = False) -> None:
+    """List your adapters.
+
+    Example: graftwork adapters list
+    """
+    with connect() as client:
+        adapters = client.adapters.list(limit=100)
+    if as_json:
+        return show_json(adapters.raw)
+    rows = [_row(adapter) for adapter in adapters]
+    columns = ("name", "newest", "versions", "rank", "size", "aliases")
+    return show_table(columns, rows, "No adapters yet: graftwork adapters push DIR --name NAME")
+
+
+@app.command()
+def show(name: NameArgument, as_json: JsonFlag = False) -> None:
+    """Show an adapter's versions and aliases.
+
+    Example: graftwork adapters show support
+    """
+    with connect() as client:
+        adapter = client.adapters.get(name)
+    if as_json:
+        return show_json(adapter.raw)
+    show_facts([("id", adapter.id), ("name", adapter.name), ("aliases", _aliases(adapter))])
+    typer.echo()
+    rows = [
+        (each.version, each.status, each.rank, size(each.size_bytes), moment(each.created_at), each.digest[:19])
+        for each in adapter.versions
+    ]
+    return show_table(("version", "status", "rank", "size", "created", "digest"), rows, "No versions.")
+
+
+@app.command()
+def promote(
+    name: NameArgument,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version that shall serve.", min=1)],
+    alias: Alias = "prod",
+    as_json: JsonFlag = False,
+) -> None:
+    """Point an alias at a version.
+
+    Example: graftwork adapters promote support 3
+    """
+    with connect() as client:
+        _show_change(client.adapters.promote(name, version, alias=alias), as_json)
+
+
+@app.command()
+def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
+    """Point an alias back at the version before the one it points at.
+
+    Example: graftwork adapters rollback support
+    """
+    with connect() as client:
+        _show_change(client.adapters.rollback(name, alias=alias), as_json)
+
+
+@app.command()
+def delete(
+    name: NameArgument,
+    version: Annotated[int | None, typer.Argument(help="Only this version.", min=1)] = None,
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete an adapter, or one of its versions. Running requests end first.
+
+    Example: graftwork adapters delete support 2 --yes
+    """
+    what = name if version is None else f"{name}@{version}"
+    confirm(f"Delete {what}?", yes)
+    with connect() as client:
+        deleted = client.adapters.delete(name, version)
+    return show_json(deleted.raw) if as_json else typer.echo(f"Deleted {what}.")
+
+
+@app.command()
+def verify(folder: Folder, model: ModelDir = None, as_json: JsonFlag = False) -> None:
+    """Check a folder against a base model, without a server.
+
+    Example: graftwork adapters verify ./my-lora --model ./llama
+    """
+    # The adapters and the base model are read by the server's own code, which loads slowly: only here.
+    from graftwork.api.cli.commands.verify_adapter import check_adapter
+
+    report = check_adapter(folder, model)
+    if as_json:
+        return show_json(report.body())
+    show_facts(
+        [
+            ("base model", report.model_name),
+            ("rank", report.rank),
+            ("targets", report.target_modules),
+            ("modules", report.num_modules),
+            ("size", size(report.size_bytes)),
+            ("digest", report.digest),
+        ]
+    )
+    return typer.echo("Good: this adapter can be served.")
+
+
+def _row(adapter: "Adapter") -> tuple[object, ...]:
+    newest = adapter.newest
+    return (
+        adapter.name,
+        newest.version if newest else None,
+        len(adapter.versions),
+        newest.rank if newest else None,
+        size(newest.size_bytes if newest else None),
+        _aliases(adapter),
+    )
+
+
+def _aliases(adapter: "Adapter") -> str:
+    return ", ".join(f"{alias} → {_target(target)}" for alias, target in (adapter.aliases or {}).items())
+
+
+def _target(target: object) -> str:
+    """`{"version": 2}` as 2, `{"weights": {"2": 0.9, "3": 0.1}}` as 2 (0.9) + 3 (0.1)."""
+    if not isinstance(target, dict):
+        return "nothing" if target is None else str(target)
+    if "version" in target:
+        return str(target["version"])
+    return " + ".join(f"{version} ({share:g})" for version, share in target.get("weights", {}).items())
+
+
+def _show_change(change: "AliasChange", as_json: bool) -> None:
+    if as_json:
+        return show_json(change.raw)
+    return typer.echo(
+        f"{change.adapter}@{change.alias} → version {_target(change.target)} (before: {_target(change.previous)})"
+    )

@@ -1,0 +1,84 @@
+"""`graftwork db`: bring the database's schema forward or back."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftwork.api.cli.console.flags import DatabaseUrl, DataDir
+from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, show_facts, show_json
+
+if TYPE_CHECKING:
+    from graftwork.platform.database import Database
+
+app = typer.Typer(no_args_is_help=True, help="The database's schema. `serve` brings its own database forward itself.")
+
+
+@app.command()
+def upgrade(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    """Bring the database to the newest schema; makes it if there is none.
+
+    Example: graftwork db upgrade --database-url postgresql://graftwork@db/graftwork
+    """
+    asyncio.run(_upgrade(_database(data_dir, database_url)))
+
+
+@app.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="The revision to go back to, such as 0001_tenancy, or base.")],
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    yes: YesFlag = False,
+) -> None:
+    """Take the schema back to a revision. What newer tables hold is lost.
+
+    Example: graftwork db downgrade 0001_tenancy --yes
+    """
+    confirm(f"Go back to {revision}, and lose what newer tables hold?", yes)
+    asyncio.run(_downgrade(_database(data_dir, database_url), revision))
+
+
+@app.command()
+def current(data_dir: DataDir = None, database_url: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
+    """Show which schema the database has, and which is the newest.
+
+    Example: graftwork db current
+    """
+    revision, head = asyncio.run(_revisions(_database(data_dir, database_url)))
+    if as_json:
+        return show_json({"current": revision, "head": head, "up_to_date": revision == head})
+    return show_facts([("current", revision or "nothing yet"), ("head", head)])
+
+
+def _database(data_dir: Path | None, database_url: str | None) -> "Database":
+    # SQLAlchemy and Alembic are for these commands alone.
+    from graftwork.platform.database import Database
+    from graftwork.platform.settings import Settings
+
+    settings = Settings.from_environment({"data_dir": data_dir, "database_url": database_url})
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    return Database(settings.resolved_database_url)
+
+
+async def _upgrade(database: "Database") -> None:
+    try:
+        await database.upgrade_to_head()
+        typer.echo(f"The database is at {await database.current_revision()}.")
+    finally:
+        await database.close()
+
+
+async def _downgrade(database: "Database", revision: str) -> None:
+    try:
+        await database.downgrade(revision)
+        typer.echo(f"The database is at {await database.current_revision() or 'nothing'}.")
+    finally:
+        await database.close()
+
+
+async def _revisions(database: "Database") -> tuple[str | None, str | None]:
+    try:
+        return await database.current_revision(), database.head_revision()
+    finally:
+        await database.close()

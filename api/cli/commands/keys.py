@@ -1,0 +1,84 @@
+"""`graftwork keys`: what tenants authenticate with."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftwork.api.cli.commands.tenants import TenantArgument
+from graftwork.api.cli.console.connect import connect, tenant_id_of
+from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_json, show_table
+
+if TYPE_CHECKING:
+    from graftwork.platform.answers.admin import TenantKey
+
+app = typer.Typer(no_args_is_help=True, help="API keys of a tenant. Needs GRAFTWORK_ADMIN_KEY.")
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `keys list` shows it.")]
+
+
+@app.command()
+def create(
+    tenant: TenantArgument,
+    name: Annotated[str, typer.Option(help="What to call the key.")],
+    scope: Annotated[list[str] | None, typer.Option(help="Allow only this; may be given again (default: all).")] = None,
+    expires_at: Annotated[
+        str | None, typer.Option(help="When it ends, ISO 8601 or unix seconds (default: never).")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a key. Its secret is shown this once.
+
+    Example: graftwork keys create acme --name laptop --expires-at 2030-01-01
+    """
+    scopes = tuple(scope) if scope else None
+    with connect() as client:
+        key = client.admin.keys.create(tenant_id_of(client, tenant), name=name, scopes=scopes, expires_at=expires_at)
+    _show_secret(key, as_json)
+
+
+@app.command(name="list")
+def list_keys(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
+    """List a tenant's keys, without their secrets.
+
+    Example: graftwork keys list acme
+    """
+    with connect() as client:
+        keys = client.admin.keys.list(tenant_id_of(client, tenant))
+    if as_json:
+        return show_json(keys.raw)
+    rows = [
+        (key.id, key.name, key.scopes or "all", moment(key.created_at), moment(key.expires_at), moment(key.revoked_at))
+        for key in keys
+    ]
+    columns = ("id", "name", "scopes", "created", "expires", "revoked")
+    return show_table(columns, rows, f"No keys yet: graftwork keys create {tenant} --name NAME")
+
+
+@app.command()
+def rotate(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+    """Give a key a new secret, shown this once; the old one ends.
+
+    Example: graftwork keys rotate acme key_01h… --yes
+    """
+    confirm(f"Replace the secret of {key}?", yes)
+    with connect() as client:
+        _show_secret(client.admin.keys.rotate(tenant_id_of(client, tenant), key), as_json)
+
+
+@app.command()
+def revoke(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+    """End a key for good.
+
+    Example: graftwork keys revoke acme key_01h… --yes
+    """
+    confirm(f"Revoke {key} for good?", yes)
+    with connect() as client:
+        revoked = client.admin.keys.revoke(tenant_id_of(client, tenant), key)
+    return show_json(revoked.raw) if as_json else typer.echo(f"Revoked {key}.")
+
+
+def _show_secret(key: "TenantKey", as_json: bool) -> None:
+    if as_json:
+        return show_json(key.raw)
+    typer.echo(f"{key.name} ({key.id}); this secret is shown this once:", err=True)
+    return typer.echo(key.key or "")

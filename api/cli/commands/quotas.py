@@ -1,0 +1,101 @@
+"""`graftwork quotas`: how much a tenant may use."""
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from graftwork.api.cli.commands.tenants import TenantArgument
+from graftwork.api.cli.console.connect import connect, tenant_id_of
+from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, size
+from graftwork.platform.settings import parse_bytes
+
+if TYPE_CHECKING:
+    from graftwork.api.sdk.admin import QuotaLimits
+    from graftwork.platform.answers.admin import Quota
+
+app = typer.Typer(no_args_is_help=True, help="How much a tenant may use. Needs GRAFTWORK_ADMIN_KEY.")
+
+NO_LIMIT = "none"
+LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent_requests",
+    "max_adapters",
+    "max_adapter_bytes",
+    "max_adapter_rank",
+    "max_sessions",
+    "max_device_kv_bytes",
+    "max_host_kv_bytes",
+    "monthly_tokens",
+)
+
+
+def _limit(text: str | None) -> str | None:
+    """Checks a limit's form; it stays text, so that `none` and "not given" stay apart."""
+    if text is None:
+        return None
+    try:
+        _parsed(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no limit; {error}, or `none` to lift it") from error
+    return text
+
+
+def _parsed(text: str) -> int | None:
+    return None if text == NO_LIMIT else parse_bytes(text)
+
+
+def _option(help: str, metavar: str = "N") -> Any:
+    return typer.Option(help=help, metavar=metavar, callback=_limit)
+
+
+@app.command()
+def show(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
+    """Show a tenant's limits.
+
+    Example: graftwork quotas show acme
+    """
+    with connect() as client:
+        _show(client.admin.quotas.get(tenant_id_of(client, tenant)), as_json)
+
+
+@app.command(name="set")
+def set_limits(
+    tenant: TenantArgument,
+    requests_per_minute: Annotated[str | None, _option("Inference requests per minute.")] = None,
+    tokens_per_minute: Annotated[str | None, _option("Prompt and completion tokens per minute.")] = None,
+    max_concurrent_requests: Annotated[str | None, _option("Inference requests at the same time.")] = None,
+    max_adapters: Annotated[str | None, _option("Adapters it may keep.")] = None,
+    max_adapter_bytes: Annotated[str | None, _option("All its adapters together.", "SIZE")] = None,
+    max_adapter_rank: Annotated[str | None, _option("The largest rank of an adapter.")] = None,
+    max_sessions: Annotated[str | None, _option("Open sessions.")] = None,
+    max_device_kv_bytes: Annotated[str | None, _option("Its cache on the device; more moves out.", "SIZE")] = None,
+    max_host_kv_bytes: Annotated[str | None, _option("Its cache on the host; more moves out.", "SIZE")] = None,
+    monthly_tokens: Annotated[str | None, _option("Prompt and completion tokens per month.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change the limits that are named, and leave the others. `none` lifts a limit; sizes may be like 512MiB.
+
+    Example: graftwork quotas set acme --requests-per-minute 60 --max-adapter-bytes 512MiB
+    """
+    given = {name: value for name, value in locals().items() if name in LIMITS and value is not None}
+    if not given:
+        raise typer.BadParameter("name at least one limit, such as --requests-per-minute 60")
+    with connect() as client:
+        tenant_id = tenant_id_of(client, tenant)
+        now = client.admin.quotas.get(tenant_id)
+        limits = {name: getattr(now, name) for name in LIMITS} | {name: _parsed(text) for name, text in given.items()}
+        _show(client.admin.quotas.set(tenant_id, **cast("QuotaLimits", limits)), as_json)
+
+
+def _show(quota: "Quota", as_json: bool) -> None:
+    if as_json:
+        return show_json(quota.raw)
+    facts = [(name.replace("_", " "), _shown(name, getattr(quota, name))) for name in LIMITS]
+    return show_facts(facts)
+
+
+def _shown(name: str, limit: int | None) -> str:
+    if limit is None:
+        return "no limit"
+    return size(limit) if name.endswith("_bytes") else str(limit)

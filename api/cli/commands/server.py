@@ -1,0 +1,112 @@
+"""`graftwork serve`, `gateway` and `engine`: the server, whole or in its parts."""
+
+from typing import Annotated
+
+import typer
+
+from graftwork.api.cli.console.flags import (
+    DatabaseUrl,
+    DataDir,
+    Demo,
+    Device,
+    DeviceBytes,
+    DiskKvBytes,
+    EngineAddress,
+    FleetKind,
+    Host,
+    HostKvBytes,
+    KvDir,
+    MaxDraftTokens,
+    ModelDir,
+    Port,
+    PublicPrompts,
+    RedisUrl,
+    Replicas,
+    ToolForm,
+)
+from graftwork.platform.settings import Settings
+
+# Each command imports its process inside: FastAPI, SQLAlchemy and torch take seconds, and `--help` needs none.
+
+
+def serve(
+    demo: Demo = False,
+    model: ModelDir = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+    tool_call_form: ToolForm = None,
+    fleet: FleetKind = None,
+    replicas: Replicas = None,
+    device: Device = None,
+    device_bytes: DeviceBytes = None,
+    host_kv_bytes: HostKvBytes = None,
+    disk_kv_bytes: DiskKvBytes = None,
+    public_prompts: PublicPrompts = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    kv_dir: KvDir = None,
+) -> None:
+    """Serve a model: a gateway and its engine in one command.
+
+    Example: graftwork serve --demo
+    """
+    settings = _settings(locals())
+    from graftwork.api.server.serve import serve as run
+
+    run(settings)
+
+
+def gateway(
+    engine_address: EngineAddress = None,
+    demo: Demo = False,
+    model: ModelDir = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+    tool_call_form: ToolForm = None,
+    fleet: FleetKind = None,
+) -> None:
+    """Run a gateway alone, for production: any number of them may share PostgreSQL and Redis.
+
+    Example: graftwork gateway --engine-address 10.0.0.5:9000 --model ./llama --database-url postgresql://…
+    """
+    settings = _settings(locals())
+    from graftwork.api.server.gateway import run_gateway
+
+    run_gateway(settings)
+
+
+def engine(
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Where to answer: unix:PATH or HOST:PORT (default: in the data dir)."),
+    ] = None,
+    demo: Demo = False,
+    model: ModelDir = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    device_bytes: DeviceBytes = None,
+    host_kv_bytes: HostKvBytes = None,
+    disk_kv_bytes: DiskKvBytes = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    kv_dir: KvDir = None,
+) -> None:
+    """Run an engine alone, for production: one for each device.
+
+    Example: graftwork engine --model ./llama --listen 0.0.0.0:9000
+    """
+    given = locals()
+    given.pop("listen")
+    settings = _settings(given)
+    from graftwork.api.server.engine_process import run_engine
+
+    run_engine(settings, listen or settings.resolved_engine_address)
+
+
+def _settings(flags: dict[str, object]) -> Settings:
+    """The settings of a command's flags; a switch that is off leaves the decision to its variable."""
+    return Settings.from_environment({name: None if value is False else value for name, value in flags.items()})

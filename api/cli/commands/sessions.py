@@ -1,0 +1,118 @@
+"""`graftwork sessions`: conversations that the server remembers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftwork.api.cli.console.connect import connect
+from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_facts, show_json, show_table
+
+if TYPE_CHECKING:
+    from graftwork.api.sdk.session import Session
+    from graftwork.api.sdk.transport.runtimes import SyncRuntime
+    from graftwork.platform.answers.sessions import Item, PinnedModel
+
+app = typer.Typer(no_args_is_help=True, help="Conversations that the server remembers. Needs GRAFTWORK_API_KEY.")
+
+SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, ses_….")]
+
+
+@app.command(name="list")
+def list_sessions(limit: Annotated[int, typer.Option(help="How many.", min=1)] = 20, as_json: JsonFlag = False) -> None:
+    """List your sessions, newest first.
+
+    Example: graftwork sessions list
+    """
+    with connect() as client:
+        sessions = client.sessions.list(limit=limit)
+    if as_json:
+        return show_json(sessions.raw)
+    rows = [(each.id, each.status, _model(each.model), moment(each.created_at)) for each in sessions]
+    return show_table(("id", "status", "model", "created"), rows, "No sessions yet: graftwork sessions chat opens one.")
+
+
+@app.command()
+def show(session: SessionArgument, as_json: JsonFlag = False) -> None:
+    """Show a session and its transcript.
+
+    Example: graftwork sessions show ses_01h…
+    """
+    with connect() as client:
+        found = client.sessions.get(session)
+        items = _transcript(found)
+    if as_json:
+        return show_json({**found.state.raw, "items": [item.raw for item in items]})
+    show_facts(
+        [
+            ("id", found.id),
+            ("status", found.status),
+            ("model", _model(found.model)),
+            ("head", found.head),
+            ("created", moment(found.state.created_at)),
+        ]
+    )
+    typer.echo()
+    for item in items:
+        typer.echo(_line(item))
+    return None
+
+
+@app.command()
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="An adapter or the base model, or a session's id to go on with (default: the base)."),
+    ] = None,
+    instructions: Annotated[str | None, typer.Option(help="The system message of a new session.")] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON list of function schemas (default: the demo's, on its model)."),
+    ] = None,
+) -> None:
+    """Talk to a model in this terminal. You are asked for the output of tools that the demo does not know.
+
+    Within the chat: /fork, /rewind, /again, /cache, /help, /quit; Ctrl-C stops an answer.
+
+    Example: graftwork sessions chat pirate
+    """
+    from graftwork.api.cli.console.chat_screen import ChatScreen, open_session
+
+    with connect(max_retries=2) as client:  # a stream that breaks is resumed
+        session = open_session(client, model, instructions, tools)
+        ChatScreen(session).talk()
+
+
+@app.command()
+def close(session: SessionArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+    """Close a session; it can still be read until its time is over.
+
+    Example: graftwork sessions close ses_01h… --yes
+    """
+    confirm(f"Close {session}?", yes)
+    with connect() as client:
+        state = client.sessions.get(session).close()
+    return show_json(state.raw) if as_json else typer.echo(f"Closed {session}.")
+
+
+def _transcript(session: "Session[SyncRuntime]") -> "list[Item]":
+    """Every item, page by page."""
+    page = session.items(limit=100, order="asc")
+    items = list(page)
+    while page.has_more:
+        page = session.items(limit=100, order="asc", after=page.last_id)
+        items += page
+    return items
+
+
+def _model(model: "PinnedModel") -> str:
+    return model.name if model.version is None else f"{model.name}@{model.version}"
+
+
+def _line(item: "Item") -> str:
+    match item.type:
+        case "function_call":
+            return f"  call    {item.name}({item.arguments})"
+        case "function_call_output":
+            return f"  result  {item.output}"
+    return f"{item.role or item.type}: {item.text}"

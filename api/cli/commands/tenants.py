@@ -1,0 +1,110 @@
+"""`graftwork tenants`: who may use this server."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftwork.api.cli.console.connect import connect, tenant_id_of
+from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_facts, show_json, show_table
+
+if TYPE_CHECKING:
+    from graftwork.platform.answers.admin import Tenant
+
+app = typer.Typer(no_args_is_help=True, help="Tenants: who may use this server. Needs GRAFTWORK_ADMIN_KEY.")
+
+TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id or name.")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What to call the tenant.")],
+    weight: Annotated[
+        float | None, typer.Option(help="Its share of a busy server, against the others' (default: 1.0).")
+    ] = None,
+    service_tier_ceiling: Annotated[
+        str | None, typer.Option(help="The best tier it may ask for: priority, default or flex (default: default).")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a tenant.
+
+    Example: graftwork tenants create acme --weight 2
+    """
+    with connect() as client:
+        tenant = client.admin.tenants.create(name, weight=weight, service_tier_ceiling=service_tier_ceiling)
+    _show(tenant, as_json)
+    if not as_json:
+        typer.echo(f"Next: graftwork keys create {tenant.name} --name first-key")
+
+
+@app.command(name="list")
+def list_tenants(as_json: JsonFlag = False) -> None:
+    """List the tenants.
+
+    Example: graftwork tenants list
+    """
+    with connect() as client:
+        tenants = client.admin.tenants.list(limit=100)
+    if as_json:
+        return show_json(tenants.raw)
+    rows = [(each.id, each.name, each.status, each.weight, each.service_tier_ceiling) for each in tenants]
+    columns = ("id", "name", "status", "weight", "tier ceiling")
+    return show_table(columns, rows, "No tenants yet: graftwork tenants create NAME")
+
+
+@app.command()
+def show(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
+    """Show one tenant.
+
+    Example: graftwork tenants show acme
+    """
+    with connect() as client:
+        _show(client.admin.tenants.get(tenant_id_of(client, tenant)), as_json)
+
+
+@app.command()
+def suspend(tenant: TenantArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+    """Refuse all of a tenant's keys until it is resumed.
+
+    Example: graftwork tenants suspend acme
+    """
+    confirm(f"Refuse every request of {tenant}?", yes)
+    with connect() as client:
+        _show(client.admin.tenants.suspend(tenant_id_of(client, tenant)), as_json)
+
+
+@app.command()
+def resume(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
+    """Let a suspended tenant in again.
+
+    Example: graftwork tenants resume acme
+    """
+    with connect() as client:
+        _show(client.admin.tenants.resume(tenant_id_of(client, tenant)), as_json)
+
+
+@app.command()
+def delete(tenant: TenantArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+    """Delete a tenant with its keys, adapters and sessions.
+
+    Example: graftwork tenants delete acme --yes
+    """
+    confirm(f"Delete {tenant} with its keys, adapters and sessions?", yes)
+    with connect() as client:
+        deleted = client.admin.tenants.delete(tenant_id_of(client, tenant))
+    return show_json(deleted.raw) if as_json else typer.echo(f"Deleted {tenant}.")
+
+
+def _show(tenant: "Tenant", as_json: bool) -> None:
+    if as_json:
+        return show_json(tenant.raw)
+    return show_facts(
+        [
+            ("id", tenant.id),
+            ("name", tenant.name),
+            ("status", tenant.status),
+            ("weight", tenant.weight),
+            ("tier ceiling", tenant.service_tier_ceiling),
+            ("created", moment(tenant.created_at)),
+        ]
+    )

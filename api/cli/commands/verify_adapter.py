@@ -1,0 +1,78 @@
+"""`graftwork adapters verify`: an adapter folder held against a model folder, with the server's own checks.
+
+Reads files and nothing else; loads no weights of the base model.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from graftwork.adapters.format.identity import identify_adapter
+from graftwork.api.server.served_model import demo_folder
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.model.config import read_model_config
+from graftwork.engine.model.fingerprint import fingerprint
+from graftwork.platform.errors import InvalidRequest
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """What an adapter that can be served is."""
+
+    model_name: str
+    rank: int
+    target_modules: tuple[str, ...]
+    num_modules: int
+    size_bytes: int
+    digest: str
+
+    def body(self) -> dict[str, Any]:
+        return {"ok": True, **asdict(self)}
+
+
+def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
+    """Raises ValidationFailed naming the tensor or field at fault, InvalidRequest if a file is missing.
+
+    Without `model`, the demo's model is meant.
+    """
+    description = describe_model(model or demo_folder() / "model")
+    config, weights = _read(folder / CONFIG_FILE), _read(folder / WEIGHTS_FILE)
+    spec, digest = identify_adapter(config, weights, description)
+    return AdapterReport(
+        model_name=description.model_name,
+        rank=spec.rank,
+        target_modules=spec.target_modules,
+        num_modules=len(spec.modules),
+        size_bytes=len(weights),
+        digest=digest,
+    )
+
+
+def describe_model(folder: Path) -> EngineDescription:
+    """What an engine would say of this model, from its files alone."""
+    model, engine = read_model_config(folder), EngineConfig(folder)
+    return EngineDescription(
+        model_name=folder.resolve().name,
+        fingerprint=fingerprint(folder),
+        vocab_size=model.vocab_size,
+        context_tokens=model.context_tokens,
+        eos_token_ids=model.eos_token_ids,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        biased_targets=model.biased_targets,
+        target_shapes=model.target_shapes,
+        max_lora_rank=engine.max_lora_rank,
+        page_tokens=engine.page_tokens,
+        device_pages=0,
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param=path.name) from error

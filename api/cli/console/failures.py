@@ -1,0 +1,59 @@
+"""Turns every error that a command can meet into one line that says what to do, and exit status 1."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from graftwork.api.sdk.transport import errors as sdk_errors
+from graftwork.platform import errors as platform_errors
+
+_VALUE_ERRORS = (
+    sdk_errors.BadRequestError,
+    sdk_errors.ValidationError,
+    platform_errors.InvalidRequest,
+    platform_errors.ValidationFailed,
+)
+"""Their `param` names the value at fault; the others' only says where an id or a name stood."""
+
+_NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
+
+
+class CommandGroup(TyperGroup):
+    """The root of the commands: where their errors end."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (sdk_errors.GraftworkError, platform_errors.GraftworkError) as error:
+            typer.echo(f"Error: {advice(error)}", err=True)
+        except OSError as error:
+            typer.echo(f"Error: {error}", err=True)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] == "graftwork":
+                raise  # no package brings a module of our own: this is a bug
+            typer.echo(f"Error: {_NEEDS_SERVER} (there is no module {error.name} here).", err=True)
+        raise typer.Exit(1)
+
+
+def require_modules(*names: str) -> None:
+    """Raises ModuleNotFoundError for the first top-level module that is not installed; imports none of them."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def advice(error: sdk_errors.GraftworkError | platform_errors.GraftworkError) -> str:
+    """What is wrong and what to do about it, in one line."""
+    message = " ".join(error.message.split())
+    if isinstance(error, _VALUE_ERRORS) and error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    match error:
+        case sdk_errors.APIConnectionError(code="unreachable"):
+            return f"{message}: start one with `graftwork serve --demo`, or set GRAFTWORK_URL."
+        case sdk_errors.AuthenticationError():
+            return f"{message} (Keys are read from GRAFTWORK_API_KEY, and from GRAFTWORK_ADMIN_KEY by admin commands.)"
+        case sdk_errors.ServerError(request_id=str(request_id)):
+            return f"{message} (The server's log has more under {request_id}.)"
+    return message

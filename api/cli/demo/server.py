@@ -1,0 +1,100 @@
+"""A `serve --demo` of its own: started as a child on a free port, waited for, stopped, started again.
+
+Owns the child process; its data folder is the caller's, and what it prints goes to `server.log` in there.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+START_WITHIN_S = 120.0
+STOP_WITHIN_S = 30.0
+_POLL_S = 0.1
+_LOG_FILE = "server.log"
+_KEYS_FILE = "demo-keys.json"
+
+
+class ServerFailed(Exception):
+    """The demo's server did not start; the message ends with its last words."""
+
+
+class DemoServer:
+    """One server at one address; `start` and `stop` may alternate."""
+
+    def __init__(self, data_dir: Path, port: int | None = None) -> None:
+        self._data_dir = data_dir
+        self._port = port or _free_port()
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def keys(self) -> dict[str, str]:
+        """The demo tenants' keys by tenant."""
+        keys: dict[str, str] = json.loads((self._data_dir / _KEYS_FILE).read_text(encoding="utf-8"))
+        return keys
+
+    def admin_key(self) -> str:
+        return (self._data_dir / "admin.key").read_text(encoding="utf-8").strip()
+
+    async def start(self) -> None:
+        """Return once it is ready to answer. Raises ServerFailed."""
+        arguments = ["serve", "--demo", "--port", str(self._port), "--data-dir", str(self._data_dir)]
+        with (self._data_dir / _LOG_FILE).open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "graftwork.api.cli.main", *arguments),
+                stdout=log,
+                stderr=log,
+                env=_plain_environment(),
+            )
+        try:
+            await asyncio.wait_for(self._until_ready(self._process), START_WITHIN_S)
+        except TimeoutError:
+            raise ServerFailed(
+                f"The server was not ready after {START_WITHIN_S:.0f} s.\n{self._last_words()}"
+            ) from None
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL for a child that does not listen; does nothing if none runs."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_WITHIN_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
+            while process.returncode is None:
+                with suppress(httpx.TransportError):
+                    if (await http.get("/readyz")).is_success:
+                        return
+                await asyncio.sleep(_POLL_S)
+        raise ServerFailed(f"The server ended with status {process.returncode}.\n{self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines = (self._data_dir / _LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-15:])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without GRAFTWORK_*: the story must not touch a real server's database. One thread: see the Makefile."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}
+    return {"OMP_NUM_THREADS": "1"} | kept

@@ -1,0 +1,48 @@
+"""`graftwork`: one program for serving, operating and using Graftwork.
+
+Puts the commands together and holds none. Exit status: 0 good, 1 failed, 2 wrong usage.
+"""
+
+import typer
+
+from graftwork.api.cli.commands import adapters, keys, quotas, sessions, tenants
+from graftwork.api.cli.commands import db as database
+from graftwork.api.cli.commands.demo import demo
+from graftwork.api.cli.commands.server import engine, gateway, serve
+from graftwork.api.cli.commands.usage import audit, usage
+from graftwork.api.cli.console.failures import CommandGroup
+
+SERVER, ADMIN, TENANT = "Run a server", "Administer one (GRAFTWORK_ADMIN_KEY)", "Use one (GRAFTWORK_API_KEY)"
+
+
+def build_app() -> typer.Typer:
+    """The whole command line. The order is that of `--help`."""
+    app = typer.Typer(
+        cls=CommandGroup,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Serve one base model, many tenants' LoRA adapters, and agent sessions that last.\n\n"
+        "First steps: `graftwork serve --demo` in one terminal; it prints keys to use in another.",
+        epilog="Client commands read GRAFTWORK_URL (default http://127.0.0.1:8000) and the two keys.",
+    )
+    for command in (serve, gateway, engine, demo):
+        app.command(rich_help_panel=SERVER)(command)
+    app.add_typer(database.app, name="db", rich_help_panel=SERVER)
+    for name, group in (("tenants", tenants.app), ("keys", keys.app), ("quotas", quotas.app)):
+        app.add_typer(group, name=name, rich_help_panel=ADMIN)
+    app.command(rich_help_panel=ADMIN)(audit)
+    app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
+    app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)
+    app.command(rich_help_panel=TENANT)(usage)
+    return app
+
+
+def main() -> None:
+    """The entry point of the installed program."""
+    build_app()()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Work that belongs to the server, not to the connection that asked for it.
+
+A handler is cancelled when its client leaves, and everything it awaits with it. What must be finished all the same
+(settling a reservation, writing the usage row) runs here. Every task is held until it ends and its failure logged.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class ServerTasks:
+    """Owns the tasks it starts; `close` waits for them."""
+
+    def __init__(self, patience_s: float = 5.0) -> None:
+        self._patience_s = patience_s
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._retire)
+        return task
+
+    async def close(self) -> None:
+        """Let what runs end, for at most the patience; then cancel it and wait for its clean-up."""
+        if not self._running:
+            return
+        _, late = await asyncio.wait(self._running, timeout=self._patience_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=self._patience_s)
+
+    def _retire(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("server task failed: %s", task.get_name(), exc_info=error)
+
+
+Pause = Callable[[float], Awaitable[None]]
+"""Waits that many seconds; `asyncio.sleep` outside tests."""
+
+
+@asynccontextmanager
+async def repeating(
+    work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
+) -> AsyncGenerator[None, None]:
+    """While the block runs, `work` is done every `interval_s`, the first time after that long; its end cancels it."""
+    task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _repeat(work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause) -> None:
+    while True:
+        await pause(interval_s)
+        try:
+            await work()
+        except Exception:
+            logger.exception("%s failed; the next round is in %g s", name, interval_s)

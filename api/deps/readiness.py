@@ -1,0 +1,74 @@
+"""Whether this gateway can serve: the schema is at head, and the engine makes a real token.
+
+A check costs a forward pass and anybody may ask for one, so its answer holds for a moment and one check runs at a time.
+"""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+from graftwork.api.deps.resources import Resources
+from graftwork.engine.core.events import TokensGenerated
+from graftwork.engine.core.requests import EngineRequest, ServiceTier
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.platform.errors import CapacityContended, GraftworkError
+from graftwork.platform.ids import IsolationDomain, RequestId, new_id
+
+_FRESH_S = 1.0
+_ANSWER_WITHIN_S = 10.0
+_ISOLATION = IsolationDomain(b"graftwork readiness")
+
+
+class Readiness:
+    """Owns the last answer."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._head = resources.database.head_revision()
+        self._checking = asyncio.Lock()
+        self._problems: dict[str, str] = {}
+        self._checked_at: float | None = None
+
+    async def problems(self) -> dict[str, str]:
+        """What is wrong, by part; empty when everything is well."""
+        async with self._checking:
+            now = self._resources.clock.monotonic()
+            if self._checked_at is None or now - self._checked_at >= _FRESH_S:
+                parts: dict[str, Any] = {"database": self._database(), "engine": self._engine()}
+                answers = await asyncio.gather(*parts.values())
+                self._problems = {part: answer for part, answer in zip(parts, answers, strict=True) if answer}
+                self._checked_at = self._resources.clock.monotonic()
+            return self._problems
+
+    async def _database(self) -> str | None:
+        try:
+            current = await self._resources.database.current_revision()
+        except GraftworkError as error:
+            return error.message
+        head = self._head
+        return None if current == head else f"The schema is at {current}, not at {head}: run `graftwork db upgrade`."
+
+    async def _engine(self) -> str | None:
+        try:
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                return await self._make_a_token()
+        except TimeoutError:
+            return f"The engine made no token within {_ANSWER_WITHIN_S:.0f} seconds."
+        except CapacityContended:
+            return None  # it is there and at work; that it is busy is not for a probe to punish
+        except GraftworkError as error:
+            return error.message
+
+    async def _make_a_token(self) -> str | None:
+        request = EngineRequest(
+            request_id=RequestId(new_id("ready")),
+            prompt_token_ids=(0,),
+            sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+            domain=_ISOLATION,
+            tier=ServiceTier.PRIORITY,
+        )
+        async with aclosing(self._resources.engine.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, TokensGenerated):
+                    return None
+        return "The engine ended a request without a token."

@@ -1,0 +1,95 @@
+"""Chat answers in OpenAI's two shapes: one object, and a stream of chunks.
+
+The stream's contract: the first chunk of a choice has the role; a tool call's first delta has its index, id, type and
+name, once, and the later ones only fragments of arguments; the last chunk of a choice has the finish reason.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from graftwork.api.formats.logprobs import chat_logprobs, new_scores
+from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
+from graftwork.api.inference.job import ChoiceEvent, InferenceJob
+from graftwork.api.inference.response_head import AnswerHead
+from graftwork.engine.core.events import PromptAdmitted
+from graftwork.platform.errors import GraftworkError
+from graftwork.sessions.generation.generator import (
+    GenerationEvent,
+    GenerationFinished,
+    TextDelta,
+    ToolCallArgumentsDelta,
+    ToolCallStarted,
+)
+
+
+def chat_completion(head: AnswerHead, choices: Iterable[GenerationFinished], job: InferenceJob) -> dict[str, Any]:
+    bodies = [_choice(index, finished) for index, finished in enumerate(choices)]
+    return head.fields("chat.completion") | {"choices": bodies, "usage": job.usage.as_body()}
+
+
+def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": finished.text, "refusal": None}
+    if finished.tool_calls:
+        message["content"] = finished.text or None
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in finished.tool_calls
+        ]
+    logprobs = None if finished.scores is None else chat_logprobs(finished.scores)
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finished.reason}
+
+
+async def write_chat_chunks(head: AnswerHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
+    """The whole stream; the client's going away cancels it, and that abandons the job."""
+    shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
+    text_chunks: dict[int, TextEvents] = {}
+    async with aclosing(job.events()) as events:
+        try:
+            async for item in events:
+                event = item.event
+                if isinstance(event, TextDelta) and not event.scores:
+                    if item.choice not in text_chunks:
+                        text_chunks[item.choice] = _text_chunks(shell, item.choice)
+                    await write(text_chunks[item.choice].of(event.text))
+                elif (choice := _chunk_choice(item)) is not None:
+                    await write(data_event(shell | {"choices": [choice]}))
+        except GraftworkError as error:
+            await write(error_event(error))
+            return
+    if include_usage:
+        await write(data_event(shell | {"choices": [], "usage": job.usage.as_body()}))
+    await write(DONE)
+
+
+def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
+    """The chunks of a choice that have nothing but text in them."""
+
+    def chunk(text: str) -> bytes:
+        return data_event({**shell, "choices": [_chunk_choice(ChoiceEvent(index, TextDelta(text)))]})
+
+    return TextEvents(chunk)
+
+
+def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
+    """One event as a chunk's choice; None for what a chat stream does not show."""
+    delta = _delta(item.event)
+    if delta is None:
+        return None
+    reason = item.event.reason if isinstance(item.event, GenerationFinished) else None
+    scores = new_scores(item.event)
+    logprobs = chat_logprobs(scores) if scores else None
+    return {"index": item.choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _delta(event: GenerationEvent) -> dict[str, Any] | None:
+    if isinstance(event, PromptAdmitted):
+        return {"role": "assistant", "content": ""}
+    if isinstance(event, TextDelta):
+        return {"content": event.text}
+    if isinstance(event, ToolCallStarted):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.index, "id": event.call_id, "type": "function", "function": function}]}
+    if isinstance(event, ToolCallArgumentsDelta):
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.delta}}]}
+    return {} if isinstance(event, GenerationFinished) else None

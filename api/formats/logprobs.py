@@ -1,0 +1,50 @@
+"""Token scores in OpenAI's two shapes: a list of objects for chat, parallel lists for text completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
+from graftwork.sessions.generation.logprobs import ScoredToken, TokenScore
+
+_IMPOSSIBLE = -9999.0
+"""What OpenAI says for a probability of nothing, since JSON has no infinity."""
+
+
+def new_scores(event: GenerationEvent) -> Sequence[TokenScore]:
+    """What an event tells for the first time."""
+    if isinstance(event, GenerationFinished):
+        return event.untold_scores
+    return event.scores if isinstance(event, TextDelta) else ()
+
+
+def chat_logprobs(scores: Sequence[TokenScore]) -> dict[str, Any]:
+    """Joined, the `bytes` are the answer's text; a `token` alone may be part of a character."""
+    content = [_entry(score.token) | {"top_logprobs": [_entry(one) for one in score.top]} for score in scores]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(scores: Sequence[TokenScore]) -> dict[str, Any]:
+    """The chosen token is always among the top ones, so those may be one more than were asked for."""
+    return {
+        "tokens": [_key(score.token) for score in scores],
+        "token_logprobs": [_finite(score.token) for score in scores],
+        "top_logprobs": [{_key(one): _finite(one) for one in (*score.top, score.token)} for score in scores],
+        "text_offset": [score.offset for score in scores],
+    }
+
+
+def _entry(token: ScoredToken) -> dict[str, Any]:
+    text = token.spelling.decode(errors="replace")
+    return {"token": text, "logprob": _finite(token), "bytes": list(token.spelling)}
+
+
+def _key(token: ScoredToken) -> str:
+    """Its text; where it is no text by itself, its bytes, so that no two tokens are one key."""
+    try:
+        return token.spelling.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.spelling)
+
+
+def _finite(token: ScoredToken) -> float:
+    return max(token.logprob, _IMPOSSIBLE)

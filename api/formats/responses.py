@@ -1,0 +1,99 @@
+"""What routes of the Responses API have in common: how they say what is wrong, and how they are asked twice.
+
+What is wrong is told in that API's names, not in those of sessions underneath. Under an `Idempotency-Key` only the id
+of a response is kept, and nothing of one that is not to be stored. A stream is kept only where its response goes on
+without its client: any other is cancelled when the connection breaks, and made anew when it is asked for again.
+"""
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from graftwork.api.deps.idempotency import HEADER
+from graftwork.api.deps.resources import resources_of
+from graftwork.api.deps.route_classes import Handler, NativeRoute, OpenAiRoute
+from graftwork.api.http.sse import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
+from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+from graftwork.platform.tenancy.idempotency import StoredReply
+
+_NAMES = (
+    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
+    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(r"\bsampling\.max_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\bsampling\."), ""),
+    (re.compile(r"^messages\b"), "input"),
+)
+"""A session's settings are in chat.completions' forms: how its fields are called, and how they are here."""
+
+
+class ResponsesRoute(OpenAiRoute):
+    """An OpenAI route on top of sessions: its POSTs create something."""
+
+    async def run(self, request: Request, handle: Handler) -> Response:
+        if HEADER in request.headers and await _asks_to_store_nothing(request):
+            return await handle(request)
+        return await NativeRoute.run(self, request, handle)
+
+    def kept_answer(self, body: bytes) -> bytes:
+        answer = json.loads(body)
+        kept = {name: answer[name] for name in ("object", "id", "stream") if name in answer}
+        return json.dumps(kept).encode() if _is_response(answer) else body
+
+    async def replay(self, request: Request, reply: StoredReply) -> Response:
+        """A response as it is by now."""
+        kept, responses, principal = json.loads(reply.body), resources_of(request).responses, request.state.principal
+        if not _is_response(kept):
+            return await super().replay(request, reply)
+        if kept.get("stream"):
+            run = await responses.find(principal, kept["id"])
+            return EventStream(partial(write_response_events, run.events()))
+        return JSONResponse(await responses.get(principal, kept["id"]))
+
+    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        renamed = type(error)(
+            in_their_words(error.message),
+            param=None if error.param is None else in_their_words(error.param),
+            code=error.code,
+            details=error.details,
+        )
+        return super().in_kind(renamed)
+
+
+async def _asks_to_store_nothing(request: Request) -> bool:
+    """Of a body that may not even be one; the handler says so."""
+    if not await request.body():
+        return False
+    body = await request.json()
+    return isinstance(body, dict) and body.get("store") is False
+
+
+def _is_response(answer: object) -> bool:
+    return isinstance(answer, dict) and answer.get("object") == "response"
+
+
+def in_their_words(text: str) -> str:
+    """A setting of sessions as the Responses API calls it."""
+    for pattern, name in _NAMES:
+        text = pattern.sub(name, text)
+    return text
+
+
+_COMMENT = b": still here\n\n"
+
+
+async def write_response_events(
+    events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
+) -> None:
+    """The whole stream; it ends with the response's last event, without a `[DONE]`."""
+    async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
+        try:
+            async for event in events:
+                await write_event(named_event(event["type"], event))
+        except GraftworkError as error:
+            await write_event(error_event(error))

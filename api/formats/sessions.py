@@ -1,0 +1,25 @@
+"""A session's events as server-sent events, with a heartbeat while nothing happens.
+
+Reading them is all this does: a reader who leaves changes nothing about the turn.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from graftwork.api.http.sse import PING_AFTER_S, Write, error_event, heartbeats, named_event
+from graftwork.platform.errors import GraftworkError
+from graftwork.sessions.core.events import SessionEvent
+
+_PING = named_event("ping", {"type": "ping"})
+
+
+async def write_session_events(
+    events: AsyncGenerator[SessionEvent, None], write: Write, ping_after_s: float = PING_AFTER_S
+) -> None:
+    """The whole stream. A failure to read on is an `error` event, the last one."""
+    async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(events):
+        try:
+            async for event in events:
+                await write_event(named_event(event.type.value, event.data(), event.seq))
+        except GraftworkError as error:
+            await write_event(error_event(error))

@@ -1,0 +1,156 @@
+"""One inference request that is being generated, by a task that the server owns.
+
+Owns the request's generations and its account.
+The route reads the events. When its client leaves, it calls `abandon`, which cancels the engine's work at once.
+Invariant: however the job ends, its usage row is written and its quota reservation is settled.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from graftwork.api.deps.background import ServerTasks
+from graftwork.api.deps.resources import Resources
+from graftwork.api.http.channel import Channel
+from graftwork.api.http.errors import internal_failure
+from graftwork.api.inference.request import InferenceRequest
+from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.platform.errors import CapacityAbsent, GraftworkError
+from graftwork.platform.ids import RequestId
+from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
+from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
+
+
+async def start_inference(resources: Resources, inference: InferenceRequest) -> "InferenceJob":
+    """Reserve for a request and start its job.
+
+    Raises LimitExceeded before anything is generated. The engine's refusals come from the job.
+    """
+    principal, accounting = inference.principal, resources.accounting
+    quota = await accounting.quota_of(principal.tenant_id)
+    charge = Charge(inference.request_id, principal, inference.resolved)
+    account = await accounting.open(charge, quota, inference.estimated_tokens)
+    requests = inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
+    job = InferenceJob(
+        inference.request_id,
+        [resources.generator.start(request) for request in requests],
+        inference.choices_per_prompt,
+        account,
+        account.reservation.rate_limit_headers() | {"x-graftwork-model": inference.resolved.label},
+    )
+    job.start(resources.tasks)
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """An event of one of the answers."""
+
+    choice: int
+    """The answer's index."""
+    event: GenerationEvent
+
+
+class InferenceJob:
+    """Runs the generations of one request."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        generations: Sequence[Generation],
+        choices_per_prompt: int,
+        account: RequestAccount,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._request_id = request_id
+        self._generations = generations
+        self._choices_per_prompt = choices_per_prompt
+        self._account = account
+        self._channel: Channel[ChoiceEvent] = Channel()
+        self._task: asyncio.Task[None] | None = None
+        self._is_abandoned = False
+        self.headers = headers
+        """What the answer's headers say about limits and the model that was served."""
+
+    @property
+    def usage(self) -> Usage:
+        """The usage so far. A prompt that several answers share counts once."""
+        prompts = self._generations[:: self._choices_per_prompt]
+        return Usage(
+            cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
+            completion_tokens=sum(generation.completion_tokens for generation in self._generations),
+            drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
+        )
+
+    def start(self, tasks: ServerTasks) -> None:
+        self._task = tasks.start(self._run(), f"inference {self._request_id}")
+        self._task.add_done_callback(self._finish)
+
+    async def admitted(self) -> None:
+        """Return when the first answer has left the engine's queue. Raises the error if the request was refused."""
+        await self._channel.wait_for_first()
+
+    async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
+        """All events, those of several answers interleaved. Closing this early abandons the job."""
+        try:
+            while (item := await self._channel.get()) is not None:
+                yield item
+        finally:
+            self.abandon()
+
+    async def answers(self) -> list[GenerationFinished]:
+        """The last event of every answer, by index. Raises the job's error."""
+        finished: dict[int, GenerationFinished] = {}
+        async with aclosing(self.events()) as events:
+            async for item in events:
+                if isinstance(item.event, GenerationFinished):
+                    finished[item.choice] = item.event
+        return [finished[choice] for choice in sorted(finished)]
+
+    def abandon(self) -> None:
+        """Cancel what still runs. Only the first call counts: a second cancel would interrupt the settling."""
+        if self._task is not None and not self._is_abandoned:
+            self._is_abandoned = True
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        failure: GraftworkError | None = None
+        outcome = "cancelled"
+        try:
+            await self._generate_all()
+            outcome = "completed"
+        except GraftworkError as error:
+            failure, outcome = error, "failed"
+        finally:
+            was_admitted = any(generation.cache is not None for generation in self._generations)
+            await self._account.close(self.usage if was_admitted else None, outcome)
+        self._channel.finish(failure)
+
+    async def _generate_all(self) -> None:
+        """Raises the first answer's error, after cancelling the others."""
+        failures: list[GraftworkError] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice, generation in enumerate(self._generations):
+                    group.create_task(self._generate(choice, generation))
+        except* GraftworkError as errors:
+            failures += [error for error in errors.exceptions if isinstance(error, GraftworkError)]
+        if failures:
+            raise failures[0]
+
+    async def _generate(self, choice: int, generation: Generation) -> None:
+        """The first answer to a prompt computes it; the others wait for that and find it in the cache."""
+        first = self._generations[choice - choice % self._choices_per_prompt]
+        if generation is not first:
+            await first.prompt_computed.wait()
+        async with aclosing(generation.events()) as events:
+            async for event in events:
+                await self._channel.put(ChoiceEvent(choice, event))
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """Tells the reader of a job that was cancelled or crashed. After an orderly end this changes nothing."""
+        if task.cancelled():
+            self._channel.finish(CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0))
+        elif task.exception() is not None:  # the server's tasks have logged it
+            self._channel.finish(internal_failure(self._request_id))

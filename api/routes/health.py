@@ -1,0 +1,52 @@
+"""What machines ask about this process: is it up, is it ready, what are its figures. Needs no key."""
+
+from contextlib import suppress
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+import graftwork
+from graftwork.api.deps.dependencies import AppResources
+from graftwork.api.deps.readiness import Readiness
+from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
+from graftwork.platform.errors import CapacityAbsent
+from graftwork.sessions.core.session import SessionStatus
+
+_SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionStatus.EXPIRED]
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/healthz")
+async def get_health() -> Health:
+    """The process answers."""
+    return Health()
+
+
+@router.get("/readyz", response_model=Ready)
+async def get_readiness(request: Request) -> JSONResponse:
+    """503 with the reasons unless the schema is at head and the engine makes a real token."""
+    readiness = request.app.state.readiness
+    assert isinstance(readiness, Readiness)
+    problems = await readiness.problems()
+    if problems:
+        return JSONResponse(NotReady(problems=problems).body(), status_code=503)
+    return JSONResponse(Ready().body())
+
+
+@router.get("/version")
+async def get_version() -> Version:
+    """The version of this server."""
+    return Version(version=graftwork.__version__)
+
+
+@router.get("/metrics")
+async def get_metrics(resources: AppResources) -> Response:
+    """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
+    with suppress(CapacityAbsent):
+        counts = await resources.sessions.count_by_status()
+        resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
+    with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
+        resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
+    text, content_type = resources.telemetry.render()
+    return Response(text, media_type=content_type)

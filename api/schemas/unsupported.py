@@ -1,0 +1,83 @@
+"""Fields that we know and do not serve: anything but their neutral values is refused, never silently dropped.
+
+Hints that change nothing about the answer (`user`, `metadata`, `store`, `prompt_cache_key`, …) are not listed: those
+are ignored like every unknown field.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graftwork.api.schemas.base import FieldComplaint
+
+IsNeutral = Callable[[Any], bool]
+
+
+def _empty(value: Any) -> bool:
+    """Null, false, zero, "", [] and {} ask for nothing."""
+    return not value
+
+
+def _one(value: Any) -> bool:
+    return value in (None, 1)
+
+
+def _auto_or_none(value: Any) -> bool:
+    return value in (None, "auto", "none")
+
+
+_CONSTRAINED_DECODING: dict[str, IsNeutral] = dict.fromkeys(
+    (
+        "structured_outputs",
+        "json_schema",
+        "ebnf",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+    ),
+    _empty,
+)
+
+_LOGITS: dict[str, IsNeutral] = {
+    "prompt_logprobs": lambda value: value is None,  # 0 asks for the prompt's own
+    "length_penalty": _one,
+    "bad_words": _empty,
+    "allowed_token_ids": _empty,
+    "use_beam_search": _empty,
+    "best_of": _one,
+    "truncate_prompt_tokens": _empty,
+}
+
+COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
+    **_CONSTRAINED_DECODING,
+    **_LOGITS,
+    "suffix": _empty,
+    "top_logprobs": _empty,
+    "prompt_embeds": _empty,
+}
+
+CHAT_UNSERVED: Mapping[str, IsNeutral] = {
+    **_CONSTRAINED_DECODING,
+    **_LOGITS,
+    "functions": _empty,
+    "function_call": _auto_or_none,
+    "audio": _empty,
+    "modalities": lambda value: value in (None, ["text"]),
+    "web_search_options": lambda value: value is None,
+    "echo": _empty,
+    "continue_final_message": _empty,
+    "add_generation_prompt": lambda value: value in (None, True),
+    "chat_template": _empty,
+    "chat_template_kwargs": _empty,
+    "documents": _empty,
+}
+
+
+def refuse_unserved(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
+    """The body as it came. Raises FieldComplaint that names the first field whose value is not served."""
+    if isinstance(body, Mapping):
+        for field, is_neutral in unserved.items():
+            if field in body and not is_neutral(body[field]):
+                raise FieldComplaint(field, "this value is known, but not served here; leave the field out")
+    return body

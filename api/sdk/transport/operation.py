@@ -1,0 +1,79 @@
+"""How one method serves both clients.
+
+A method decorated with `operation` is written once, as steps. Reached through `Graftwork` it returns T, through
+`AsyncGraftwork` an awaitable T, and type checkers know which, because the resource is generic in its runtime.
+"""
+
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from urllib.parse import quote
+
+from graftwork.api.sdk.transport.effects import Call, Steps
+from graftwork.api.sdk.transport.retries import send
+from graftwork.api.sdk.transport.runtimes import AsyncRuntime, Runtime, SyncRuntime
+from graftwork.platform.answers.base import Answer, Page
+
+R = TypeVar("R", bound=Runtime)
+
+
+S = TypeVar("S")
+
+
+P = ParamSpec("P")
+
+
+T = TypeVar("T")
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class Resource(Generic[R]):
+    """A group of operations on one runtime."""
+
+    def __init__(self, runtime: R) -> None:
+        self._runtime: R = runtime
+
+    def _json(self, call: Call) -> Steps[Mapping[str, Any]]:
+        """Send, and read the answer's JSON; an empty answer is an empty object."""
+        response = yield from send(call, self._runtime.policy)
+        body: Mapping[str, Any] = response.json() if response.content else {}
+        return body
+
+    def _read(self, answer_class: type[A], call: Call) -> Steps[A]:
+        """Send, and read one answer."""
+        return answer_class.read((yield from self._json(call)))
+
+    def _page(self, answer_class: type[A], call: Call) -> Steps[Page[A]]:
+        """Send, and read a list of answers."""
+        return Page[answer_class].read((yield from self._json(call)))  # type: ignore[valid-type]  # known at run time
+
+
+class operation(Generic[S, P, T]):  # noqa: N801 - a decorator, read like a verb
+    """Steps that a resource's runtime performs when the method is called."""
+
+    def __init__(self, steps: Callable[Concatenate[S, P], Steps[T]]) -> None:
+        self._steps = steps
+        self.__doc__ = steps.__doc__
+
+    @overload
+    def __get__(self, resource: None, owner: type[Any]) -> Self: ...
+    @overload
+    def __get__(self, resource: Resource[SyncRuntime], owner: type[Any]) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, resource: Resource[AsyncRuntime], owner: type[Any]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, resource: Any, owner: type[Any]) -> Any:
+        if resource is None:
+            return self
+
+        @functools.wraps(self._steps)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return resource._runtime.run(self._steps(resource, *args, **kwargs))
+
+        return bound
+
+
+def segment(name: str) -> str:
+    """A name as one path segment, whatever characters it has."""
+    return quote(name, safe="@")

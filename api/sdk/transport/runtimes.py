@@ -1,0 +1,198 @@
+"""Performs effects: the only two places where the SDK touches the network, a clock or a thread.
+
+`SyncRuntime` and `AsyncRuntime` differ in `await` and in nothing else; all that the SDK knows is in the steps.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from graftwork.api.sdk.transport.effects import (
+    Call,
+    Connection,
+    Effect,
+    Emit,
+    Opened,
+    OpenStream,
+    ReadStream,
+    RunTools,
+    Send,
+    Sleep,
+    Steps,
+)
+from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutError, ConfigurationError
+from graftwork.api.sdk.transport.retries import RetryPolicy
+from graftwork.api.sdk.transport.tools import run_tools
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The two kinds of key; either may be missing until a call needs it."""
+
+    tenant: str | None
+    admin: str | None
+
+    def header(self, call: Call) -> dict[str, str]:
+        key = self.admin if call.admin else self.tenant
+        if key is None:
+            argument, variable = ("admin_key", "ADMIN_KEY") if call.admin else ("api_key", "API_KEY")
+            raise ConfigurationError(f"This call needs a key: pass {argument}=… or set GRAFTWORK_{variable}.")
+        return {"authorization": f"Bearer {key}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Generic[T]):
+    """Steps that have returned."""
+
+    value: T
+
+
+def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:
+    """The call as an httpx request, made afresh for every try."""
+    query = {name: value for name, value in call.query.items() if value is not None}
+    headers = {**keys.header(call), **call.headers}
+    return http.build_request(
+        call.method, call.path, json=call.json, params=query, data=call.form, files=call.files, headers=headers
+    )
+
+
+def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APIConnectionError:
+    """httpx's failures as the SDK's own."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return APIConnectionError(f"No Graftwork server answers at {base_url}", code="unreachable")
+    if isinstance(error, httpx.TimeoutException):
+        return APITimeoutError(f"{base_url} took too long to answer", code="timeout")
+    return APIConnectionError(f"The connection to {base_url} broke: {error}", code="dropped")
+
+
+class SyncRuntime:
+    """Performs effects one after the other, on the caller's thread."""
+
+    def __init__(self, http: httpx.Client, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], None]) -> None:
+        self.http = http
+        self.policy = policy
+        self._keys = keys
+        self._sleep = sleep
+
+    def run(self, steps: Steps[T]) -> T:
+        """Perform steps that emit nothing, up to their result."""
+        ended = self.advance(steps)
+        assert isinstance(ended, Ended)
+        return ended.value
+
+    def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
+        """Perform steps until they hand something over or end."""
+        answer: Any = None
+        failure: APIConnectionError | None = None
+        try:
+            while True:
+                effect = steps.send(answer) if failure is None else steps.throw(failure)
+                if isinstance(effect, Emit | Opened):
+                    return effect
+                try:
+                    answer, failure = self._perform(effect), None
+                except httpx.TransportError as error:
+                    answer, failure = None, connection_error(error, self.http.base_url)
+        except StopIteration as ended:
+            return Ended(ended.value)
+
+    def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Send(call):
+                return self.http.send(build_request(self.http, call, self._keys))
+            case OpenStream(call, connection):
+                return self._open(call, connection)
+            case ReadStream(connection):
+                return next(connection.chunks, None)
+            case Sleep(seconds):
+                return self._sleep(seconds)
+            case RunTools(calls, tools, timeout):
+                # On a thread of its own, because the caller's may already run an event loop (a notebook does).
+                with ThreadPoolExecutor(max_workers=1) as executor:
+                    return executor.submit(asyncio.run, run_tools(calls, tools, timeout)).result()
+        raise AssertionError(f"unknown effect {effect!r}")
+
+    def _open(self, call: Call, connection: Connection) -> httpx.Response:
+        self.close_connection(connection)
+        response = self.http.send(build_request(self.http, call, self._keys), stream=True)
+        connection.response = response
+        if response.is_success:
+            connection.chunks = response.iter_bytes()
+        else:
+            response.read()
+        return response
+
+    def close_connection(self, connection: Connection) -> None:
+        if connection.response is not None:
+            connection.response.close()
+
+
+class AsyncRuntime:
+    """Performs effects with `await`; any number of steps may be under way at once."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], Awaitable[None]]
+    ) -> None:
+        self.http = http
+        self.policy = policy
+        self._keys = keys
+        self._sleep = sleep
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Perform steps that emit nothing, up to their result."""
+        ended = await self.advance(steps)
+        assert isinstance(ended, Ended)
+        return ended.value
+
+    async def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
+        """Perform steps until they hand something over or end."""
+        answer: Any = None
+        failure: APIConnectionError | None = None
+        try:
+            while True:
+                effect = steps.send(answer) if failure is None else steps.throw(failure)
+                if isinstance(effect, Emit | Opened):
+                    return effect
+                try:
+                    answer, failure = await self._perform(effect), None
+                except httpx.TransportError as error:
+                    answer, failure = None, connection_error(error, self.http.base_url)
+        except StopIteration as ended:
+            return Ended(ended.value)
+
+    async def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Send(call):
+                return await self.http.send(build_request(self.http, call, self._keys))
+            case OpenStream(call, connection):
+                return await self._open(call, connection)
+            case ReadStream(connection):
+                return await anext(connection.chunks, None)
+            case Sleep(seconds):
+                return await self._sleep(seconds)
+            case RunTools(calls, tools, timeout):
+                return await run_tools(calls, tools, timeout)
+        raise AssertionError(f"unknown effect {effect!r}")
+
+    async def _open(self, call: Call, connection: Connection) -> httpx.Response:
+        await self.close_connection(connection)
+        response = await self.http.send(build_request(self.http, call, self._keys), stream=True)
+        connection.response = response
+        if response.is_success:
+            connection.chunks = response.aiter_bytes()
+        else:
+            await response.aread()
+        return response
+
+    async def close_connection(self, connection: Connection) -> None:
+        if connection.response is not None:
+            await connection.response.aclose()
+
+
+Runtime = SyncRuntime | AsyncRuntime

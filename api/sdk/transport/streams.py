@@ -1,0 +1,104 @@
+"""What a caller iterates: events of one kind, with and without `await`.
+
+Invariant: a stream that ends, fails or is closed has given its connection back.
+"""
+
+from collections.abc import AsyncIterator, Generator, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from graftwork.api.sdk.transport.effects import Connection, Emit, Steps
+from graftwork.api.sdk.transport.errors import APIError
+from graftwork.api.sdk.transport.runtimes import AsyncRuntime, Runtime, SyncRuntime
+
+E = TypeVar("E")
+
+
+class Stream(Iterator[E]):
+    """Events as they come. Close it, or leave its `with`, to stop early."""
+
+    def __init__(self, runtime: SyncRuntime, steps: Steps[None], connection: Connection) -> None:
+        self._runtime = runtime
+        self._steps = steps
+        self._connection = connection
+
+    def open(self) -> Self:
+        """Send the request. Raises the typed error it is refused with."""
+        self._runtime.advance(self._steps)
+        return self
+
+    def __next__(self) -> E:
+        try:
+            handed = self._runtime.advance(self._steps)
+        except APIError:
+            self.close()
+            raise
+        if isinstance(handed, Emit):
+            event: E = handed.event
+            return event
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        self._steps.close()
+        self._runtime.close_connection(self._connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncStream(AsyncIterator[E]):
+    """As Stream. Iterating it sends the request; `await` it before that to learn that it was accepted."""
+
+    def __init__(self, runtime: AsyncRuntime, steps: Steps[None], connection: Connection) -> None:
+        self._runtime = runtime
+        self._steps = steps
+        self._connection = connection
+        self._is_open = False
+
+    async def open(self) -> Self:
+        """Send the request unless that has happened. Raises the typed error it is refused with."""
+        if not self._is_open:
+            self._is_open = True
+            await self._runtime.advance(self._steps)
+        return self
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self.open().__await__()
+
+    async def __anext__(self) -> E:
+        await self.open()
+        try:
+            handed = await self._runtime.advance(self._steps)
+        except APIError:
+            await self.close()
+            raise
+        if isinstance(handed, Emit):
+            event: E = handed.event
+            return event
+        await self.close()
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        self._steps.close()
+        await self._runtime.close_connection(self._connection)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
+    """The caller's kind of stream; the steps must yield Opened once their request is accepted."""
+    if isinstance(runtime, SyncRuntime):
+        return Stream[Any](runtime, steps, connection).open()
+    return AsyncStream[Any](runtime, steps, connection)

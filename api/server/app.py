@@ -1,0 +1,108 @@
+"""The HTTP application: routes, error answers and the envelope, around one process's resources.
+
+Importing it loads no torch and opens nothing.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+import graftwork
+from graftwork.api.deps.readiness import Readiness
+from graftwork.api.deps.resources import Resources
+from graftwork.api.http.errors import install_error_handlers
+from graftwork.api.http.middleware import RequestEnvelope
+from graftwork.api.routes import (
+    adapters,
+    admin,
+    chat,
+    completions,
+    conversations,
+    health,
+    messages,
+    models,
+    responses,
+    session_history,
+    session_turns,
+    sessions,
+    tokenization,
+    usage,
+)
+from graftwork.api.server.wiring import open_resources
+from graftwork.engine.core.client import EngineClient
+from graftwork.platform.settings import Settings
+
+_ROUTERS = (
+    health.router,
+    models.router,
+    chat.router,
+    messages.router,
+    completions.router,
+    responses.router,
+    conversations.router,
+    tokenization.router,
+    adapters.router,
+    adapters.aliases_router,
+    sessions.router,
+    session_turns.router,
+    session_history.router,
+    usage.router,
+    admin.tenants_router,
+    admin.keys_router,
+    admin.quota_router,
+    admin.reports_router,
+)
+
+
+class GatewayApp(FastAPI):
+    """FastAPI, whose description of itself also says how keys are sent: routes check them by their class."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            for path, operations in document["paths"].items():
+                for operation in operations.values() if path.startswith("/v1/") else ():
+                    operation["security"] = [{"key": []}]
+        return super().openapi()
+
+
+def create_app(
+    settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
+) -> FastAPI:
+    """The caller closes the `resources` that it gives; without them the application opens its own when it starts.
+
+    `engine` is then the engine that it talks to; by default the one at the settings' address.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        if resources is not None:
+            yield
+            return
+        async with open_resources(settings, engine=engine) as opened:
+            _attach(app, opened)
+            yield
+
+    app = GatewayApp(
+        title="Graftwork",
+        version=graftwork.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    if resources is not None:
+        _attach(app, resources)
+    install_error_handlers(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.add_middleware(RequestEnvelope)
+    return app
+
+
+def _attach(app: FastAPI, resources: Resources) -> None:
+    app.state.resources = resources
+    app.state.readiness = Readiness(resources)

@@ -1,0 +1,92 @@
+"""The three tenants of demo mode, each with an adapter and a key that stays the same across restarts.
+
+The plaintext keys are kept in `<data_dir>/demo-keys.json` (mode 0600): demo mode is for trying things out.
+"""
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME
+from graftwork.api.deps.resources import Resources
+from graftwork.api.server.served_model import demo_folder
+from graftwork.platform.errors import NotAuthenticated, NotPermitted
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.principals import Principal
+
+KEYS_FILE = "demo-keys.json"
+DEMO_ADAPTERS = {"Blackbeard Charters": "pirate", "Corner Helpdesk": "helpdesk", "Plain Labs": "terse"}
+"""Which adapter each tenant owns."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoTenant:
+    """What a visitor needs to know."""
+
+    name: str
+    adapter: str | None
+    """As a model name; None where the adapter does not fit the served model."""
+    key: str
+
+
+async def seed_demo(resources: Resources) -> tuple[DemoTenant, ...]:
+    """Make what is missing of the demo's tenants, keys and adapters."""
+    path = resources.settings.data_dir / KEYS_FILE
+    keys = await asyncio.to_thread(_read_keys, path)
+    tenants = [await _seed_tenant(resources, name, keys.get(name)) for name in DEMO_ADAPTERS]
+    await asyncio.to_thread(_write_keys, path, {tenant.name: tenant.key for tenant in tenants})
+    return tuple(tenants)
+
+
+async def _seed_tenant(resources: Resources, name: str, known_key: str | None) -> DemoTenant:
+    key = known_key or ""
+    principal = await _holder(resources, key)
+    if principal is None:
+        key = await _make_tenant(resources, name)
+        principal = await resources.tenancy.authenticate(key)
+    return DemoTenant(name, await _push_adapter(resources, principal, DEMO_ADAPTERS[name]), key)
+
+
+async def _holder(resources: Resources, key: str) -> Principal | None:
+    """Whose key it is; None once it is of no use here, because the database is another or somebody revoked it."""
+    try:
+        return await resources.tenancy.authenticate(key)
+    except (NotAuthenticated, NotPermitted):
+        return None
+
+
+async def _make_tenant(resources: Resources, name: str) -> str:
+    tenant = await resources.tenancy.create_tenant(name, actor="demo")
+    _, plaintext = await resources.tenancy.create_key(tenant.id, "demo", actor="demo")
+    return plaintext
+
+
+async def _push_adapter(resources: Resources, principal: Principal, adapter: str) -> str | None:
+    """Publishing equal bytes again changes nothing."""
+    folder = demo_folder() / "adapters" / adapter
+    if not await asyncio.to_thread(folder.is_dir) or resources.settings.model is not None:
+        return None
+    config = await asyncio.to_thread((folder / CONFIG_NAME).read_bytes)
+    weights = await asyncio.to_thread((folder / WEIGHTS_NAME).read_bytes)
+    scope = principal.scope()
+    await resources.registry.publish(scope, adapter, config, weights, resources.description, Quota())
+    return adapter
+
+
+def _read_keys(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    keys: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return keys
+
+
+def _write_keys(path: Path, keys: dict[str, str]) -> None:
+    """Whole or not at all, and never readable by others."""
+    draft = path.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(keys, file, indent=2)
+    draft.replace(path)

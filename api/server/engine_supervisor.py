@@ -1,0 +1,126 @@
+"""The embedded engine: one child process that is started, waited for, restarted when it dies, and ended.
+
+Invariant: a child never outlives this object's `stop`, nor this process (see `engine_process`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from graftwork.api.server.engine_process import child_command, child_orders
+from graftwork.engine.core.client import EngineClient
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.settings import Settings, child_environment
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Weights and KV in pages of 2 MiB, where the system grants them: a step is about a twentieth faster (docs/operations.md)."""
+_STOP_WITHIN_S = 15.0
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 15.0
+_HEALTHY_AFTER_S = 30.0
+"""A child that lived this long is restarted at once; one that dies sooner waits longer each time."""
+
+
+class EngineChild:
+    """Owns the child process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listen: str,
+        clock: Clock,
+        *,
+        command: Sequence[str] | None = None,
+        backoff_s: float = _FIRST_BACKOFF_S,
+    ) -> None:
+        """`command` starts something else than an engine; `backoff_s` is the wait before the first restart."""
+        self._orders = child_orders(settings, listen)
+        self._clock = clock
+        self._command = command or child_command()
+        self._first_backoff_s = backoff_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self.next_birth = asyncio.Event()
+        """Set, and replaced, when the next child has been started."""
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
+        """Return once the engine answers; `report` is told the seconds waited, about once a second.
+
+        Raises CapacityAbsent if the child ends before it ever answered: its own message is on standard error.
+        """
+        await self._spawn()
+        await self._wait_until_it_answers(engine, report)
+        self._keeping = asyncio.create_task(self._keep_alive(), name="engine-keeper")
+
+    async def stop(self) -> None:
+        """SIGTERM, and after a while SIGKILL; returns when the process is gone."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_WITHIN_S)
+        except TimeoutError:
+            logger.warning("engine did not stop in time; killing it")
+            process.kill()
+            await process.wait()
+
+    async def _spawn(self) -> None:
+        # A session of its own: Ctrl-C reaches this process alone, which first lets running requests end.
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=child_environment({"GLIBC_TUNABLES": _HUGE_PAGES}),
+        )
+        assert process.stdin is not None
+        process.stdin.write(self._orders)
+        with suppress(ConnectionError):  # it died already; whoever waits for it finds out
+            await process.stdin.drain()
+        self._process = process
+        self.next_birth.set()
+        self.next_birth = asyncio.Event()
+
+    async def _wait_until_it_answers(self, engine: EngineClient, report: Callable[[float], None]) -> None:
+        assert self._process is not None
+        started_at = self._clock.monotonic()
+        reported_s = 0
+        while self._process.returncode is None:
+            try:
+                await engine.describe()
+            except CapacityAbsent:
+                await asyncio.sleep(_POLL_S)
+            else:
+                return
+            waited_s = self._clock.monotonic() - started_at
+            if int(waited_s) > reported_s:
+                reported_s = int(waited_s)
+                report(waited_s)
+        raise CapacityAbsent(f"The engine ended with status {self._process.returncode} before it was ready.")
+
+    async def _keep_alive(self) -> None:
+        backoff_s = self._first_backoff_s
+        while True:
+            assert self._process is not None
+            born_at = self._clock.monotonic()
+            status = await self._process.wait()
+            lived_s = self._clock.monotonic() - born_at
+            if lived_s > _HEALTHY_AFTER_S:
+                backoff_s = self._first_backoff_s
+            logger.error("engine ended with status %s; restarting it in %.1f s", status, backoff_s)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+            await self._spawn()

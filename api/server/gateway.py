@@ -1,0 +1,133 @@
+"""`graftwork gateway`: the HTTP side alone, in front of an engine that runs elsewhere.
+
+bind the port ─► wait for the engine ─► open the resources ─► serve ─► … ─► close all in reverse
+"""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from graftwork.api.server.app import create_app
+from graftwork.api.server.demo_seed import DemoTenant, seed_demo
+from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
+from graftwork.api.server.wiring import open_resources
+from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.platform.errors import CapacityAbsent, InvalidRequest
+from graftwork.platform.settings import Settings
+from graftwork.platform.telemetry import configure_logging
+
+_POLL_S = 0.5
+
+
+_LEAST_WIDTH = 120
+
+
+_REPORT_EVERY = 20
+"""Polls between two lines about waiting."""
+
+
+Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
+
+
+def run_gateway(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Blocks; raises a GraftworkError if it cannot start."""
+    settings.check_served()
+    model_folder(settings)  # says at once what is missing
+    if settings.engine_address is None:
+        raise InvalidRequest("A gateway needs an engine: name it with --engine-address, or use `graftwork serve`.")
+    run_until_signalled(settings, _gateway)
+
+
+def run_until_signalled(settings: Settings, process: Process) -> None:
+    """Run one process's life; a signal before there is anything to serve ends it quietly."""
+    configure_logging(settings.log_level)
+    for chatty in ("uvicorn", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+
+    async def live() -> None:
+        await process(settings, _console(), SignalWatch())
+
+    try:
+        asyncio.run(live())
+    except asyncio.CancelledError:
+        return
+
+
+def _console() -> Console:
+    """Wide enough for a key: a line that a narrow terminal wraps can still be copied, one that was cut cannot."""
+    found = Console()
+    return Console(width=max(found.width, _LEAST_WIDTH))
+
+
+async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
+    """From an engine that answers to the last connection's end."""
+    async with open_resources(settings) as resources:
+        tenants = await seed_demo(resources) if settings.demo else ()
+        url = url_of(listening)
+
+        def on_ready() -> None:
+            show_ready(console, url, resources.base_name, settings)
+            if tenants:
+                show_demo(console, url, resources.base_name, tenants)
+
+        server = HttpServer(create_app(settings, resources=resources), on_ready)
+        signals.direct_to(server)
+        await server.serve(sockets=[listening])
+
+
+async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -> None:
+    with bind(settings.host, settings.port) as listening:
+        await _wait_for_engine(settings, console)
+        await serve_gateway(settings, listening, console, signals)
+
+
+async def _wait_for_engine(settings: Settings, console: Console) -> None:
+    """However long it takes: whoever started both decides what is too long."""
+    probe = GrpcEngineClient(settings.resolved_engine_address)
+    polls = 0
+    try:
+        while True:
+            try:
+                await probe.describe()
+            except CapacityAbsent as error:
+                if polls % _REPORT_EVERY == 0:
+                    console.print(f"Waiting for the engine: {error.message}", soft_wrap=True)
+                polls += 1
+                await asyncio.sleep(_POLL_S)
+            else:
+                return
+    finally:
+        await probe.close()
+
+
+def show_ready(console: Console, url: str, model: str, settings: Settings) -> None:
+    console.print(f"Graftwork serves [bold]{model}[/bold] at [bold]{url}[/bold]", soft_wrap=True)
+    if settings.admin_key is None:
+        console.print(f"Admin key: {settings.data_dir / 'admin.key'}", soft_wrap=True)
+
+
+def show_demo(console: Console, url: str, base: str, tenants: Sequence[DemoTenant]) -> None:
+    """The tenants with their keys, and a request to paste."""
+    table = Table(title="Demo tenants")
+    for heading in ("Tenant", "Adapter", "Key"):
+        table.add_column(heading, no_wrap=True, overflow="ignore")
+    for tenant in tenants:
+        table.add_row(tenant.name, tenant.adapter or f"(base) {base}", tenant.key)
+    console.print(table, soft_wrap=True)
+    first = tenants[0]
+    body = {
+        "model": first.adapter or base,
+        "messages": [{"role": "user", "content": "Where is my parcel?"}],
+        "max_tokens": 64,
+    }
+    console.print("Try it:", soft_wrap=True)
+    console.out(f"curl {url}/v1/chat/completions \\")
+    console.out(f"  -H 'Authorization: Bearer {first.key}' -H 'Content-Type: application/json' \\")
+    console.out(f"  -d '{json.dumps(body)}'", highlight=False)

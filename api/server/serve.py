@@ -1,0 +1,63 @@
+"""`graftwork serve`: a gateway and, unless an engine's address is given, one engine as its child.
+
+bind the port ─► start the engine, wait for it ─► open the resources ─► serve ─► … ─► close all in reverse
+"""
+
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from graftwork.api.server.engine_supervisor import EngineChild
+from graftwork.api.server.gateway import run_until_signalled, serve_gateway
+from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.uvicorn_server import SignalWatch, bind
+from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.platform.clock import SystemClock
+from graftwork.platform.settings import Settings
+
+_MAX_SOCKET_PATH = 100
+"""Unix sockets' paths end at 107 bytes."""
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Blocks; raises a GraftworkError if it cannot start."""
+    settings.check_served()
+    model_folder(settings)  # says at once what is missing
+    run_until_signalled(settings, _serve)
+
+
+async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> None:
+    async with AsyncExitStack() as stack:
+        listening = stack.enter_context(bind(settings.host, settings.port))
+        if settings.engine_address is None:
+            settings = replace(settings, engine_address=_private_address(settings, stack))
+            await stack.enter_async_context(_running_engine(settings, console))
+        await serve_gateway(settings, listening, console, signals)
+
+
+@asynccontextmanager
+async def _running_engine(settings: Settings, console: Console) -> AsyncGenerator[None, None]:
+    """The child, from its first answer to its end."""
+    address = settings.resolved_engine_address
+    child = EngineChild(settings, address, SystemClock())
+    probe = GrpcEngineClient(address)
+    console.print(f"Starting the engine with {model_folder(settings)} …", soft_wrap=True)
+    try:
+        await child.start(probe, lambda waited_s: console.print(f"  … {waited_s:.0f} s"))
+        yield
+    finally:
+        await probe.close()
+        await child.stop()
+
+
+def _private_address(settings: Settings, stack: AsyncExitStack) -> str:
+    """A socket in the data folder, or in a temporary one where the data folder's path is too long for sockets."""
+    path = settings.data_dir.absolute() / "engine.sock"
+    if len(str(path).encode()) > _MAX_SOCKET_PATH:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="graftwork-"))
+        path = Path(folder) / "engine.sock"
+    return f"unix:{path}"

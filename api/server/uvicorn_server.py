@@ -1,0 +1,90 @@
+"""uvicorn around the application, with two changes: it says when it is ready, and its owner keeps the signals.
+
+uvicorn would raise a captured SIGTERM again once it has stopped, which ends the process before the engine is ended.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from graftwork.platform.errors import Conflict
+
+_DRAIN_S = 10
+"""How long running answers may take after the first signal."""
+
+
+_KEEP_ALIVE_S = 75
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until it is told to stop: once to let running answers end, twice to drop them."""
+
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    def stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class SignalWatch:
+    """SIGTERM and SIGINT of one process: they stop the server, or whatever is still under way before it serves."""
+
+    def __init__(self) -> None:
+        self._main = asyncio.current_task()
+        self._server: HttpServer | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
+
+    def direct_to(self, server: HttpServer) -> None:
+        """From now on signals stop this server."""
+        self._server = server
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        elif self._main is not None:
+            self._main.cancel()
+
+
+_BACKLOG = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket ready to listen; port 0 takes a free one. Raises Conflict if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise Conflict(f"{host}:{port} cannot be listened on ({error.strerror}): choose another --port.") from error
+
+
+def url_of(bound: socket.socket) -> str:
+    """How a client on this machine, or one that knows this host by that name, reaches it."""
+    host, port = bound.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"

@@ -1,0 +1,198 @@
+"""Builds one gateway's resources at start-up and takes them down, in reverse, at the end.
+
+The database is brought to this code's schema, and turns that a crash left running are ended, before anything is served.
+"""
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.adapters.registry.artifact_store import LocalArtifacts
+from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.api.deps.background import ServerTasks, repeating
+from graftwork.api.deps.resources import Resources
+from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.server.served_model import model_folder
+from graftwork.engine.core.client import EngineClient
+from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.database import Database
+from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
+from graftwork.platform.settings import Settings
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.auth import Authenticator
+from graftwork.platform.tenancy.idempotency import IdempotencyStore
+from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
+from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.generator import Generator
+from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
+from graftwork.sessions.generation.usage import Accounting
+from graftwork.sessions.responses.conversations import ConversationService
+from graftwork.sessions.responses.service import ResponseService
+from graftwork.sessions.service import SessionOptions, SessionService
+from graftwork.sessions.text.model_files import ModelFolder
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.tools.formats import tool_call_form
+from graftwork.sessions.turns.launcher import LauncherResources
+
+_REDIS_PREFIX = "graftwork:"
+_LEASE_S = 30.0
+_HEARTBEAT_S = 10.0
+_SWEEP_S = 300.0
+
+
+@asynccontextmanager
+async def open_resources(
+    settings: Settings,
+    *,
+    engine: EngineClient | None = None,
+    clock: Clock | None = None,
+    inspector: AdapterInspector | None = None,
+) -> AsyncGenerator[Resources, None]:
+    """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
+    address, which must answer by now; an `inspector` that is given is left open. Raises CapacityAbsent."""
+    clock = clock or SystemClock()
+    await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        database = Database(settings.resolved_database_url)
+        stack.push_async_callback(database.close)
+        await database.upgrade_to_head()
+        telemetry = Telemetry()
+        engine = engine or _connect(settings)
+        stack.push_async_callback(engine.close)
+        if inspector is None:
+            inspector = AdapterInspector()
+            stack.push_async_callback(inspector.close)
+        resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
+        stack.push_async_callback(resources.quotas.close)
+        stack.push_async_callback(resources.tasks.close)
+        stack.push_async_callback(resources.sessions.close)
+        await resources.registry.sweep()
+        sweeps = {
+            "sessions": resources.sessions.sweep,
+            "responses": resources.responses.sweep,
+            "idempotency keys": resources.idempotency.sweep,
+        }
+        for name, sweep in sweeps.items():
+            await sweep()
+            await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
+        yield resources
+
+
+async def _assemble(
+    settings: Settings,
+    clock: Clock,
+    database: Database,
+    telemetry: Telemetry,
+    engine: EngineClient,
+    inspector: AdapterInspector,
+) -> Resources:
+    pepper = await asyncio.to_thread(load_pepper, settings)
+    admin_key = await asyncio.to_thread(load_admin_key, settings)
+    served = await _served_model(settings, clock, telemetry, engine)
+    tenancy = Tenancy(database, pepper, clock)
+    meter = UsageMeter(database)
+    quotas = _quota_keeper(settings, clock, meter)
+    accounting = Accounting(tenancy.get_quota, quotas, meter, telemetry, clock)
+    artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
+    registry = AdapterRegistry(
+        database,
+        artifacts,
+        inspector,
+        clock=clock,
+        probe=engine.probe_adapter,
+        before_free=engine.forget_adapter,
+    )
+    launcher = LauncherResources(
+        generator=served.generator,
+        accounting=accounting,
+        encoder=served.prompts,
+        clock=clock,
+        pepper=pepper,
+        heartbeat_s=_HEARTBEAT_S,
+        planner=served.planner,
+    )
+    options = SessionOptions(owner=owner_name(settings), lease_s=_LEASE_S)
+    sessions = SessionService(database, registry, launcher, options)
+    return Resources(
+        settings=settings,
+        clock=clock,
+        pepper=pepper,
+        database=database,
+        tenancy=tenancy,
+        gate=Authenticator(tenancy, admin_key),
+        quotas=quotas,
+        meter=meter,
+        idempotency=IdempotencyStore(database, clock),
+        telemetry=telemetry,
+        artifacts=artifacts,
+        registry=registry,
+        engine=engine,
+        description=served.generator.description,
+        generator=served.generator,
+        accounting=accounting,
+        folder=served.folder,
+        prompts=served.prompts,
+        sessions=sessions,
+        responses=ResponseService(database, sessions, clock),
+        conversations=ConversationService(sessions),
+        tasks=ServerTasks(),
+        planner=served.planner,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ServedModel:
+    """The model as this gateway reads it, and its generator on the engine."""
+
+    generator: Generator
+    folder: ModelFolder
+    prompts: PromptEncoder | None
+    planner: AnswerPlanner
+
+
+async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
+    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
+    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
+    public_prefixes = NO_PUBLIC_PREFIXES
+    if settings.public_prompts is not None and prompts is not None:
+        public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
+    planner = AnswerPlanner(tool_call_form(folder.chat_template_source, settings.tool_call_form))
+    generator = Generator(
+        engine,
+        folder.tokenizer,
+        await engine.describe(),
+        telemetry,
+        clock,
+        tool_call_form=planner.form,
+        public_prefixes=public_prefixes,
+    )
+    return _ServedModel(generator, folder, prompts, planner)
+
+
+def _connect(settings: Settings) -> EngineClient:
+    from graftwork.engine.rpc.client import GrpcEngineClient
+
+    return GrpcEngineClient(settings.resolved_engine_address)
+
+
+def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+    if settings.redis_url is None:
+        return LocalQuotaKeeper(clock, meter)
+    return RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+
+
+def owner_name(settings: Settings) -> str | None:
+    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns.
+
+    No two that live at once have the same: it is made of the machine and the address, and not of the data folder, which
+    gateways may share. None, for a new one each time, where the port is drawn.
+    """
+    if settings.port == 0:
+        return None
+    return hashlib.sha256(f"{socket.gethostname()} {settings.host}:{settings.port}".encode()).hexdigest()[:32]

@@ -1,0 +1,192 @@
+"""What a streamed token costs a gateway: microseconds of CPU, user and system, of its whole process.
+
+    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--kinds chat,turns] [--rounds 5] [--json OUT]
+
+Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
+which answers 32 streams with one token each in every step. Clients are plain sockets in this process. Each round makes
+short answers, then long ones, of every kind on every checkout in turn, and takes
+
+    CPU a token = (CPU(long) - CPU(short)) / (streams x (long - short))
+
+so what a request costs before its first token and after its last is left out; `whole` is CPU(long) / all its tokens.
+`chat` is POST /v1/chat/completions with stream; `turns` is POST /v1/sessions/{id}/turns with stream, stored in SQLite.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+from machine import describe_machine
+from rich.console import Console
+from rich.table import Table
+from server_processes import OWN_ROOT, Checkout, ServerProcess, free_port, make_tenant, scripted_engine
+
+_SHORT_TOKENS = 16
+_SETTLE_S = 0.3
+"""After the last byte: until usage rows are written."""
+_PROMPT = "Tell me about the harbour."
+_ENDS = {"chat": b"data: [DONE]", "turns": b"event: turn.completed"}
+"""What a whole stream has near its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One pair of runs."""
+
+    checkout: str
+    kind: str
+    round_number: int
+    token_us: float
+    """CPU a token, without the requests' own cost."""
+    whole_us: float
+    """CPU a token of the long run, with it."""
+
+
+class Gateway:
+    """One gateway under measurement."""
+
+    def __init__(self, checkout: Checkout, process_id: int, port: int, key: str) -> None:
+        self.checkout = checkout
+        self._process = psutil.Process(process_id)
+        self._port = port
+        self._key = key
+        self.model = self._client().get("/v1/models").raise_for_status().json()["data"][0]["id"]
+
+    def cpu_s(self) -> float:
+        """User and system, in nanoseconds' steps where Linux has a clock for other processes."""
+        if sys.platform == "linux":
+            return time.clock_gettime(_process_clock(self._process.pid))
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    async def run(self, kind: str, streams: int, tokens: int) -> float:
+        """Seconds of CPU for `streams` answers at once, of `tokens` each."""
+        requests = [self._request(kind, tokens) for _ in range(streams)]
+        before = self.cpu_s()
+        answers = await asyncio.gather(*(self._exchange(request) for request in requests))
+        await asyncio.sleep(_SETTLE_S)
+        spent = self.cpu_s() - before
+        for answer in answers:
+            if _ENDS[kind] not in answer[-2000:]:
+                raise SystemExit(f"{self.checkout.name}: a stream of {kind} broke off:\n{answer[-500:]!r}")
+        return spent
+
+    def _request(self, kind: str, tokens: int) -> bytes:
+        """What is sent for one answer; a turn's session is made here, unmeasured."""
+        if kind == "chat":
+            messages = [{"role": "user", "content": _PROMPT}]
+            body = {"model": self.model, "messages": messages, "stream": True, "max_tokens": tokens}
+            return self._post("/v1/chat/completions", body)
+        sampling = {"max_tokens": tokens, "ignore_eos": True}
+        made = self._client().post("/v1/sessions", json={"model": self.model, "sampling": sampling})
+        path = f"/v1/sessions/{made.raise_for_status().json()['id']}/turns"
+        return self._post(path, {"input": _PROMPT, "stream": True})
+
+    def _post(self, path: str, body: dict[str, object]) -> bytes:
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {self._key}\r\nconnection: close\r\n"
+        return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+    async def _exchange(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    def _client(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self._key}"}
+        return httpx.Client(base_url=f"http://127.0.0.1:{self._port}", headers=headers, trust_env=False)
+
+
+def _process_clock(process_id: int) -> int:
+    """The CPU clock of a whole process, as glibc's clock_getcpuclockid(3) makes it; psutil's ticks are of 10 ms."""
+    return (~process_id << 3) | 2
+
+
+@contextmanager
+def running_gateway(checkout: Checkout, streams: int, step_ms: float) -> Iterator[Gateway]:
+    """A gateway of `checkout` and a scripted engine of this one, over a data folder of their own."""
+    with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
+        folder, port = Path(name), free_port()
+        listen, engine = scripted_engine(folder, streams, step_ms)
+        stack.enter_context(engine)
+        arguments = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", str(folder)]
+        command = checkout.command("gateway", *arguments, "--port", str(port))
+        process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
+        url = f"http://127.0.0.1:{port}"
+        process.wait_for_http(f"{url}/healthz")
+        key = make_tenant(url, (folder / "admin.key").read_text(encoding="utf-8").strip())
+        yield Gateway(checkout, process.process_id, port, key)
+
+
+async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> list[Sample]:
+    """All samples; the gateways take turns, and each round begins with another."""
+    samples: list[Sample] = []
+    kinds = arguments.kinds.split(",")
+    long_tokens = _SHORT_TOKENS + arguments.tokens
+    for kind in kinds:
+        for gateway in gateways:
+            await gateway.run(kind, arguments.streams, _SHORT_TOKENS)  # imports, caches, connections
+    for round_number in range(arguments.rounds):
+        first = round_number % len(gateways)
+        for kind in kinds:
+            for gateway in [*gateways[first:], *gateways[:first]]:
+                short_s = await gateway.run(kind, arguments.streams, _SHORT_TOKENS)
+                long_s = await gateway.run(kind, arguments.streams, long_tokens)
+                token_us = (long_s - short_s) / (arguments.streams * arguments.tokens) * 1e6
+                whole_us = long_s / (arguments.streams * long_tokens) * 1e6
+                samples.append(Sample(gateway.checkout.name, kind, round_number, token_us, whole_us))
+    return samples
+
+
+def show(samples: Sequence[Sample], names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Figures by kind and checkout; ratios are to the first checkout, within a round."""
+    table = Table("kind", "checkout", "µs CPU a token: min", "median", "max", "whole, median", "ratio to first")
+    for kind in kinds:
+        first = [sample.token_us for sample in samples if (sample.kind, sample.checkout) == (kind, names[0])]
+        for name in names:
+            own = [sample for sample in samples if (sample.kind, sample.checkout) == (kind, name)]
+            token_us = [sample.token_us for sample in own]
+            whole_us = statistics.median(sample.whole_us for sample in own)
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(token_us, first, strict=True))
+            figures = (min(token_us), statistics.median(token_us), max(token_us), whole_us)
+            table.add_row(kind, name, *(f"{figure:.1f}" for figure in figures), f"{ratio:.3f}")
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkout", type=Path, action="append", help="a tree to measure; may be repeated")
+    parser.add_argument("--kinds", default="chat,turns", help="of chat and turns, comma-separated")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=256, help="by which long answers are longer than short ones")
+    parser.add_argument("--step-ms", type=float, default=25.0, help="between two steps of the engine")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write every sample here")
+    arguments = parser.parse_args()
+    checkouts = [Checkout(root.absolute()) for root in arguments.checkout or [OWN_ROOT]]
+    with ExitStack() as stack:
+        gateways = [
+            stack.enter_context(running_gateway(checkout, arguments.streams, arguments.step_ms))
+            for checkout in checkouts
+        ]
+        samples = asyncio.run(measure(gateways, arguments))
+    show(samples, [checkout.name for checkout in checkouts], arguments.kinds.split(","))
+    if arguments.json:
+        record = {"machine": describe_machine(), "step_ms": arguments.step_ms, "streams": arguments.streams}
+        arguments.json.write_text(json.dumps(record | {"samples": [asdict(sample) for sample in samples]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""An engine that computes nothing: it answers every request with the tokens of one fixed text, a token a step.
+
+    python benchmarks/scripted_engine.py --listen unix:/tmp/engine.sock --model demo/model --together 32 --step-ms 25
+
+As the real engine does, it sends one message a step with the tokens of every stream in it. It speaks the wire protocol
+of `engine.proto` and runs in a process of its own, so a gateway's CPU time can be measured without an engine's.
+"""
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from tokenizers import Tokenizer
+
+from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc import engine_pb2_grpc
+
+TEXT = (
+    "The harbour master keeps a list of every boat that comes in before dawn, who owns it, and what it carries. "
+    "On Tuesday she counted forty-one of them: nine with herring, six with salt, and the rest with nothing but rain. "
+    "“That is more than last year,” she said, and wrote it down twice; a café nearby — the only one — had already lit "
+    "its lamps. Nobody asks why she writes it twice, and she has never told.\n\n"
+)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One request under way."""
+
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    num_sent: int = 0
+    is_admitted: bool = False
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """One conversation."""
+
+    waiting: list[_Stream] = field(default_factory=list)
+    running: dict[str, _Stream] = field(default_factory=dict)
+
+
+class ScriptedEngine(engine_pb2_grpc.EngineServicer):
+    """Answers as an engine of the model in `folder` would, whatever is asked."""
+
+    def __init__(self, folder: Path, together: int, step_s: float) -> None:
+        """Nothing is answered until `together` requests wait; then their streams run in step. 1 answers at once."""
+        self._config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        text_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+        self._token_ids = list(islice(cycle(text_ids), self._config["max_position_embeddings"]))
+        self._together = together
+        self._step_s = step_s
+
+    async def Converse(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        gateway = _Gateway()
+        reading = asyncio.create_task(self._read(messages, gateway))
+        clock = asyncio.get_running_loop().time
+        next_at = clock()
+        try:
+            while not reading.done():
+                next_at = max(next_at + self._step_s, clock())
+                await asyncio.sleep(next_at - clock())
+                if len(gateway.waiting) >= self._together:
+                    gateway.running |= {stream.request_id: stream for stream in gateway.waiting}
+                    gateway.waiting.clear()
+                if outputs := [output for stream in [*gateway.running.values()] for output in self._step(stream)]:
+                    yield wire.StepOutput(outputs=outputs)
+                for stream in [*gateway.running.values()]:
+                    if stream.num_sent == stream.max_tokens:
+                        del gateway.running[stream.request_id]
+        finally:
+            reading.cancel()
+
+    async def _read(self, messages: AsyncIterator[Any], gateway: _Gateway) -> None:
+        async for message in messages:
+            if message.WhichOneof("message") == "submit":
+                submit = message.submit
+                max_tokens = min(submit.sampling.max_tokens, len(self._token_ids))
+                gateway.waiting.append(_Stream(submit.request_id, len(submit.prompt_token_ids), max_tokens))
+            else:
+                gateway.running.pop(message.cancel.request_id, None)
+
+    def _step(self, stream: _Stream) -> list[Any]:
+        """What one step brings to one stream."""
+        request_id = stream.request_id
+        if not stream.is_admitted:
+            stream.is_admitted = True
+            admitted = wire.Admitted(recomputed_tokens=stream.num_prompt_tokens, miss_reason="never_cached")
+            return [wire.RequestOutput(request_id=request_id, admitted=admitted)]
+        token_id = self._token_ids[stream.num_sent]
+        stream.num_sent += 1
+        outputs = [wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=[token_id]))]
+        if stream.num_sent == stream.max_tokens:
+            finished = wire.Finished(reason="length", completion_tokens=stream.num_sent)
+            outputs.append(wire.RequestOutput(request_id=request_id, finished=finished))
+        return outputs
+
+    async def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return wire.Description(
+            model_name="scripted",
+            fingerprint="sha256:" + "0" * 64,
+            vocab_size=self._config["vocab_size"],
+            context_tokens=self._config["max_position_embeddings"],
+            eos_token_ids=[self._config["eos_token_id"]],
+            num_layers=self._config["num_hidden_layers"],
+            hidden_size=self._config["hidden_size"],
+            max_lora_rank=64,
+            page_tokens=16,
+            device_pages=4096,
+        )
+
+    async def ReadStats(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return wire.Stats()
+
+    async def RunSessionCommand(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return wire.SessionMemory(device_tokens=len(request.token_ids))
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Until the process is ended."""
+    server = grpc.aio.server()
+    engine = ScriptedEngine(arguments.model, arguments.together, arguments.step_ms / 1000)
+    engine_pb2_grpc.add_EngineServicer_to_server(engine, server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(arguments.listen)
+    await server.start()
+    await server.wait_for_termination()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--listen", required=True, help="a gRPC address: unix:PATH or HOST:PORT")
+    parser.add_argument("--model", type=Path, required=True, help="the folder of the model that the gateway serves")
+    parser.add_argument("--together", type=int, default=1, help="requests that must wait before any is answered")
+    parser.add_argument("--step-ms", type=float, default=25.0, help="milliseconds between two steps")
+    asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Measures what loads and prefills cost on this machine, before the first request.
+
+Writes into device pages that nobody holds yet, so it must run before the scheduler starts.
+"""
+
+import hashlib
+from collections.abc import Callable
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+
+from graftwork.engine.build.kv import KvStorage
+from graftwork.engine.core.prefix_keys import child_key, pages_for, root_key
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.engine.kv.index.cost_model import (
+    LoadCost,
+    PrefillCost,
+    PrefillSample,
+    TransferCost,
+    TransferSample,
+    fit_prefill,
+    fit_transfer,
+)
+from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.ids import RequestId
+
+T = TypeVar("T")
+
+
+_NEVER = TransferCost(fixed_s=1e6, page_s=1e6)
+"""The cost of a tier that does not exist."""
+
+
+_PAGES = (1, 4, 16)
+
+
+_REPEATS = 3
+
+
+_SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
+"""Every measured step samples one token, like the last step of a prefill. Reading the token waits for the device."""
+
+
+def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
+    """Measures the engine's own copies and steps."""
+    host = measure_host(storage.cache, storage.host, storage.sizes.device_pages)
+    return LoadCost(
+        host,
+        measure_disk(storage.disk, storage.sizes.page_bytes, host),
+        measure_prefill(run, limits.max_batch_tokens, limits.context_tokens, limits.page_tokens),
+    )
+
+
+def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
+    """Measures copies from the host to the device."""
+    if not host.num_pages:
+        return _NEVER
+
+    def load(count: int) -> None:
+        for page in range(count):
+            cache.write_page(page, host.page(page))
+        if cache.device.type == "cuda":
+            torch.cuda.synchronize(cache.device)
+
+    counts = [count for count in _PAGES if count <= min(num_pages, host.num_pages)]
+    return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
+
+
+def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
+    """Measures reads from disk and the copy to the device. Writes pages for this and forgets them again."""
+    if disk is None:
+        return _NEVER
+    domain = hashlib.sha256(b"calibration").digest()
+    keys = [child_key(root_key(domain), [number]) for number in range(_PAGES[-1])]
+    into = memoryview(bytearray(page_bytes * len(keys)))
+    stored = disk.write(domain, keys, [into[:page_bytes]] * len(keys))
+
+    def read(count: int) -> None:
+        disk.read_run(keys[:count], into[: count * page_bytes])
+
+    samples = [TransferSample(count, _fastest(read, count)) for count in _PAGES if count <= stored]
+    for key in keys:
+        disk.forget(key)
+    disk.sweep()
+    if not samples:
+        return _NEVER
+    cost = fit_transfer(samples)
+    onward = host if host is not _NEVER else TransferCost(0.0, 0.0)
+    return TransferCost(cost.fixed_s + onward.fixed_s, cost.page_s + onward.page_s)
+
+
+def measure_prefill(
+    run: Callable[[StepPlan], StepResult], max_tokens: int, context_tokens: int, page_tokens: int
+) -> PrefillCost:
+    """Measures prefills of the base model, without and with a context before them."""
+    longest = min(max_tokens, context_tokens, 128)
+    cells = {
+        (longest, 0),
+        (max(longest // 4, 1), 0),
+        (max(longest // 4, 1), min(context_tokens - longest, 4 * longest)),
+    }
+
+    def compute(cell: tuple[int, int]) -> None:
+        num_tokens, start = cell
+        pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
+        piece = RequestSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
+        run(StepPlan((piece,)))
+
+    return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])
+
+
+def _fastest(act: Callable[[T], None], argument: T) -> float:
+    """Returns the seconds of the fastest of some runs, after one run to warm up."""
+    act(argument)
+    return min(_seconds(act, argument) for _ in range(_REPEATS))
+
+
+def _seconds(act: Callable[[T], None], argument: T) -> float:
+    started = perf_counter()
+    act(argument)
+    return perf_counter() - started

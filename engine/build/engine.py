@@ -1,0 +1,172 @@
+"""Builds one engine from its configuration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from random import Random
+
+import torch
+
+from graftwork.engine.build.calibration import measure
+from graftwork.engine.build.devices import choose_device, choose_dtype, keep_freed_memory, load_decoder
+from graftwork.engine.build.kv import allocate_kv_storage, build_kv_cache_manager
+from graftwork.engine.build.lora import build_lora
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.grammar.compile.compiler import GrammarCompiler
+from graftwork.engine.grammar.manager import GrammarManager
+from graftwork.engine.grammar.matching.masks import MaskFiller
+from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
+from graftwork.engine.grammar.schema.limits import CompileLimits
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
+from graftwork.engine.kv.index.frame_allocator import FrameAllocator
+from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.tool_latency import ToolLatencyModel
+from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.loop import EngineLoop
+from graftwork.engine.lora.device_pool import DeviceAdapterPool
+from graftwork.engine.lora.loader import AdapterLoader
+from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
+from graftwork.engine.lora.weights import AdapterSource
+from graftwork.engine.messages import Message
+from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.model.fingerprint import fingerprint
+from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.input_batch import BatchBuilder
+from graftwork.engine.runner.model_runner import ModelRunner
+from graftwork.engine.runner.prefill_meter import PrefillMeter
+from graftwork.engine.scheduler.scheduler import Scheduler
+from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.clock import Clock, SystemClock
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that is ready to run, and its parts. Only the loop's thread may use the parts."""
+
+    loop: EngineLoop
+    description: EngineDescription
+    scheduler: Scheduler
+    memory: KvCacheManager
+    cache: KvCache
+    frame_allocator: FrameAllocator
+    adapters: LoraPool
+    grammars: GrammarManager
+    runner: ModelRunner
+
+
+SourceFor = Callable[[EngineDescription], AdapterSource]
+"""Makes the source of adapters for a model. It needs the description to check adapters."""
+
+
+def build_engine(
+    config: EngineConfig,
+    source_for: SourceFor,
+    clock: Clock | None = None,
+    costs: CostTracker | None = None,
+    seeds: Random | None = None,
+) -> Engine:
+    """Loads the model, allocates its memory and connects all parts.
+
+    Measures the costs of loads and prefills on this device, unless `costs` are given. `seeds` draws a seed for each
+    request that brings none. Raises InvalidRequest if the model or the sizes cannot be served.
+    """
+    torch.set_num_threads(config.threads)
+    keep_freed_memory()
+    model = read_model_config(config.model)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, model, device)
+    clock = clock or SystemClock()
+    inbox: SimpleQueue[Message] = SimpleQueue()
+    storage = allocate_kv_storage(config, model, fingerprint(config.model), device, dtype)
+    description = _describe(config, model, storage.sizes.device_pages)
+    decoder = load_decoder(config, model, device, dtype)
+    lora = build_lora(config, model, device, dtype)
+    tracker = costs or CostTracker(UNMEASURED)
+    memory, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
+    on_device = DeviceAdapterPool(storage.device_memory, memory.page_store, lora, config.lora_pool_bytes)
+    memory.page_store.frame_users[Tier.DEVICE] = on_device
+    adapters = LoraPool(
+        AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
+        LoraPoolLimits(config.lora_host_bytes),
+        on_device,
+        clock,
+    )
+    grammars = _grammars(config, model, inbox, clock)
+    builder = BatchBuilder(config.page_tokens, storage.device_memory.null_frame, device, BatchInvariance.of(dtype))
+    runner = ModelRunner(
+        decoder, PagedAttention(model, storage.cache), builder, adapters, lora, MaskFiller(model.vocab_size)
+    )
+    if costs is None:
+        tracker.start_from(measure(storage, runner.run, _limits(config, model)))
+    scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
+    scheduler = Scheduler(
+        _limits(config, model),
+        memory,
+        SessionCache(memory, scopes, ToolLatencyModel(), clock),
+        adapters,
+        scopes,
+        clock=clock,
+        seeds=seeds or Random(),
+        grammars=grammars,
+        speculator=Speculator(
+            DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
+            clock,
+            lambda sequence: grammars.constraint(sequence.request_id),
+        ),
+    )
+    on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
+    prefills = PrefillMeter(tracker, clock)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, storage.cache.gates, runner, prefills)
+    return Engine(
+        loop=loop,
+        description=description,
+        scheduler=scheduler,
+        memory=memory,
+        cache=storage.cache,
+        frame_allocator=on_device.frame_allocator,
+        adapters=adapters,
+        grammars=grammars,
+        runner=runner,
+    )
+
+
+def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:
+    vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
+    limits = CompileLimits()
+    compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
+    return GrammarManager(compiler, model.eos_token_ids, limits, clock)
+
+
+def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
+    return SchedulerLimits(
+        page_tokens=config.page_tokens,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=min(config.max_running, config.max_batch_tokens),
+        max_waiting=config.max_waiting,
+        context_tokens=model.context_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+    )
+
+
+def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> EngineDescription:
+    return EngineDescription(
+        model_name=config.model_name or config.model.resolve().name,
+        fingerprint=fingerprint(config.model),
+        vocab_size=model.vocab_size,
+        context_tokens=model.context_tokens,
+        eos_token_ids=model.eos_token_ids,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        biased_targets=model.biased_targets,
+        target_shapes=model.target_shapes,
+        max_lora_rank=config.max_lora_rank,
+        page_tokens=config.page_tokens,
+        device_pages=device_pages,
+    )

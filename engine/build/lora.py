@@ -1,0 +1,94 @@
+"""Chooses the backend that applies adapters, from the device, the settings and what works there."""
+
+import logging
+from importlib.util import find_spec
+
+import torch
+
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora.backend import LoraBackend
+from graftwork.engine.lora.packs import PackCache
+from graftwork.engine.lora.torch_backend import TorchLora
+from graftwork.engine.model.config import ModelConfig
+from graftwork.platform.errors import InvalidRequest
+
+_log = logging.getLogger(__name__)
+
+_CHOICES = ("auto", "native", "triton", "torch")
+_PACK_BYTES = 256 * 2**20
+"""Of copies side by side, which torch makes of the adapters in the last batches."""
+
+
+def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> LoraBackend:
+    """The backend that `config.lora_kernels` asks for; `auto` takes the kernels of the device, if they work there.
+
+    Raises InvalidRequest if there is no such choice, or the kernels are asked for by name and do not work.
+    """
+    wanted = config.lora_kernels
+    if wanted not in _CHOICES:
+        raise InvalidRequest(
+            f"lora_kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="lora_kernels"
+        )
+    rules = BatchInvariance.of(dtype)
+    plain = TorchLora(PackCache(_PACK_BYTES, rules.min_columns), rules)
+    way = _own_way(device) if wanted == "auto" else wanted
+    if way == "torch":
+        return plain
+    failure = _why_not_native(device, dtype) if way == "native" else _why_not_triton(device, dtype)
+    if failure is None:
+        return _native(model, dtype, plain) if way == "native" else _triton(config, model, device, dtype, plain)
+    if wanted != "auto":
+        raise InvalidRequest(
+            f"The {way} LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
+            param="lora_kernels",
+        )
+    _log.warning("lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _LOSS[way]})
+    return plain
+
+
+_LOSS = {
+    "native": "decoding with many adapters at a time takes up to half as long again",
+    "triton": "adapters are applied by torch, one product after another",
+}
+"""What it costs to do without."""
+
+
+def _own_way(device: torch.device) -> str:
+    return {"cpu": "native", "cuda": "triton"}.get(device.type, "torch")
+
+
+def _native(model: ModelConfig, dtype: torch.dtype, plain: TorchLora) -> LoraBackend:
+    from graftwork.engine.lora.cpu_backend import build_cpu_lora
+
+    return build_cpu_lora(model, dtype, plain)
+
+
+def _triton(
+    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype, plain: TorchLora
+) -> LoraBackend:
+    from graftwork.engine.lora.triton.backend import build_triton_lora
+
+    return build_triton_lora(model, config.max_lora_rank, dtype, device, plain)
+
+
+def _why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps the CPU's kernel from a device; None if nothing does."""
+    if device.type != "cpu":
+        return "they are the CPU's"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"they do not compute in {dtype}"
+    if find_spec("numba") is None:
+        return "numba is not installed"
+    from graftwork.engine.lora.cpu_selftest import why_cpu_kernel_fails
+
+    return why_cpu_kernel_fails(dtype)
+
+
+def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps the kernels from a device; None if nothing does."""
+    if find_spec("triton") is None:
+        return "triton is not installed (the `kernels` extra)"
+    from graftwork.engine.lora.triton.selftest import why_kernels_fail
+
+    return why_kernels_fail(device, dtype)

@@ -1,0 +1,89 @@
+"""Names a page of KV by its content.
+
+A page's key is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from its
+parent's key, so the keys of one prompt form a chain. Two pages with the same key hold the same KV, in any process and
+on any tier.
+
+Every part of a digest is preceded by its length and by a tag, so two different chains never hash the same bytes.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+PageKey = NewType("PageKey", bytes)
+"""32 bytes: SHA-256 of the scope and of all tokens up to the end of the page."""
+
+KEY_BYTES = 32
+
+_ROOT_TAG = b"graftwork/page-root/1"
+
+_PAGE_TAG = b"graftwork/page-key/1"
+
+
+def root_key(scope: bytes) -> PageKey:
+    """Returns the parent key of a scope's first page. It stands for no tokens."""
+    return PageKey(hashlib.sha256(_framed(_ROOT_TAG) + _framed(scope)).digest())
+
+
+def child_key(parent: PageKey, token_ids: Sequence[int]) -> PageKey:
+    """Returns the key of a page that follows the page of `parent`. Each token id is in [0, 2^32)."""
+    tokens = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return PageKey(hashlib.sha256(_PAGE_PREFIX + _framed(parent) + _framed(tokens)).digest())
+
+
+def _framed(part: bytes) -> bytes:
+    return len(part).to_bytes(8, "big") + part
+
+
+_PAGE_PREFIX = _framed(_PAGE_TAG)
+
+CacheScope = NewType("CacheScope", bytes)
+"""A digest of everything that must agree before two requests share KV; see engine/kv/index/cache_scope.py."""
+
+PageTokens = tuple[int, ...]
+
+Edge = tuple[CacheScope, PageTokens]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixScope:
+    """The cache scope of each page of one prompt."""
+
+    own: CacheScope
+    public: CacheScope | None = None
+    """The scope of the first `public_pages` pages; None if no page is public."""
+    public_pages: int = 0
+
+    def at(self, index: int) -> CacheScope:
+        """Returns the scope of page `index`."""
+        return self.public if self.public is not None and index < self.public_pages else self.own
+
+    def base_key(self, index: int, parent: PageKey | None) -> PageKey:
+        """Returns the key that the key of page `index` is made from.
+
+        This is the parent's key, or a new root key where the page is the first of its scope.
+        """
+        begins = index == 0 or (self.public is not None and index == self.public_pages)
+        if not begins:
+            assert parent is not None
+            return parent
+        return root_key(self.at(index) + (parent or b""))
+
+
+def pages_for(num_tokens: int, page_tokens: int) -> int:
+    """Returns how many pages `num_tokens` need."""
+    return -(-num_tokens // page_tokens)
+
+
+def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
+    """Yields the edge of each whole page of `token_ids`, first page first."""
+    for index in range(len(token_ids) // page_tokens):
+        yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])
+
+
+def page_key(scope: PrefixScope, index: int, parent: PageKey | None, tokens: PageTokens) -> PageKey:
+    """Returns the key of page `index`, which holds `tokens` and follows the page with key `parent`."""
+    return child_key(scope.base_key(index, parent), tokens)

@@ -1,0 +1,141 @@
+"""How the next token of a request is chosen.
+
+Owns the sampling fields: their defaults, ranges and descriptions, and the one check of them. Never knows a vocabulary.
+Everything else follows the fields: the wire carries what is defined here, and the API takes its ranges from here.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from graftwork.platform.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+"""Alternatives that can be reported beside each token."""
+
+_GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a number may have; None is no bound. A field that holds several numbers bounds each of them."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is inside. NaN and the infinities never are."""
+        return (
+            math.isfinite(value)
+            and (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        """As it is told to a client: `at least 1`, or `at least 0 and at most 2`."""
+        words = {"at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+        return " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+
+    def bounds(self) -> dict[str, float]:
+        """The bounds that are set, by the names that pydantic's `Field` has for them."""
+        bounds = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def _described(description: str, **bounds: float) -> dict[str, Any]:
+    """The metadata of a sampling field: its description, and the range of its value where it has one."""
+    return {"description": description, "range": Range(**bounds) if bounds else None}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The sampling fields of one request. A new field is one line here, and the line that uses it."""
+
+    max_tokens: int = field(metadata=_described("The most tokens to generate.", ge=1))
+    temperature: float = field(
+        default=1.0, metadata=_described("Flattens the distribution; 0 takes the likeliest token.", ge=0, le=2)
+    )
+    top_k: int | None = field(
+        default=None, metadata=_described("Keep only the k likeliest tokens; None keeps all.", ge=1)
+    )
+    top_p: float = field(
+        default=1.0,
+        metadata=_described("Keep only the likeliest tokens that together have this probability.", gt=0, le=1),
+    )
+    min_p: float = field(
+        default=0.0, metadata=_described("Drop tokens less likely than this fraction of the likeliest one.", ge=0, le=1)
+    )
+    seed: int | None = field(
+        default=None,
+        metadata=_described("Equal seeds give equal answers, whatever the batch; None draws a seed.", ge=0, lt=1 << 64),
+    )
+    min_tokens: int = field(default=0, metadata=_described("Do not sample a stop token before this many tokens.", ge=0))
+    stop_token_ids: tuple[int, ...] = field(
+        default=(), metadata=_described("Tokens that end the answer, besides the model's own.", ge=0)
+    )
+    ignore_eos: bool = field(default=False, metadata=_described("Go on past the model's own end-of-sequence tokens."))
+    presence_penalty: float = field(
+        default=0.0, metadata=_described("Subtracted from the logit of every token generated before.", ge=-2, le=2)
+    )
+    frequency_penalty: float = field(
+        default=0.0, metadata=_described("Subtracted once for each time that a token was generated.", ge=-2, le=2)
+    )
+    repetition_penalty: float = field(
+        default=1.0,
+        metadata=_described(
+            "Divides positive logits of tokens in the prompt and the answer, and multiplies negative ones.",
+            ge=0.01,
+            le=100,
+        ),
+    )
+    logit_bias: tuple[tuple[int, float], ...] = field(
+        default=(), metadata=_described("Pairs of a token and the number added to its logit; each token once.")
+    )
+    logprobs: int | None = field(
+        default=None,
+        metadata=_described(
+            "How many likely tokens to report beside each chosen one; None reports nothing.", ge=0, le=MAX_TOP_LOGPROBS
+        ),
+    )
+    choice: int = field(
+        default=0,
+        metadata=_described("The number of this answer among those to one prompt; each draws its own noise.", ge=0),
+    )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken. A lower temperature than the bound would overflow fp32."""
+        return self.temperature < _GREEDY_BELOW
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a penalty is set, so that earlier tokens must be counted."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    def check(self) -> None:
+        """Raises InvalidRequest that names the first field with a value outside its range."""
+        for name, allowed in RANGES.items():
+            if not all(map(allowed.holds, _numbers(getattr(self, name)))):
+                raise InvalidRequest(f"{name} must be {allowed}.", param=name)
+        if not all(math.isfinite(bias) for _, bias in self.logit_bias):
+            raise InvalidRequest("Each bias in logit_bias must be a finite number.", param="logit_bias")
+
+
+RANGES: dict[str, Range] = {one.name: one.metadata["range"] for one in fields(SamplingParams) if one.metadata["range"]}
+"""By field, for the fields that have a range."""
+
+DESCRIPTIONS: dict[str, str] = {one.name: one.metadata["description"] for one in fields(SamplingParams)}
+"""By field: one sentence for clients and for readers."""
+
+
+def _numbers(value: float | tuple[int, ...] | None) -> Iterator[float]:
+    """The numbers that a field holds: none, one or several."""
+    if isinstance(value, tuple):
+        yield from value
+    elif value is not None:
+        yield value

@@ -1,0 +1,125 @@
+"""What an engine reports of itself: its description, fixed at start, and its counters and gauges.
+
+Owns the definition of every figure: its name, kind and help text. The wire and `/metrics` carry what is defined here.
+Never counts: scheduler, adapters and KV count their own, and the loop reads them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from graftwork.platform.metrics import counter, gauge
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """What a gateway must know of the model that an engine serves."""
+
+    model_name: str
+    fingerprint: str
+    """`sha256:…` over the checkpoint's files; part of every adapter's identity."""
+    vocab_size: int
+    context_tokens: int
+    """Prompt and answer together."""
+    eos_token_ids: tuple[int, ...]
+    num_layers: int
+    hidden_size: int
+    biased_targets: tuple[str, ...]
+    """LoRA targets that have a bias in the base model."""
+    target_shapes: dict[str, tuple[int, int]]
+    """(out_features, in_features) by LoRA target: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
+    max_lora_rank: int
+    page_tokens: int
+    device_pages: int
+
+
+def _pages(tier: str, state: str) -> dict[str, Any]:
+    return gauge("kv_pages", "KV pages by tier and state.", tier=tier, state=state)
+
+
+def _disk_trouble(kind: str) -> dict[str, Any]:
+    return counter("kv_disk_troubles", "Troubles with KV files, by kind.", kind=kind)
+
+
+def _drafts(result: str) -> dict[str, Any]:
+    return counter("draft_tokens", "Guessed tokens by what came of them.", result=result)
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the engine's start. The scheduler adds to its own; a new counter is one line here."""
+
+    steps: int = 0
+    """Forward passes."""
+    prompt_tokens: int = 0
+    """Of admitted requests."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was found on some tier."""
+    host_tokens: int = 0
+    """Cached tokens that were loaded from host memory."""
+    disk_tokens: int = 0
+    """Cached tokens that were loaded from disk."""
+    generated_tokens: int = 0
+    preemptions: int = field(default=0, metadata=counter("preemptions", "Requests offloaded to make room."))
+    max_adapters_in_a_step: int = 0
+    """The most distinct adapters that one forward pass has served."""
+
+
+@dataclass(slots=True)
+class EngineStats(EngineCounters):
+    """A reading of all counters and gauges. Fields that name the same metric and labels are added up."""
+
+    running_requests: int = field(
+        default=0,
+        metadata=gauge("running_requests", "Requests in the running batch.", also="vllm:num_requests_running"),
+    )
+    waiting_requests: int = field(
+        default=0,
+        metadata=gauge("waiting_requests", "Requests in the engine's queue.", also="vllm:num_requests_waiting"),
+    )
+    kv_usage_ratio: float = field(
+        default=0.0,
+        metadata=gauge("kv_usage_ratio", "Share of KV pages in use, 0 to 1.", also="vllm:kv_cache_usage_perc"),
+    )
+    """Pages of running requests, as a fraction of all pages on the device."""
+    free_pages: int = field(default=0, metadata=_pages("device", "free"))
+    """Device pages that hold nothing a request could reuse."""
+    cached_pages: int = field(default=0, metadata=_pages("device", "owned"))
+    """Device pages that only the prefix tree holds; reclaimed on demand."""
+    active_pages: int = field(default=0, metadata=_pages("device", "owned"))
+    """Device pages that at least one running request holds."""
+    in_flight_pages: int = field(default=0, metadata=_pages("device", "in_flight"))
+    """Device pages that a copy reads or writes."""
+    host_free_pages: int = field(default=0, metadata=_pages("host", "free"))
+    host_cached_pages: int = field(default=0, metadata=_pages("host", "owned"))
+    host_in_flight_pages: int = field(default=0, metadata=_pages("host", "in_flight"))
+    disk_pages: int = field(default=0, metadata=_pages("disk", "owned"))
+    disk_bytes: int = 0
+    disk_corrupt_files: int = field(default=0, metadata=_disk_trouble("corrupt_file"))
+    """KV files dropped because a checksum or a length was wrong."""
+    disk_foreign_files: int = field(default=0, metadata=_disk_trouble("foreign_file"))
+    """Files skipped at start: of another model or layout, or not KV files."""
+    disk_failures: int = field(default=0, metadata=_disk_trouble("failed_operation"))
+    """Operations that the file system refused."""
+    lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))
+    adapter_loads: int = field(default=0, metadata=counter("adapter_loads", "Adapters loaded to the device."))
+    forced_drafts: int = field(default=0, metadata=_drafts("forced"))
+    """Accepted draft tokens that a grammar dictated. Each draft token counts in one of these three."""
+    accepted_drafts: int = field(default=0, metadata=_drafts("accepted"))
+    """Accepted draft tokens that a lookup guessed."""
+    rejected_drafts: int = field(default=0, metadata=_drafts("rejected"))
+    resident_adapters: tuple[str, ...] = ()
+    """Digests of the adapters on the device."""
+    running_adapters: tuple[str, ...] = ()
+    """Digests of the adapters of running requests."""
+    waiting_adapters: tuple[str, ...] = ()
+    """Digests of the adapters of waiting requests."""
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Draft tokens that a step has verified."""
+        return self.forced_drafts + self.accepted_drafts + self.rejected_drafts
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Draft tokens that became part of an answer."""
+        return self.forced_drafts + self.accepted_drafts

@@ -1,0 +1,145 @@
+"""Where one answer stands in its grammar: accepts tokens, says which may come next, goes back with refused drafts.
+
+Used by the loop between steps and by the thread that fills masks during one; never by both at once, because the loop
+waits for the masks. A mask is asked for at a length, and a cursor that has moved on since then refuses to fill it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from graftwork.engine.core.step import MaskRow
+from graftwork.engine.grammar.matching.matcher import Matcher, Words
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
+
+
+class GrammarCursor:
+    """Owned by the desk, one for each running request that has a grammar."""
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        stop_token_ids: Iterable[int],
+        eos_token_ids: Iterable[int],
+        *,
+        max_fill_s: float,
+        clock: Clock,
+    ) -> None:
+        """`stop_token_ids` end the answer where the grammar is complete; `eos_token_ids` never stand for text."""
+        self._matcher = matcher
+        self._stops = sorted(stop_token_ids)
+        self._eos = sorted({*eos_token_ids})
+        self._max_fill_s = max_fill_s
+        self._clock = clock
+        self._stopped = False
+        self.num_accepted = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a stop token has been accepted."""
+        return self._stopped
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer may end here."""
+        return self._stopped or self._matcher.is_complete()
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False, and no change, where it is not allowed."""
+        if self._stopped:
+            return False
+        if token_id in self._stops and self._matcher.is_complete():
+            self._stopped = True
+        elif token_id in self._eos or not self._matcher.accept(token_id):
+            return False
+        self.num_accepted += 1
+        return True
+
+    def accept_all(self, token_ids: Sequence[int]) -> int:
+        """Go on as far as the tokens are allowed; how many were."""
+        for count, token_id in enumerate(token_ids):
+            if not self.accept(token_id):
+                return count
+        return len(token_ids)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these drafts the grammar allows; nothing changes."""
+        allowed = self.accept_all(token_ids)
+        self.rollback(allowed)
+        return allowed
+
+    def rollback(self, num_tokens: int) -> None:
+        """Forget the last tokens."""
+        if num_tokens == 0:
+            return
+        assert num_tokens <= self.num_accepted
+        self.num_accepted -= num_tokens
+        if self._stopped:
+            self._stopped = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
+        """The mask behind some drafts, to be filled later; `banned` tokens are not allowed in any case."""
+        return _CursorRow(self, tuple(drafts), tuple(banned))
+
+    def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
+        """Set the bits of what may follow the drafts; returns why the request cannot go on, if it cannot."""
+        started = self._clock.worked()
+        accepted = self.accept_all(drafts)
+        try:
+            assert accepted == len(drafts), "drafts are cut to what the grammar allows before they are planned"
+            error = self._fill_here(banned, words)
+        finally:
+            self.rollback(accepted)
+        if self._clock.worked() - started > self._max_fill_s:
+            return InvalidRequest(
+                f"One step of this grammar took more than {self._max_fill_s} s. Simplify it.", code="grammar_too_slow"
+            )
+        return error
+
+    def _fill_here(self, banned: tuple[int, ...], words: Words) -> GraftworkError | None:
+        if self._stopped:
+            words.fill(0)
+            return None
+        if not self._matcher.fill(words):
+            return InvalidRequest("This grammar grew too complex while it was followed.", code="grammar_too_complex")
+        _clear(words, self._eos)
+        if self._matcher.is_complete():
+            _set(words, self._stops)
+        _clear(words, banned)
+        if words.any() or self._matcher.is_complete():
+            return None
+        return InvalidRequest(
+            "The grammar allows no token here: nothing that the model can write fits. Widen it.",
+            code="grammar_dead_end",
+        )
+
+
+class _CursorRow:
+    """A mask to be filled, and the length of the answer that it is meant for."""
+
+    def __init__(self, cursor: GrammarCursor, drafts: tuple[int, ...], banned: tuple[int, ...]) -> None:
+        self._cursor = cursor
+        self._drafts = drafts
+        self._banned = banned
+        self._length = cursor.num_accepted
+
+    def fill(self, words: Words) -> GraftworkError | None:
+        if self._cursor.num_accepted != self._length:
+            return InternalFailure("A grammar's mask was asked for at another length than it was planned for.")
+        return self._cursor.fill(self._drafts, self._banned, words)
+
+
+def _set(words: Words, token_ids: Iterable[int]) -> None:
+    bits = words.view(np.uint32)
+    for token_id in token_ids:
+        bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+
+def _clear(words: Words, token_ids: Iterable[int]) -> None:
+    bits = words.view(np.uint32)
+    for token_id in token_ids:
+        bits[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)

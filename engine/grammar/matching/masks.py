@@ -1,0 +1,86 @@
+"""Fills the masks of one step on a thread of its own while the forward pass runs, and lays them over the logits.
+
+A row whose grammar has come to an end, or fails, is reported and left unmasked: nobody takes its token.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from graftwork.engine.core.step import SampleSpec
+from graftwork.platform.errors import GraftworkError, InternalFailure
+
+_log = logging.getLogger(__name__)
+_NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class FilledMasks:
+    """What the thread leaves behind; rows are those of the logits."""
+
+    rows: list[int]
+    barred: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None
+    """[len(rows), vocab]"""
+    ends: dict[int, GraftworkError | None] = field(default_factory=dict)
+    """Rows that have no next token: None where the answer is complete, else why it cannot go on."""
+
+
+class MaskFiller:
+    """Owns one thread."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-masks")
+
+    def begin(self, specs: Sequence[SampleSpec]) -> "Future[FilledMasks] | None":
+        """Start on the masks of a step; None where no row has one."""
+        if all(spec.mask is None for spec in specs):
+            return None
+        return self._thread.submit(self._fill, list(specs))
+
+    def apply(self, masks: "Future[FilledMasks] | None", logits: torch.Tensor) -> dict[int, GraftworkError | None]:
+        """Wait for the masks and bar what they do not allow. logits: [rows, vocab], changed in place."""
+        if masks is None:
+            return {}
+        filled = masks.result()
+        if filled.barred is not None:
+            barred = torch.from_numpy(filled.barred).to(logits.device)
+            if len(filled.rows) == len(logits):
+                logits.masked_fill_(barred, _NEVER)
+            else:
+                rows = torch.tensor(filled.rows, device=logits.device)
+                logits[rows] = logits[rows].masked_fill_(barred, _NEVER)
+        return filled.ends
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _fill(self, specs: list[SampleSpec]) -> FilledMasks:
+        words = np.zeros((len(specs), -(-self._vocab_size // 32)), dtype=np.int32)
+        filled = FilledMasks([], None)
+        for row, spec in enumerate(specs):
+            if spec.mask is None:
+                continue
+            error = self._fill_row(spec, words[row])
+            if error is not None or not words[row].any():
+                filled.ends[row] = error
+            else:
+                filled.rows.append(row)
+        if filled.rows:
+            masked = words if len(filled.rows) == len(words) else words[filled.rows]
+            np.invert(masked, out=masked)
+            bits = np.unpackbits(masked.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
+            filled.barred = bits.view(np.bool_)
+        return filled
+
+    def _fill_row(self, spec: SampleSpec, words: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> GraftworkError | None:
+        assert spec.mask is not None
+        try:
+            return spec.mask.fill(words)
+        except Exception:  # noqa: BLE001 - whatever a grammar engine does, it is the end of that request alone
+            _log.exception("grammar_mask_failed")
+            return InternalFailure("The grammar of this request failed; the engine's log says why.")

@@ -1,0 +1,84 @@
+"""Arrays of one branch, in core keywords."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from graftwork.engine.grammar.schema.constraints import Branch, Claim, Contains, Goal, Items, Length
+from graftwork.engine.grammar.schema.errors import Gaps
+from graftwork.engine.grammar.schema.json_values import ARRAY
+
+_PLACES = 4
+"""Where in an array the first item that must be contained may stand; later ones are not offered."""
+_MOST_CONTAINED = 16
+
+Written = tuple[dict[str, Any], tuple[Goal, ...]]
+
+
+def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
+    """One schema, or one for each place where what must be contained may begin."""
+    lengths = [one for one in branch.of(Length) if one.of == ARRAY]
+    least = max((one.least for one in lengths), default=0)
+    most = min((one.most for one in lengths if one.most is not None), default=None)
+    for value in barred:
+        if value == []:
+            least = max(least, 1)
+        elif isinstance(value, list):
+            gaps.meet(branch.demands[0].pointer, "that an array is not a given one cannot be enforced.")
+    first, rest = _items(branch.of(Items))
+    contains = branch.of(Contains)
+    if len(contains) > 1 or any(one.least > _MOST_CONTAINED for one in contains):
+        gaps.meet(contains[0].pointer, f"one `contains`, of at most {_MOST_CONTAINED} items, can be enforced.")
+        contains = []
+    if not contains:
+        return _written(first, rest, least, most)
+    return [
+        one
+        for variant in _containing(contains[0], first, rest)
+        for one in _written(*variant[:2], max(least, variant[2]), most)
+    ]
+
+
+def _items(demands: list[Items]) -> tuple[list[Goal], Goal]:
+    count = max((len(one.first) for one in demands), default=0)
+    first = [_goal(_at(one, index) for one in demands) for index in range(count)]
+    return first, _goal(one.rest for one in demands)
+
+
+def _at(demand: Items, index: int) -> Claim | None:
+    return demand.first[index] if index < len(demand.first) else demand.rest
+
+
+def _goal(claims: Iterator[Claim | None]) -> Goal:
+    return frozenset(claim for claim in claims if claim is not None)
+
+
+def _containing(demand: Contains, first: list[Goal], rest: Goal) -> Iterator[tuple[list[Goal], Goal, int]]:
+    """(first, rest, least): a run of items that fit, from each of the first places on.
+
+    Where there may be only so many, all the others must not fit, and every count has schemas of its own.
+    """
+    others: Goal = frozenset() if demand.most is None else frozenset({demand.claim.negated()})
+    last = demand.least if demand.most is None else min(demand.most, demand.least + _PLACES)
+    for count in range(demand.least, last + 1):
+        for place in range(_PLACES if count else 1):
+            run = [others] * place + [frozenset({demand.claim})] * count
+            length = max(len(run), len(first))
+            wanted = [
+                (first[index] if index < len(first) else rest) | (run[index] if index < len(run) else others)
+                for index in range(length)
+            ]
+            yield wanted, rest | others, place + count
+
+
+def _written(first: list[Goal], rest: Goal, least: int, most: int | None) -> list[Written]:
+    if most is not None:
+        first = first[:most]
+        if least > most:
+            return []
+    keywords: dict[str, Any] = {"type": ARRAY}
+    keywords |= {"prefixItems": first} if first else {}
+    keywords |= {"items": rest} if rest else {}
+    keywords |= {"minItems": least} if least else {}
+    keywords |= {"maxItems": most} if most is not None else {}
+    needs = [first[index] if index < len(first) else rest for index in range(min(least, len(first) + 1))]
+    return [(keywords, tuple(dict.fromkeys(needs)))]

@@ -1,0 +1,112 @@
+"""Whether a given value fits: for the values that a schema lists, which must also meet everything around them."""
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+from graftwork.engine.grammar.schema.constraints import (
+    Among,
+    Bound,
+    Branch,
+    Claim,
+    Contains,
+    Demand,
+    Goal,
+    HasFormat,
+    Items,
+    Length,
+    Matches,
+    MultipleOf,
+    Names,
+    Presence,
+    Properties,
+    Property,
+)
+from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.json_values import ARRAY, NUMBERS, OBJECT, STRING, identity, type_of
+from graftwork.engine.grammar.schema.normalise import Brancher
+from graftwork.engine.grammar.schema.patterns import Fuel, PatternError, matches
+
+_FUEL = 1_000_000
+
+
+class Fitting:
+    """Reads values against the branches of one schema."""
+
+    def __init__(self, brancher: Brancher, gaps: Gaps) -> None:
+        self._brancher = brancher
+        self._gaps = gaps
+        self._fuel = Fuel(_FUEL)
+
+    def fits(self, value: Any, goal: Goal) -> bool:
+        return any(self.is_met(value, branch) for branch in self._brancher.branches_of(goal, "#"))
+
+    def is_met(self, value: Any, branch: Branch) -> bool:
+        """Raises InvalidRequest where it takes too long to tell."""
+        try:
+            return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
+        except PatternError as error:
+            raise refused(branch.demands[0].pointer, f"whether a given value or name fits: {error}.") from None
+
+    def _fits_claim(self, value: Any, claim: Claim | None) -> bool:
+        return claim is None or self.fits(value, frozenset({claim}))
+
+    def _meets(self, value: Any, demand: Demand) -> bool:
+        """A demand on another type is met by any value."""
+        kind = type_of(value)
+        match demand:
+            case Among(values, holds):
+                return (identity(value) in {identity(one) for one in values}) == holds
+            case Bound() | MultipleOf():
+                return kind not in NUMBERS or _number_meets(value, demand)
+            case Length(of, least, most):
+                return kind != of or (least <= len(value) and (most is None or len(value) <= most))
+            case Matches(pattern):
+                return kind != STRING or matches(pattern, value, self._fuel)
+            case HasFormat():
+                if kind == STRING:
+                    self._gaps.meet(demand.pointer, "the format of a listed value cannot be checked.")
+                return True
+            case Items() | Contains():
+                return kind != ARRAY or self._array_meets(value, demand)
+            case _:
+                return kind != OBJECT or self._object_meets(value, demand)
+
+    def _array_meets(self, value: list[Any], demand: Items | Contains) -> bool:
+        if isinstance(demand, Contains):
+            count = sum(self._fits_claim(item, demand.claim) for item in value)
+            return demand.least <= count and (demand.most is None or count <= demand.most)
+        rest: Iterable[Any] = value[len(demand.first) :]
+        return all(map(self._fits_claim, value, demand.first)) and all(
+            self._fits_claim(item, demand.rest) for item in rest
+        )
+
+    def _object_meets(self, value: dict[str, Any], demand: Properties | Property | Presence | Names) -> bool:
+        match demand:
+            case Presence(name, required):
+                return (name in value) == required
+            case Property(name, claim):
+                return name not in value or self._fits_claim(value[name], claim)
+            case Names(claim):
+                return all(self._fits_claim(name, claim) for name in value)
+            case Properties():
+                return all(self.fits(item, self.claims_on(demand, name)) for name, item in value.items())
+
+    def claims_on(self, demand: Properties, name: str) -> Goal:
+        """What an object's demand asks of the property of a name. Raises PatternError where it takes too long to tell."""
+        claims = [demand.named[name]] if name in demand.named else []
+        claims += [claim for pattern, claim in demand.patterns if matches(pattern, name, self._fuel)]
+        return frozenset(claim for claim in claims or [demand.rest] if claim is not None)
+
+
+def _number_meets(value: float, demand: Bound | MultipleOf) -> bool:
+    if isinstance(demand, MultipleOf):
+        return exact(value) % exact(demand.factor) == 0
+    if demand.exclusive and value == demand.limit:
+        return False
+    return value >= demand.limit if demand.is_lower else value <= demand.limit
+
+
+def exact(number: float) -> Fraction:
+    """The decimal that was written, not the binary float next to it."""
+    return Fraction(repr(number)) if isinstance(number, float) else Fraction(number)

@@ -1,0 +1,116 @@
+"""Reads a grammar before anything compiles it: whether it is served, by which engine, and in what words.
+
+Pure Python, and bounded: what passes is small, and every keyword in it is enforced by the engine chosen, or refused
+with its JSON pointer. Where the caller is not strict, what cannot be enforced is let go and listed instead.
+xgrammar serves what it enforces exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from graftwork.engine.core.requests import GrammarKind, GrammarSource
+from graftwork.engine.grammar.schema.core_schema import CoreWriter
+from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.json_values import canonical
+from graftwork.engine.grammar.schema.limits import LintLimits
+from graftwork.engine.grammar.schema.llguidance_schema import spelled
+from graftwork.engine.grammar.schema.patterns import PatternError, read_whole, repeats, written
+from graftwork.engine.grammar.schema.plain_schemas import is_plain
+from graftwork.engine.grammar.schema.schema_size import check_size
+from graftwork.engine.grammar.schema.structural_tags import TagWriter, read_tag
+
+_LIMITS = LintLimits()
+
+
+class GrammarEngine(StrEnum):
+    XGRAMMAR = "xgrammar"
+    LLGUIDANCE = "llguidance"
+
+
+@dataclass(frozen=True, slots=True)
+class LintedGrammar:
+    """What an engine is to compile, and what it will not enforce."""
+
+    engine: GrammarEngine
+    kind: GrammarKind
+    text: str
+    gaps: tuple[tuple[str, str], ...] = ()
+    """JSON pointers and reasons; empty under `strict`."""
+
+
+def lint(
+    source: GrammarSource, limits: LintLimits = _LIMITS, specials: Mapping[str, int] | None = None
+) -> LintedGrammar:
+    """Raises InvalidRequest, with the JSON pointer as its `param`, for what is not served.
+
+    `specials` are the tokenizer's special tokens, which a structural tag may name; without them its text is only read.
+    """
+    size = len(source.text.encode(errors="surrogatepass"))
+    if size > limits.text_bytes:
+        raise refused("#", f"it has {size} bytes; at most {limits.text_bytes} are served.")
+    gaps = Gaps(source.strict)
+    match source.kind:
+        case GrammarKind.JSON_OBJECT:
+            return LintedGrammar(GrammarEngine.XGRAMMAR, GrammarKind.JSON_SCHEMA, '{"type":"object"}')
+        case GrammarKind.JSON_SCHEMA:
+            core = core_schema(parsed(source.text), limits, gaps)
+            if is_plain(core):
+                return LintedGrammar(GrammarEngine.XGRAMMAR, source.kind, canonical(core), gaps.listed())
+            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, spelled(core), gaps.listed())
+        case GrammarKind.REGEX:
+            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, _regex(source.text, limits))
+        case GrammarKind.EBNF:
+            return LintedGrammar(GrammarEngine.XGRAMMAR, source.kind, source.text)
+        case GrammarKind.STRUCTURAL_TAG:
+            tag = read_tag(parsed(source.text), limits)
+            text = TagWriter(tag, limits, gaps, specials or {}).write()
+            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, text, gaps.listed())
+
+
+def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
+    """A schema in the few keywords that engines enforce exactly. Raises InvalidRequest."""
+    check_size(schema, limits)
+    return CoreWriter(schema, limits, gaps).write()
+
+
+def parsed(text: str) -> Any:
+    """JSON. Raises InvalidRequest."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
+        canonical(value).encode()  # half of a surrogate pair is no character
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else f"it is no JSON: {error}"
+        raise refused("#", f"{reason}.") from None
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]}… is more than a number can be")
+    return number
+
+
+def _whole(text: str) -> int:
+    _finite(text)
+    return int(text)
+
+
+def _regex(text: str, limits: LintLimits) -> str:
+    if len(text) > limits.pattern_length:
+        raise refused("#", f"the pattern is longer than {limits.pattern_length} characters.")
+    try:
+        pattern = read_whole(text)
+    except PatternError as error:
+        raise refused("#", f"the pattern is not served: {error}.") from None
+    if repeats(pattern) > limits.pattern_repeats:
+        raise refused("#", f"its counted repeats multiply to more than {limits.pattern_repeats}.")
+    return written(pattern)

@@ -1,0 +1,52 @@
+"""Drops from a branch the types that its own demands rule out; a branch without types is no way to fit at all."""
+
+from typing import Any
+
+from graftwork.engine.grammar.schema.constraints import Among, Bound, Branch, Length, Presence
+from graftwork.engine.grammar.schema.json_values import ALL_TYPES, NUMBERS, OBJECT, identity, type_of
+
+
+def required_names(branch: Branch) -> list[str]:
+    return [demand.name for demand in branch.of(Presence) if demand.required]
+
+
+def narrowed(branch: Branch) -> Branch | None:
+    """Without the types that its demands rule out; None if none is left."""
+    types = set(branch.types & _possible_types(branch))
+    lengths: dict[str, list[Length]] = {}
+    for length in branch.of(Length):
+        lengths.setdefault(length.of, []).append(length)
+    for of, demands in lengths.items():
+        if max(one.least for one in demands) > min((one.most for one in demands if one.most is not None), default=1e99):
+            types.discard(of)
+    if {one.name for one in branch.of(Presence) if not one.required} & set(required_names(branch)):
+        types.discard(OBJECT)
+    if _bounds_cross(branch.of(Bound)):
+        types -= NUMBERS
+    return Branch(frozenset(types), branch.demands) if types else None
+
+
+def _possible_types(branch: Branch) -> frozenset[str]:
+    """Of the values that it allows, where it lists them."""
+    values = listed_values(branch)
+    return ALL_TYPES if values is None else frozenset(type_of(value) for value in values)
+
+
+def listed_values(branch: Branch) -> list[Any] | None:
+    """The values that all lists of a branch leave; None where it has no list of what is allowed."""
+    among = branch.of(Among)
+    listed = [demand for demand in among if demand.holds]
+    if not listed:
+        return None
+    barred = {identity(value) for demand in among if not demand.holds for value in demand.values}
+    common = [{identity(value) for value in demand.values} for demand in listed[1:]]
+    distinct = {identity(value): value for value in listed[0].values}
+    return [value for key, value in distinct.items() if key not in barred and all(key in others for others in common)]
+
+
+def _bounds_cross(bounds: list[Bound]) -> bool:
+    lower = max(((one.limit, one.exclusive) for one in bounds if one.is_lower), default=None)
+    upper = min(((one.limit, not one.exclusive) for one in bounds if not one.is_lower), default=None)
+    if lower is None or upper is None:
+        return False
+    return lower[0] > upper[0] or (lower[0] == upper[0] and (lower[1] or not upper[1]))

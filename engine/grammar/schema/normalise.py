@@ -1,0 +1,397 @@
+"""Multiplies a schema out: the branches of a claim, in which no union, negation, condition or reference is left.
+
+Every keyword has two readings, that it holds and that it does not; negation swaps them (De Morgan), so `not`,
+`if`/`then`/`else` and the exclusive half of `oneOf` need no engine that knows them. Where the contrary of a keyword
+cannot be said (that some item does not fit), the keyword is a gap. Branches that contradict themselves are dropped.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+from graftwork.engine.grammar.schema.constraints import (
+    Among,
+    Branch,
+    Claim,
+    Contains,
+    Demand,
+    Goal,
+    Items,
+    Length,
+    Names,
+    Presence,
+    Properties,
+    Property,
+)
+from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.json_values import ALL_TYPES, ARRAY, OBJECT
+from graftwork.engine.grammar.schema.keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords, whole_number
+from graftwork.engine.grammar.schema.limits import LintLimits
+from graftwork.engine.grammar.schema.narrowing import narrowed, required_names
+from graftwork.engine.grammar.schema.patterns import Node, PatternError
+from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocument, under
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_WORK = 40_000
+_WORTH = 16
+"""Demands, and values that are listed, that cost as much to join as two bare branches."""
+_LOOK_AHEAD = 2
+_MOST_SUBSETS = 4
+
+
+class _Loop(Exception):
+    """A claim is met again while it is being multiplied out."""
+
+
+class Brancher:
+    """Owns what has been multiplied out so far, and the budget for it."""
+
+    def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
+        self._document = document
+        self._limits = limits
+        self._gaps = gaps
+        self._leaves = LeafKeywords(limits, gaps)
+        self._known: dict[Claim, list[Branch]] = {}
+        self._open: set[Claim] = set()
+        self._work = 0
+
+    # ---- goals ------------------------------------------------------------------------------------------------
+
+    def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
+        """The ways to fit all claims of a goal; `pointer` is named where there are too many."""
+        try:
+            return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
+        except _Loop:
+            self._gaps.meet(pointer, "it refers to itself without anything between.")
+            return ANYTHING
+
+    def is_possible(self, goal: Goal, depth: int = 0) -> bool:
+        """Whether a goal may have a value; a yes is a maybe."""
+        try:
+            branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
+        except _Loop:
+            return True
+        return depth >= _LOOK_AHEAD or any(self._has_types(branch, depth + 1) for branch in branches)
+
+    def _has_types(self, branch: Branch, depth: int) -> bool:
+        return branch.types != {OBJECT} or self._object_is_possible(branch, depth)
+
+    def _object_is_possible(self, branch: Branch, depth: int) -> bool:
+        return all(
+            self.is_possible(goal, depth)
+            for name in required_names(branch)
+            if (goal := self.property_goal(branch, name)) is not None
+        )
+
+    def property_goal(self, branch: Branch, name: str) -> Goal:
+        """What a branch asks of one property's value."""
+        claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
+        for demand in branch.of(Properties):
+            claims |= set(_claims_on(demand, name))
+        return frozenset(claims)
+
+    # ---- claims -----------------------------------------------------------------------------------------------
+
+    def branches(self, claim: Claim) -> list[Branch]:
+        """The ways in which one claim is true."""
+        if claim not in self._known:
+            if claim in self._open:
+                raise _Loop
+            self._open.add(claim)
+            try:
+                self._known[claim] = self._expand(claim)
+            finally:
+                self._open.discard(claim)
+        return self._known[claim]
+
+    def _expand(self, claim: Claim) -> list[Branch]:
+        place = self._document.place(claim.pointer)
+        if isinstance(place.schema, bool):
+            return ANYTHING if place.schema == claim.holds else NOTHING
+        schema = place.schema
+        if place.dialect <= Dialect.DRAFT7 and "$ref" in schema:
+            schema = {"$ref": schema["$ref"]}
+        parts = [read(self, schema, claim) for keywords, read in _GROUPS if any(word in schema for word in keywords)]
+        parts += [
+            self._leaves.branches(word, schema, claim.pointer, claim.holds) for word in LEAF_KEYWORDS if word in schema
+        ]
+        if not claim.holds:
+            found = [branch for part in parts for branch in part]
+            if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+                found = self._gap(claim.pointer, "unevaluated parts under a negation cannot be enforced.")
+            return self._checked(found, claim.pointer)
+        return self._with_unevaluated(schema, claim, self._product(parts, claim.pointer))
+
+    def _product(self, parts: Sequence[list[Branch]], pointer: str) -> list[Branch]:
+        """Every way to take one branch of each part, without those that contradict themselves."""
+        found = ANYTHING
+        for part in sorted(parts, key=len):
+            if part is ANYTHING:
+                continue
+            found = self._checked(
+                [one for left in found for right in part if (one := self._both(left, right))], pointer
+            )
+        return found
+
+    def _checked(self, found: list[Branch], pointer: str) -> list[Branch]:
+        if len(found) > self._limits.branches:
+            raise refused(pointer, f"it multiplies out to more than {self._limits.branches} alternatives.")
+        return found
+
+    def _both(self, left: Branch, right: Branch) -> Branch | None:
+        demands = tuple(dict.fromkeys((*left.demands, *right.demands)))
+        self._work += 1 + sum(len(one.values) if isinstance(one, Among) else 1 for one in demands) // _WORTH
+        if self._work > _WORK:
+            raise refused("#", "its unions and conditions multiply out to too much; write it more plainly.")
+        return narrowed(Branch(left.types & right.types, demands))
+
+    def _gap(self, pointer: str, reason: str) -> list[Branch]:
+        self._gaps.meet(pointer, reason)
+        return ANYTHING
+
+    # ---- other schemas at the same place ----------------------------------------------------------------------
+
+    def _reference(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        parts = [
+            self.branches(Claim(self._document.target(claim.pointer, keyword), claim.holds, claim.silent))
+            for keyword in _REFERENCES
+            if keyword in schema
+        ]
+        if claim.holds:
+            return self._product(parts, claim.pointer)
+        return [branch for part in parts for branch in part]
+
+    def _children(self, schema: dict[str, Any], claim: Claim, keyword: str) -> list[Claim]:
+        value, at = schema[keyword], under(claim.pointer, keyword)
+        if not isinstance(value, list) or not value:
+            raise refused(at, f"{keyword} is a list of schemas.")
+        if len(value) > self._limits.union_width:
+            raise refused(at, f"it has {len(value)} parts; at most {self._limits.union_width} are served.")
+        return [Claim(under(at, index), claim.holds, claim.silent) for index in range(len(value))]
+
+    def _all_of(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        parts = [self.branches(child) for child in self._children(schema, claim, "allOf")]
+        return self._product(parts, claim.pointer) if claim.holds else [branch for part in parts for branch in part]
+
+    def _any_of(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        children = self._children(schema, claim, "anyOf")
+        parts = [self.branches(child) for child in children]
+        if not claim.holds:
+            return self._product(parts, claim.pointer)
+        if len(children) <= _MOST_SUBSETS and self._evaluates(claim):
+            # Each that fits says what it evaluates: unevaluated parts depend on which ones do.
+            sizes = range(len(parts), 0, -1)
+            subsets = [subset for size in sizes for subset in combinations(parts, size)]
+            return [branch for subset in subsets for branch in self._product(subset, claim.pointer)]
+        return self._checked([branch for part in parts for branch in part], claim.pointer)
+
+    def _evaluates(self, claim: Claim) -> bool:
+        return not claim.silent and self._document.has_unevaluated
+
+    def _one_of(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        children = self._children(schema, claim, "oneOf")
+        at = under(claim.pointer, "oneOf")
+        if not claim.holds:
+            if len(children) > _MOST_SUBSETS:
+                return self._gap(at, "not exactly one of many cannot be enforced.")
+            return self._not_one_of(children, at)
+        found: list[Branch] = []
+        for child in children:
+            others = [other for other in children if other != child and not self._are_apart(child, other)]
+            found += self._product([self.branches(child), *(self.branches(one.negated()) for one in others)], at)
+        return self._checked(found, at)
+
+    def _not_one_of(self, children: list[Claim], at: str) -> list[Branch]:
+        yes = [Claim(child.pointer, True, True) for child in children]
+        none = self._product([self.branches(child) for child in children], at)
+        pairs = [self._product([self.branches(one), self.branches(two)], at) for one, two in combinations(yes, 2)]
+        return none + [branch for pair in pairs for branch in pair]
+
+    def _are_apart(self, one: Claim, two: Claim) -> bool:
+        """Whether no value fits both, as far as a look at types, values and required properties tells."""
+        return not any(
+            self._has_types(both, 0)
+            for left in self.branches(one)
+            for right in self.branches(two)
+            if (both := self._both(left, right))
+        )
+
+    def _not(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        return self.branches(Claim(under(claim.pointer, "not"), not claim.holds, True))
+
+    def _condition(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        if "if" not in schema or not ({"then", "else"} & schema.keys()):
+            return ANYTHING if claim.holds else NOTHING
+        found: list[Branch] = []
+        for keyword, is_met in (("then", True), ("else", False)):
+            condition = Claim(under(claim.pointer, "if"), is_met, claim.silent or not is_met)
+            if keyword in schema:
+                follows = self.branches(Claim(under(claim.pointer, keyword), claim.holds, claim.silent))
+            else:
+                follows = ANYTHING if claim.holds else NOTHING
+            found += self._product([self.branches(condition), follows], claim.pointer)
+        return self._checked(found, claim.pointer)
+
+    def _dependencies(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        parts: list[list[Branch]] = []
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            at = under(claim.pointer, keyword)
+            if not isinstance(schema.get(keyword, {}), dict):
+                raise refused(at, f"{keyword} is an object.")
+            for name, value in schema.get(keyword, {}).items():
+                parts.append(self._dependency(name, value, under(at, name), claim))
+        return self._product(parts, claim.pointer) if claim.holds else [branch for part in parts for branch in part]
+
+    def _dependency(self, name: str, value: Any, at: str, claim: Claim) -> list[Branch]:
+        there = Branch(frozenset({OBJECT}), (Presence(name, True, at),))
+        if at in self._document:
+            follows = self.branches(Claim(at, claim.holds, claim.silent))
+        elif not isinstance(value, list) or not all(isinstance(other, str) for other in value):
+            raise refused(at, "what a property asks for is a list of names, or a schema where the keyword takes one.")
+        elif claim.holds:
+            follows = [Branch(ALL_TYPES, tuple(Presence(other, True, at) for other in value))]
+        else:
+            follows = [Branch(ALL_TYPES, (Presence(other, False, at),)) for other in value]
+        found = self._product([[there], follows], at)
+        return [Branch(ALL_TYPES, (Presence(name, False, at),)), *found] if claim.holds else found
+
+    # ---- parts of the value -----------------------------------------------------------------------------------
+
+    def _properties(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        named = self._map(schema, claim, "properties")
+        patterned = self._map(schema, claim, "patternProperties")
+        at = under(claim.pointer, "additionalProperties")
+        rest = Claim(at) if "additionalProperties" in schema else None
+        if not claim.holds:
+            return self._not_properties(named, [*(child for _, child in patterned), *([rest] if rest else [])])
+        patterns = [(pattern, child) for text, child in patterned if (pattern := self._pattern(text, child.pointer))]
+        demand = Properties(dict(named), tuple(patterns), rest, claim.pointer, claim.silent)
+        return [Branch(ALL_TYPES, (demand,))]
+
+    def _map(self, schema: dict[str, Any], claim: Claim, keyword: str) -> list[tuple[str, Claim]]:
+        at = under(claim.pointer, keyword)
+        value = schema.get(keyword, {})
+        if not isinstance(value, dict):
+            raise refused(at, f"{keyword} is an object of schemas.")
+        return [(name, Claim(under(at, name))) for name in value]
+
+    def _pattern(self, text: str, at: str) -> Node | None:
+        try:
+            pattern: Node = self._leaves.read_pattern(text)
+        except PatternError as error:
+            self._gaps.meet(at, f"the pattern is not served: {error}.")
+            return None
+        return pattern
+
+    def _not_properties(self, named: list[tuple[str, Claim]], others: list[Claim]) -> list[Branch]:
+        for other in others:
+            if self.branches(other.negated()):
+                return self._gap(other.pointer, "that some property does not fit cannot be enforced.")
+        return [
+            Branch(frozenset({OBJECT}), (Presence(name, True, child.pointer), Property(name, no, child.pointer)))
+            for name, child in named
+            if self.branches(no := child.negated())
+        ]
+
+    def _names(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        at = under(claim.pointer, "propertyNames")
+        if not claim.holds:
+            if not self.branches(Claim(at, False, True)):
+                return NOTHING
+            return self._gap(at, "that some property's name does not fit cannot be enforced.")
+        return [Branch(ALL_TYPES, (Names(Claim(at), at),))]
+
+    def _items(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        listed = "prefixItems" if "prefixItems" in schema else "items"
+        value = schema.get(listed)
+        at = under(claim.pointer, listed)
+        first = tuple(Claim(under(at, index)) for index in range(len(value))) if isinstance(value, list) else ()
+        after = "items" if not isinstance(schema.get("items", []), list) else "additionalItems"
+        has_rest = after == "items" or (after in schema and isinstance(schema.get("items"), list))
+        rest = Claim(under(claim.pointer, after)) if has_rest else None
+        if claim.holds:
+            return [Branch(ALL_TYPES, (Items(first, rest, claim.pointer, claim.silent),))]
+        return self._not_items(first, rest)
+
+    def _not_items(self, first: tuple[Claim, ...], rest: Claim | None) -> list[Branch]:
+        found: list[Branch] = []
+        wrong = [child.negated() for child in first]
+        if rest is not None and self.branches(rest.negated()):
+            if self.branches(rest):
+                return self._gap(rest.pointer, "that some item does not fit cannot be enforced.")
+            found.append(Branch(frozenset({ARRAY}), (Length(ARRAY, len(first) + 1, None, rest.pointer),)))
+        for index, child in enumerate(wrong):
+            if self.branches(child):
+                demands = (
+                    Length(ARRAY, index + 1, None, child.pointer),
+                    Items((*[None] * index, child), None, child.pointer, True),
+                )
+                found.append(Branch(frozenset({ARRAY}), demands))
+        return found
+
+    def _contains(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+        at = under(claim.pointer, "contains")
+        least, most = (
+            whole_number(schema[word], under(claim.pointer, word)) if word in schema else left_out
+            for word, left_out in (("minContains", 1), ("maxContains", None))
+        )
+        if "contains" not in schema:
+            return ANYTHING if claim.holds else NOTHING
+        if claim.holds:
+            if least == 0 and most is None:
+                return ANYTHING
+            return [Branch(ALL_TYPES, (Contains(Claim(at), least or 0, most, at),))]
+        if least == 1 and most is None:
+            return [Branch(frozenset({ARRAY}), (Items((), Claim(at, False, True), at, True),))]
+        return self._gap(at, "a count of items under a negation cannot be enforced.")
+
+    # ---- unevaluated parts ------------------------------------------------------------------------------------
+
+    def _with_unevaluated(self, schema: dict[str, Any], claim: Claim, found: list[Branch]) -> list[Branch]:
+        for keyword, add in (("unevaluatedProperties", _rest_of_properties), ("unevaluatedItems", _rest_of_items)):
+            if keyword in schema:
+                rest = Claim(under(claim.pointer, keyword), True, claim.silent)
+                found = [Branch(branch.types, (*branch.demands, add(branch, rest))) for branch in found]
+        return found
+
+
+def _rest_of_properties(branch: Branch, rest: Claim) -> Demand:
+    """What no keyword of this branch has evaluated fits `rest`. What others might have evaluated is asked all the same."""
+    seen = [demand for demand in branch.of(Properties) if not demand.silent]
+    everything = any(demand.rest is not None for demand in seen)
+    return Properties(
+        {name: None for demand in seen for name in demand.named},
+        tuple((pattern, None) for demand in seen for pattern, _ in demand.patterns),
+        None if everything else rest,
+        rest.pointer,
+        rest.silent,
+    )
+
+
+def _rest_of_items(branch: Branch, rest: Claim) -> Demand:
+    seen = [demand for demand in branch.of(Items) if not demand.silent]
+    everything = any(demand.rest is not None for demand in seen)
+    most = max((len(demand.first) for demand in seen), default=0)
+    return Items((None,) * most, None if everything else rest, rest.pointer, rest.silent)
+
+
+def _claims_on(demand: Properties, name: str) -> list[Claim]:
+    """Without patterns, which take time to match: what is left out only asks less."""
+    found = demand.named.get(name) if name in demand.named or demand.patterns else demand.rest
+    return [] if found is None else [found]
+
+
+_Reading = Callable[[Brancher, dict[str, Any], Claim], list[Branch]]
+_GROUPS: tuple[tuple[tuple[str, ...], _Reading], ...] = (
+    (("properties", "patternProperties", "additionalProperties"), Brancher._properties),
+    (_REFERENCES, Brancher._reference),
+    (("allOf",), Brancher._all_of),
+    (("anyOf",), Brancher._any_of),
+    (("oneOf",), Brancher._one_of),
+    (("not",), Brancher._not),
+    (("if", "then", "else"), Brancher._condition),
+    (("dependentRequired", "dependentSchemas", "dependencies"), Brancher._dependencies),
+    (("propertyNames",), Brancher._names),
+    (("prefixItems", "items", "additionalItems"), Brancher._items),
+    (("contains", "minContains", "maxContains"), Brancher._contains),
+)

@@ -1,0 +1,207 @@
+"""Objects of one branch, in core keywords."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from graftwork.engine.grammar.schema.constraints import (
+    Among,
+    Branch,
+    Claim,
+    Goal,
+    HasFormat,
+    Length,
+    Matches,
+    Names,
+    Presence,
+    Properties,
+    Property,
+)
+from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.instance_check import Fitting
+from graftwork.engine.grammar.schema.json_values import OBJECT, STRING, is_writable
+from graftwork.engine.grammar.schema.narrowing import required_names
+from graftwork.engine.grammar.schema.normalise import Brancher
+from graftwork.engine.grammar.schema.patterns import Node, PatternError, is_universal, length_between, written
+from graftwork.engine.grammar.schema.scalar_schemas import anchored
+
+Written = tuple[dict[str, Any], tuple[Goal, ...]]
+
+
+def object_schemas(
+    branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
+) -> list[Written]:
+    """One schema, or none where a required property cannot be there."""
+    try:
+        return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()
+    except PatternError as error:
+        raise refused(branch.demands[0].pointer, f"a property's name {error}.") from None
+
+
+class _ObjectWriter:
+    """Owns nothing beyond one branch."""
+
+    def __init__(self, branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps) -> None:
+        self._branch = branch
+        self._barred = barred
+        self._brancher = brancher
+        self._fitting = fitting
+        self._gaps = gaps
+        self._shapes: list[Properties] = branch.of(Properties)
+        self._names: list[Names] = branch.of(Names)
+        self._forbidden = {one.name for one in branch.of(Presence) if not one.required}
+        self._required = list(dict.fromkeys(required_names(branch)))
+        self._asked: dict[str, set[Claim]] = {}
+        for one in branch.of(Property):
+            self._asked.setdefault(one.name, set()).add(one.claim)
+
+    def written(self) -> list[Written]:
+        patterns, rest, named_only = self._unnamed()
+        names = self._all_names(named_only)
+        goals = {name: self._goal(name) for name in names if self._is_allowed(name)}
+        if not set(self._required) <= goals.keys():
+            return []
+        properties: dict[str, Any] = {name: goals.get(name, False) for name in names if is_writable(name)}
+        keywords: dict[str, Any] = {"type": OBJECT}
+        keywords |= {"properties": properties} if properties else {}
+        keywords |= {"required": self._required} if self._required else {}
+        keywords |= {"patternProperties": patterns} if patterns else {}
+        keywords |= {"additionalProperties": rest} if rest != frozenset() else {}
+        is_closed = rest is False and not patterns
+        counts = self._counts(is_closed, len(goals), has_optional=bool(goals.keys() - set(self._required)))
+        if counts is None:
+            return []
+        return [(keywords | counts, tuple(dict.fromkeys(goals[name] for name in self._required)))]
+
+    # ---- properties with a name -------------------------------------------------------------------------------
+
+    def _all_names(self, named_only: list[str]) -> list[str]:
+        """Those that are declared, in the order of declaration; then those that are only spoken of."""
+        names = [name for shape in self._shapes for name in shape.named]
+        names += [one.name for one in self._branch.of(Property)]
+        names += self._required + sorted(self._forbidden) + named_only
+        return list(dict.fromkeys(names))
+
+    def _is_allowed(self, name: str) -> bool:
+        if name in self._forbidden or not is_writable(name):
+            return False
+        return all(self._fitting.fits(name, frozenset({one.claim})) for one in self._names)
+
+    def _goal(self, name: str) -> Goal:
+        return frozenset(self._asked.get(name, ())).union(
+            *(self._fitting.claims_on(shape, name) for shape in self._shapes)
+        )
+
+    # ---- properties without -----------------------------------------------------------------------------------
+
+    def _unnamed(self) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
+        """(goals by pattern, goal of all others, names that are the only ones left)."""
+        by_pattern = [_claims_by_pattern(shape) for shape in self._shapes]
+        everywhere: Goal = frozenset().union(
+            *(claims for found in by_pattern for text, claims in found.items() if text is None)
+        )
+        rests = [
+            _union([shape.rest]) if None not in found else frozenset[Claim]()
+            for shape, found in zip(self._shapes, by_pattern, strict=True)
+        ]
+        rest = everywhere.union(*rests)
+        # A pattern of one shape is, to another that does not have it, one of its others.
+        goals: dict[str, Goal] = {
+            text: everywhere.union(*(found.get(text, other) for found, other in zip(by_pattern, rests, strict=True)))
+            for text in dict.fromkeys(text for found in by_pattern for text in found if text is not None)
+        }
+        is_closed = not self._brancher.branches_of(rest, self._branch.demands[0].pointer) if rest else False
+        return self._with_names(goals, False if is_closed else rest)
+
+    def _with_names(
+        self, goals: Mapping[str, Goal], rest: Goal | bool
+    ) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
+        if not self._names:
+            return goals, rest, []
+        claims = frozenset(one.claim for one in self._names)
+        branches = [one for one in self._brancher.branches_of(claims, self._names[0].pointer) if STRING in one.types]
+        listed = [value for one in branches for value in _listed(one)]
+        free = [one for one in branches if not any(demand.holds for demand in one.of(Among))]
+        if not free:
+            return {}, False, [value for value in listed if isinstance(value, str)]
+        pattern = self._pattern_of_names(free)
+        if pattern is None:
+            return goals, rest, []
+        if goals or listed:
+            self._gaps.meet(self._names[0].pointer, "names by pattern beside other patterns cannot be enforced.")
+            return goals, rest, []
+        return ({pattern: rest} if rest is not False else {}), False, []
+
+    def _pattern_of_names(self, branches: list[Branch]) -> str | None:
+        """None where any name will do."""
+        asked: list[Node] = []
+        for one in branches[0].demands:
+            if isinstance(one, Matches):
+                asked.append(one.pattern)
+            elif isinstance(one, Length) and one.of == STRING:
+                asked.append(length_between(one.least, one.most))
+            elif isinstance(one, HasFormat) or (isinstance(one, Among) and any(isinstance(v, str) for v in one.values)):
+                asked += [length_between(0, None)] * 2  # neither can be said in one pattern
+        if len(branches) == 1 and len(asked) <= 1:
+            return anchored(written(asked[0])) if asked else None
+        lengths = [one for one in branches[0].of(Length) if one.of == STRING]
+        if len(branches) == 1 and len(asked) == len(lengths):
+            least = max(one.least for one in lengths)
+            most = min((one.most for one in lengths if one.most is not None), default=None)
+            return anchored(written(length_between(least, most)))
+        self._gaps.meet(self._names[0].pointer, "names are enforced by one pattern, by lengths, or by a list.")
+        return None
+
+    # ---- counts -----------------------------------------------------------------------------------------------
+
+    def _counts(self, is_closed: bool, num_allowed: int, *, has_optional: bool) -> dict[str, Any] | None:
+        """A property may be written twice, and counts once: only what that cannot break is enforced.
+
+        llguidance 1.9.1 counts only where all names that are declared are required.
+        """
+        lengths = [one for one in self._branch.of(Length) if one.of == OBJECT]
+        least = max((one.least for one in lengths), default=0)
+        most = min((one.most for one in lengths if one.most is not None), default=None)
+        for value in self._barred:
+            if value == {}:
+                least = max(least, 1)
+            elif isinstance(value, dict):
+                self._gaps.meet(
+                    self._branch.demands[0].pointer, "that an object is not a given one cannot be enforced."
+                )
+        if (most is not None and most < max(least, len(self._required))) or (is_closed and least > num_allowed):
+            return None
+        if least > max(1, len(self._required)) and not is_closed:
+            self._gaps.meet(lengths[0].pointer, "a count of properties with free names cannot be enforced.")
+            least = 0
+        if is_closed and most is not None and most >= num_allowed:
+            most = None
+        counts: dict[str, Any] = {"minProperties": least} if least > len(self._required) else {}
+        counts |= {"maxProperties": most} if most is not None else {}
+        if counts and has_optional:
+            self._gaps.meet(
+                lengths[0].pointer if lengths else self._branch.demands[0].pointer,
+                "a count of properties beside optional ones cannot be enforced.",
+            )
+            return {}
+        return counts
+
+
+def _union(claims: Iterable[Claim | None]) -> Goal:
+    return frozenset(claim for claim in claims if claim is not None)
+
+
+def _claims_by_pattern(shape: Properties) -> dict[str | None, Goal]:
+    """What a shape asks where a pattern matches, by the pattern as it is written; None stands for any name.
+
+    Several of its patterns may be one pattern, spelled differently.
+    """
+    found: dict[str | None, Goal] = {}
+    for pattern, claim in shape.patterns:
+        text = None if is_universal(pattern) else anchored(written(pattern))
+        found[text] = found.get(text, frozenset()) | _union([claim])
+    return found
+
+
+def _listed(branch: Branch) -> list[Any]:
+    first = next((demand for demand in branch.of(Among) if demand.holds), None)
+    return list(first.values) if first is not None else []

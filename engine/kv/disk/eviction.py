@@ -1,0 +1,134 @@
+"""Chooses the files to remove when the disk store needs room.
+
+A domain's limit is the most that it may have. Its reserve is what other domains cannot take from it. Files go in this
+order:
+
+    1. the oldest file of domains that are over their limit
+    2. the oldest file of domains that keep their whole reserve without it
+    3. the oldest file of domains that have more than their reserve
+    4. the oldest file of the domain that asks
+
+"Oldest" means least recently used. Touches no file.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from graftwork.engine.kv.disk.file_format import PageFile
+
+FileDomain = bytes | None
+"""A domain's digest. None stands for files whose domain cannot be read."""
+
+
+class DomainUsage:
+    """Owns the bytes, limit and reserve of each domain."""
+
+    def __init__(self, shared_reserve_bytes: int = 0) -> None:
+        """`shared_reserve_bytes` are divided equally among the domains that have files."""
+        self.total = 0
+        self._shared_reserve_bytes = shared_reserve_bytes
+        self._bytes: defaultdict[FileDomain, int] = defaultdict(int)
+        self._limits: dict[FileDomain, int] = {}
+        self._reserves: dict[FileDomain, int] = {}
+
+    def bytes_of(self, domain: FileDomain) -> int:
+        return self._bytes.get(domain, 0)
+
+    def bytes_by_domain(self) -> defaultdict[FileDomain, int]:
+        """Returns a copy."""
+        return self._bytes.copy()
+
+    def change(self, domain: FileDomain, num_bytes: int) -> None:
+        """Adds bytes to a domain. A negative number removes bytes."""
+        self.total += num_bytes
+        self._bytes[domain] += num_bytes
+        if self._bytes[domain] == 0:
+            del self._bytes[domain]
+
+    def set_limit(self, domain: FileDomain, num_bytes: int | None) -> None:
+        """Sets the most that a domain may have. None removes the limit."""
+        if num_bytes is None:
+            self._limits.pop(domain, None)
+        else:
+            self._limits[domain] = num_bytes
+
+    def set_reserve(self, domain: FileDomain, num_bytes: int) -> None:
+        self._reserves[domain] = num_bytes
+
+    def is_over_limit(self, domain: FileDomain, num_bytes: int) -> bool:
+        """Whether `num_bytes` exceed a domain's limit."""
+        return domain in self._limits and num_bytes > self._limits[domain]
+
+    def reserve_of(self, domain: FileDomain) -> int:
+        """Returns the bytes of a domain that others cannot take."""
+        domains = len(self._bytes) - (None in self._bytes)
+        shared = 0 if domain is None else self._shared_reserve_bytes // max(domains, 1)
+        return max(self._reserves.get(domain, 0), shared)
+
+    def check_integrity(self, bytes_by_domain: Mapping[FileDomain, int]) -> None:
+        """Compares all figures with a recount."""
+        assert dict(bytes_by_domain) == dict(self._bytes), "a domain's bytes are miscounted"
+        assert sum(bytes_by_domain.values()) == self.total, "the total is miscounted"
+
+
+class VictimSearch:
+    """One search for room. It lists files to remove and changes nothing else."""
+
+    def __init__(
+        self, usage: DomainUsage, queues: Mapping[FileDomain, OrderedDict[str, PageFile]], kept: Collection[str]
+    ) -> None:
+        """`queues` holds the files of each domain, least recently used first. Files named in `kept` are never chosen."""
+        self.victims: list[PageFile] = []
+        self._usage = usage
+        self._bytes = usage.bytes_by_domain()
+        self._total = usage.total
+        self._rest: dict[FileDomain, Iterator[PageFile]] = {
+            domain: (file for file in queue.values() if file.name not in kept) for domain, queue in queues.items()
+        }
+        self._oldest = {domain: next(rest, None) for domain, rest in self._rest.items()}
+
+    def make_room(self, domain: FileDomain, num_bytes: int, max_bytes: int) -> bool:
+        """Adds victims until `domain` can have `num_bytes` more. Returns False if that is impossible."""
+        while self._usage.is_over_limit(domain, self._bytes[domain] + num_bytes):
+            if not self._take_oldest(lambda other: other == domain):
+                return False
+        while self._total + num_bytes > max_bytes:
+            if not self._take_for(domain):
+                return False
+        return True
+
+    def enforce_limits(self) -> None:
+        """Adds victims until no domain exceeds its limit."""
+        while self._take_oldest(self._is_over_limit):
+            pass
+
+    def _take_for(self, domain: FileDomain) -> bool:
+        return (
+            self._take_oldest(self._is_over_limit)
+            or self._take_oldest(self._can_spare)
+            or self._take_oldest(self._is_borrowing)
+            or self._take_oldest(lambda other: other == domain)
+        )
+
+    def _is_over_limit(self, domain: FileDomain) -> bool:
+        return self._usage.is_over_limit(domain, self._bytes[domain])
+
+    def _can_spare(self, domain: FileDomain) -> bool:
+        """Whether a domain keeps its reserve without its oldest file."""
+        oldest = self._oldest[domain]
+        return oldest is not None and self._bytes[domain] - oldest.num_bytes >= self._usage.reserve_of(domain)
+
+    def _is_borrowing(self, domain: FileDomain) -> bool:
+        return self._bytes[domain] > self._usage.reserve_of(domain)
+
+    def _take_oldest(self, may_lose: Callable[[FileDomain], bool]) -> bool:
+        """Adds the oldest file of all domains for which `may_lose` is true. Returns False if there is none."""
+        oldest = [file for domain, file in self._oldest.items() if file is not None and may_lose(domain)]
+        if not oldest:
+            return False
+        victim = min(oldest, key=lambda file: file.used_at_ns)
+        self.victims.append(victim)
+        self._bytes[victim.domain] -= victim.num_bytes
+        self._total -= victim.num_bytes
+        self._oldest[victim.domain] = next(self._rest[victim.domain], None)
+        return True

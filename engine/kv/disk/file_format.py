@@ -1,0 +1,165 @@
+"""The format of a file of KV pages: a header that describes the pages, then the pages.
+
+    magic  version  count  page_bytes  layout  domain  │ key, checksum │ … │ header's checksum │ zeros │ page │ page │ …
+      8       4       4        8         32      32        32 + 16                16         to 4096
+
+Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
+page is checked when it is read. A file never changes after it was renamed to its final name.
+
+Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128; a CRC would miss
+it with 2^-32. On processors with SHA instructions it is the fastest digest of the standard library
+(benchmarks/disk_tier.py prints the rates).
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from graftwork.engine.core.prefix_keys import KEY_BYTES, PageKey
+
+BLOCK_BYTES = 4096
+"""A header's size is a multiple of this, so that pages start at block borders. The first read of a file has this size.
+"""
+
+CHECKSUM_BYTES = 16
+
+MAX_PAGES = 1024
+"""The most pages in one file. It bounds the size of a header."""
+
+_MAGIC = b"GRAFTKV\n"
+
+_VERSION = 1
+
+_FIXED = struct.Struct("<8sIIQ32s32s")
+
+_ENTRY_BYTES = KEY_BYTES + CHECKSUM_BYTES
+
+
+class DamagedFile(Exception):
+    """The content is wrong: cut off, changed, or never a file of pages."""
+
+
+class ForeignFile(Exception):
+    """A valid header of another version of this format."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFileHeader:
+    """Describes the pages of one file."""
+
+    layout: bytes
+    """32 bytes. Pages of another layout cannot be used."""
+    domain: bytes
+    """32 bytes: the digest of the domain that pays for the file."""
+    page_bytes: int
+    keys: tuple[PageKey, ...]
+    checksums: tuple[bytes, ...]
+
+    @property
+    def header_bytes(self) -> int:
+        return header_bytes(len(self.keys))
+
+    @property
+    def file_bytes(self) -> int:
+        return file_bytes(len(self.keys), self.page_bytes)
+
+    def page_offset(self, number: int) -> int:
+        """Returns the offset of page `number` in the file."""
+        return self.header_bytes + number * self.page_bytes
+
+    def encode(self) -> bytes:
+        """Returns the header's bytes with checksum and padding."""
+        fixed = _FIXED.pack(_MAGIC, _VERSION, len(self.keys), self.page_bytes, self.layout, self.domain)
+        entries = (key + checksum for key, checksum in zip(self.keys, self.checksums, strict=True))
+        content = b"".join((fixed, *entries))
+        return (content + page_checksum(content)).ljust(self.header_bytes, b"\0")
+
+
+def page_checksum(content: bytes | memoryview) -> bytes:
+    """Returns 16 bytes of SHA-256. Releases the GIL while it computes."""
+    return hashlib.sha256(content).digest()[:CHECKSUM_BYTES]
+
+
+def header_bytes(num_pages: int) -> int:
+    """Returns the size of a header for `num_pages` pages, in whole blocks."""
+    content = _FIXED.size + num_pages * _ENTRY_BYTES + CHECKSUM_BYTES
+    return -(-content // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def file_bytes(num_pages: int, page_bytes: int) -> int:
+    """Returns the size of a file of `num_pages` pages."""
+    return header_bytes(num_pages) + num_pages * page_bytes
+
+
+def promised_header_bytes(start: bytes) -> int:
+    """Returns the size of the header that begins with `start`. Raises DamagedFile, ForeignFile."""
+    num_pages = _fixed_fields(start)[0]
+    return header_bytes(num_pages)
+
+
+def decode_header(content: bytes) -> PageFileHeader:
+    """Decodes the header at the start of `content`. Raises DamagedFile if any bit is wrong, or ForeignFile."""
+    num_pages, page_bytes, layout, domain = _fixed_fields(content)
+    end = _FIXED.size + num_pages * _ENTRY_BYTES
+    if content[end : end + CHECKSUM_BYTES] != page_checksum(content[:end]):
+        raise DamagedFile("the header's checksum is wrong")
+    starts = range(_FIXED.size, end, _ENTRY_BYTES)
+    return PageFileHeader(
+        layout=layout,
+        domain=domain,
+        page_bytes=page_bytes,
+        keys=tuple(PageKey(content[start : start + KEY_BYTES]) for start in starts),
+        checksums=tuple(content[start + KEY_BYTES : start + _ENTRY_BYTES] for start in starts),
+    )
+
+
+def checksums_of(pages: Iterable[memoryview]) -> tuple[bytes, ...]:
+    """Returns the checksum of each page."""
+    return tuple(map(page_checksum, pages))
+
+
+def _fixed_fields(content: bytes) -> tuple[int, int, bytes, bytes]:
+    if len(content) < _FIXED.size:
+        raise DamagedFile("shorter than a header")
+    magic, version, num_pages, page_bytes, layout, domain = _FIXED.unpack_from(content)
+    if magic != _MAGIC:
+        raise DamagedFile("not a file of pages")
+    if version != _VERSION:
+        raise ForeignFile(f"version {version}")
+    if not 1 <= num_pages <= MAX_PAGES:
+        raise DamagedFile(f"{num_pages} pages")
+    return num_pages, page_bytes, layout, domain
+
+
+@dataclass(slots=True, eq=False)
+class PageFile:
+    """One file of pages that were written together."""
+
+    name: str
+    num_bytes: int
+    header: PageFileHeader | None
+    """None if the pages cannot be used: the file has another layout, or could not be removed."""
+    used_at_ns: int
+    num_live: int = 0
+    """Pages that the index still finds in this file."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the file, forgotten ones included."""
+        return len(self.header.keys) if self.header is not None else 0
+
+    @property
+    def domain(self) -> bytes | None:
+        """The digest of the domain that pays for the bytes; None if it cannot be read."""
+        return self.header.domain if self.header is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Consecutive pages of one file, which are read at once."""
+
+    file: PageFile
+    header: PageFileHeader
+    first: int
+    count: int

@@ -1,0 +1,179 @@
+"""The file operations of the disk store.
+
+LocalFiles runs them on a folder. FaultTolerantFiles counts and hides errors of the file system. The process may be
+killed between any two operations.
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from graftwork.engine.kv.disk.counters import DiskMonitor
+from graftwork.platform.errors import InvalidRequest
+
+Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of the folder."""
+
+    name: str
+    num_bytes: int
+    used_at_ns: int
+    """Time of last use. It is stored as the file's modification time."""
+
+
+class FileSystem(Protocol):
+    """One folder of files. Every operation may raise OSError."""
+
+    def entries(self) -> list[FileEntry]:
+        """Returns all regular files of the folder."""
+        ...
+
+    def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
+        """Writes a file, sets its time and syncs it to disk. After a failure, the caller must remove what is left."""
+        ...
+
+    def rename(self, name: str, new_name: str) -> None: ...
+
+    def remove(self, name: str) -> None:
+        """Removes a file. A missing file is not an error."""
+        ...
+
+    def read(self, name: str, offset: int, into: memoryview) -> int:
+        """Reads into `into` from `offset` on. Returns how many bytes were read."""
+        ...
+
+    def stamp(self, name: str, used_at_ns: int) -> None:
+        """Sets the time of last use."""
+        ...
+
+    def sync(self) -> None:
+        """Syncs the folder's names to disk."""
+        ...
+
+
+class LocalFiles:
+    """A folder of the local file system. Only its user may read it: KV pages reveal what was said."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def entries(self) -> list[FileEntry]:
+        with os.scandir(self._folder) as listing:
+            return [found for entry in listing if (found := _described(entry)) is not None]
+
+    def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
+        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for content in contents:
+                file.write(content)
+            file.flush()
+            os.utime(file.fileno(), ns=(used_at_ns, used_at_ns))
+            os.fsync(file.fileno())
+
+    def rename(self, name: str, new_name: str) -> None:
+        (self._folder / name).rename(self._folder / new_name)
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def read(self, name: str, offset: int, into: memoryview) -> int:
+        done = 0
+        with (self._folder / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            while done < len(into) and (count := file.readinto(into[done:])):
+                done += count
+        return done
+
+    def stamp(self, name: str, used_at_ns: int) -> None:
+        os.utime(self._folder / name, ns=(used_at_ns, used_at_ns))
+
+    def sync(self) -> None:
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _described(entry: "os.DirEntry[str]") -> FileEntry | None:
+    """Returns None if the entry is no regular file or no longer exists."""
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return FileEntry(entry.name, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+DRAFT_SUFFIX = ".part"
+"""Ends the name of a file that is not complete yet."""
+
+
+class FaultTolerantFiles:
+    """The operations of a FileSystem without OSError: failures are counted and returned."""
+
+    def __init__(self, files: FileSystem, monitor: DiskMonitor) -> None:
+        self._files = files
+        self._monitor = monitor
+
+    def entries(self) -> list[FileEntry]:
+        """Returns all regular files. Raises InvalidRequest if the folder cannot be listed, since no budget could be
+        kept."""
+        try:
+            return self._files.entries()
+        except OSError as error:
+            raise InvalidRequest(f"The folder for KV pages cannot be listed: {error.strerror}.") from error
+
+    def put(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> bool:
+        """Writes a file that appears under its name complete or not at all. Returns whether it appeared."""
+        draft = name + DRAFT_SUFFIX
+        try:
+            self._files.create(draft, contents, used_at_ns)
+            self._files.rename(draft, name)
+        except OSError as error:
+            self._monitor.record_failure(name, error)
+            return False
+        return True
+
+    def remove_remains(self, name: str) -> bool:
+        """Removes what a failed `put` may have left. Returns whether nothing is left."""
+        return self.remove(name + DRAFT_SUFFIX) and self.remove(name)
+
+    def remove(self, name: str) -> bool:
+        """Removes a file. Returns whether it is gone."""
+        try:
+            self._files.remove(name)
+        except OSError as error:
+            self._monitor.record_failure(name, error)
+            return False
+        return True
+
+    def read(self, name: str, offset: int, into: memoryview) -> int | None:
+        """Reads into `into`. Returns how many bytes were read: 0 for a missing file, None if the disk refused."""
+        try:
+            return self._files.read(name, offset, into)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            self._monitor.record_failure(name, error)
+            return None
+
+    def stamp(self, name: str, used_at_ns: int) -> None:
+        """Sets the time of last use. A missing file is not an error."""
+        try:
+            self._files.stamp(name, used_at_ns)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._monitor.record_failure(name, error)
+
+    def sync(self) -> None:
+        try:
+            self._files.sync()
+        except OSError as error:
+            self._monitor.record_failure("the folder", error)

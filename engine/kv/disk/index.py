@@ -1,0 +1,240 @@
+"""Knows which file holds which page, and counts the bytes of the disk store.
+
+Owns the life of each file entry:
+
+    claimed    its bytes are counted, but its pages are not found yet
+    published  its pages are found, and it may be evicted
+    retired    its pages are no longer found, but its bytes are counted until the file is gone
+    freed      it is forgotten
+
+Never touches a file. Each method is one step under one lock, which is never held during I/O, so the engine's loop may
+ask while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less than the bytes in the
+folder.
+"""
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.kv.disk.eviction import DomainUsage, VictimSearch
+from graftwork.engine.kv.disk.file_format import FileSpan, PageFile
+
+
+class DiskIndex:
+    """The pages, files and bytes of one folder of at most `max_bytes`."""
+
+    def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._locations: dict[PageKey, tuple[PageFile, int]] = {}
+        self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
+        self._usage = DomainUsage(shared_reserve_bytes)
+        self._hidden: dict[str, PageFile] = {}
+        """Claimed or retired files: counted, but not found."""
+        self._empty: dict[str, PageFile] = {}
+        """Published files of which no page is found any more."""
+        self._last_stamp_ns = 0
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._locations)
+
+    @property
+    def bytes_used(self) -> int:
+        return self._usage.total
+
+    def bytes_of(self, domain: bytes) -> int:
+        return self._usage.bytes_of(domain)
+
+    def holds(self, key: PageKey) -> bool:
+        return key in self._locations
+
+    def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
+        with self._lock:
+            self._usage.set_limit(domain, num_bytes)
+
+    def set_reserve(self, domain: bytes, num_bytes: int) -> None:
+        with self._lock:
+            self._usage.set_reserve(domain, num_bytes)
+
+    def claim(self, file: PageFile) -> bool:
+        """Counts the bytes of a file that will be written. Returns False and counts nothing if there is no room."""
+        with self._lock:
+            if self._usage.total + file.num_bytes > self.max_bytes:
+                return False
+            self._claim(file)
+            return True
+
+    def publish(self, file: PageFile) -> None:
+        """Makes the pages of a claimed file findable. They replace the same pages in older files."""
+        with self._lock:
+            self._publish(file)
+
+    def add(self, file: PageFile) -> None:
+        """Claims and publishes a file that exists already, even if it exceeds the budget."""
+        with self._lock:
+            self._claim(file)
+            self._publish(file)
+
+    def retire(self, file: PageFile) -> bool:
+        """Hides a published file. Returns False if it was hidden before."""
+        with self._lock:
+            queue = self._queues.get(file.domain, OrderedDict())
+            if queue.pop(file.name, None) is None:
+                return False
+            if not queue:
+                del self._queues[file.domain]
+            self._hidden[file.name] = file
+            for key in file.header.keys if file.header is not None else ():
+                self._remove_location(file, key)
+            self._empty.pop(file.name, None)
+            return True
+
+    def free(self, file: PageFile) -> None:
+        """Stops counting a claimed or retired file, which is gone from the disk."""
+        with self._lock:
+            del self._hidden[file.name]
+            self._usage.change(file.domain, -file.num_bytes)
+
+    def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
+        """Lists a retired file again, without pages or domain, because it could not be removed. Its bytes stay counted,
+        and it is tried again when room is needed."""
+        with self._lock:
+            del self._hidden[file.name]
+            self._usage.change(file.domain, -file.num_bytes)
+            remains = PageFile(file.name, file.num_bytes, None, self._new_stamp(now_ns))
+            self._claim(remains)
+            self._publish(remains)
+
+    def forget(self, key: PageKey) -> None:
+        """Stops finding a page."""
+        with self._lock:
+            if key in self._locations:
+                self._remove_location(self._locations[key][0], key)
+
+    def forget_domain(self, domain: bytes) -> int:
+        """Stops finding the pages in a domain's files. Returns how many there were."""
+        with self._lock:
+            before = len(self._locations)
+            for file in self._queues.get(domain, OrderedDict()).values():
+                for key in file.header.keys if file.header is not None else ():
+                    self._remove_location(file, key)
+            return before - len(self._locations)
+
+    def touch(self, file: PageFile, now_ns: int) -> int | None:
+        """Marks a file as just used. Returns its new timestamp; None if it is not published."""
+        with self._lock:
+            queue = self._queues.get(file.domain, OrderedDict())
+            if file.name not in queue:
+                return None
+            queue.move_to_end(file.name)
+            file.used_at_ns = self._new_stamp(now_ns)
+            return file.used_at_ns
+
+    def new_stamp(self, now_ns: int) -> int:
+        """Returns a timestamp that is later than all before it: the time, or a little more."""
+        with self._lock:
+            return self._new_stamp(now_ns)
+
+    def spans(self, keys: Sequence[PageKey]) -> list[FileSpan]:
+        """Returns where the longest stored prefix of `keys` is. Consecutive pages of one file form one span."""
+        found: list[FileSpan] = []
+        with self._lock:
+            for key in keys:
+                location = self._locations.get(key)
+                if location is None or location[0].header is None:
+                    break
+                file, number = location
+                last = found[-1] if found else None
+                if last is not None and last.file is file and last.first + last.count == number:
+                    found[-1] = FileSpan(file, last.header, last.first, last.count + 1)
+                else:
+                    found.append(FileSpan(file, location[0].header, number, 1))
+        return found
+
+    def names_holding(self, keys: Iterable[PageKey]) -> set[str]:
+        """Returns the names of the files in which `keys` are found."""
+        with self._lock:
+            return {self._locations[key][0].name for key in keys if key in self._locations}
+
+    def empty_files(self) -> list[PageFile]:
+        """Returns the files of which no page is found any more."""
+        with self._lock:
+            return list(self._empty.values())
+
+    def victims_for(self, domain: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageFile] | None:
+        """Returns the files to remove so that `domain` can have `num_bytes` more; None if that is impossible.
+
+        Files named in `kept` are not chosen. Changes nothing.
+        """
+        with self._lock:
+            choice = VictimSearch(self._usage, self._queues, kept)
+            return choice.victims if choice.make_room(domain, num_bytes, self.max_bytes) else None
+
+    def victims_over_limits(self) -> list[PageFile]:
+        """Returns the files to remove so that no domain exceeds its limit."""
+        with self._lock:
+            choice = VictimSearch(self._usage, self._queues, ())
+            choice.enforce_limits()
+            return choice.victims
+
+    def check_integrity(self) -> None:
+        """Recounts everything."""
+        with self._lock:
+            listed = [file for queue in self._queues.values() for file in queue.values()]
+            names = [file.name for file in (*listed, *self._hidden.values())]
+            assert len(set(names)) == len(names), "a file is counted twice"
+            self._check_bytes([*listed, *self._hidden.values()])
+            self._check_locations(listed)
+            emptied = {file.name for file in listed if file.header is not None and not file.num_live}
+            assert emptied == self._empty.keys(), "a file without pages is not to be swept, or another is"
+            for queue in self._queues.values():
+                stamps = [file.used_at_ns for file in queue.values()]
+                assert stamps == sorted(stamps), "a queue is out of order"
+
+    def _check_bytes(self, files: list[PageFile]) -> None:
+        by_domain: defaultdict[bytes | None, int] = defaultdict(int)
+        for file in files:
+            by_domain[file.domain] += file.num_bytes
+        self._usage.check_integrity(by_domain)
+
+    def _check_locations(self, listed: list[PageFile]) -> None:
+        living = {id(file): 0 for file in listed}
+        for key, (file, number) in self._locations.items():
+            assert id(file) in living, f"a page lies in {file.name}, which is not listed"
+            assert file.header is not None
+            assert file.header.keys[number] == key, f"{file.name} holds another page at {number}"
+            living[id(file)] += 1
+        for file in listed:
+            assert living[id(file)] == file.num_live, (
+                f"{file.name}: {file.num_live} pages counted, {living[id(file)]} found"
+            )
+
+    def _claim(self, file: PageFile) -> None:
+        assert file.name not in self._hidden, f"{file.name} is claimed already"
+        self._hidden[file.name] = file
+        self._usage.change(file.domain, file.num_bytes)
+
+    def _publish(self, file: PageFile) -> None:
+        """Lists a claimed file as the last used one, even if others were used while it was written."""
+        del self._hidden[file.name]
+        self._last_stamp_ns = file.used_at_ns = max(self._last_stamp_ns, file.used_at_ns)
+        self._queues.setdefault(file.domain, OrderedDict())[file.name] = file
+        for number, key in enumerate(file.header.keys if file.header is not None else ()):
+            if key in self._locations:
+                self._remove_location(self._locations[key][0], key)
+            self._locations[key] = (file, number)
+            file.num_live += 1
+
+    def _remove_location(self, file: PageFile, key: PageKey) -> None:
+        location = self._locations.get(key)
+        if location is not None and location[0] is file:
+            del self._locations[key]
+            file.num_live -= 1
+            if not file.num_live:
+                self._empty[file.name] = file
+
+    def _new_stamp(self, now_ns: int) -> int:
+        self._last_stamp_ns = max(self._last_stamp_ns + 1, now_ns)
+        return self._last_stamp_ns

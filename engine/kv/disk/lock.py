@@ -1,0 +1,53 @@
+"""Gives one process a folder for itself. The system removes the lock when the process ends, however it ends."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from graftwork.platform.errors import InvalidRequest
+
+_POLL_S = 0.05
+
+
+class FolderLock:
+    """Locks the folder from `acquire` to `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor: int | None = None
+
+    def acquire(self, timeout_s: float = 0.0) -> None:
+        """Creates the folder if needed, for this user only, and waits up to `timeout_s` seconds for the lock.
+
+        Raises InvalidRequest if another process keeps it or the folder cannot be used.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self._folder, os.O_RDONLY)
+            self._lock(self._descriptor, time.monotonic() + timeout_s)
+        except BlockingIOError:
+            self.release()
+            raise InvalidRequest(
+                f"Another engine keeps its KV pages in {self._folder}: give each its own with --kv-dir.", param="kv_dir"
+            ) from None
+        except OSError as error:
+            self.release()
+            raise InvalidRequest(f"KV pages cannot be kept in {self._folder}: {error.strerror}.") from error
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _lock(self, descriptor: int, until: float) -> None:
+        """Raises BlockingIOError if another process still has the lock at `until`, on the monotonic clock."""
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_POLL_S)
+            else:
+                return

@@ -1,0 +1,83 @@
+"""Reads what an earlier process left in the folder.
+
+Reads each file's header once, with a bounded read; pages are checked when they are used. Files without the store's
+names are counted as foreign and never changed.
+"""
+
+import re
+
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.kv.disk.counters import DiskMonitor
+from graftwork.engine.kv.disk.file_format import (
+    BLOCK_BYTES,
+    DamagedFile,
+    ForeignFile,
+    PageFile,
+    PageFileHeader,
+    decode_header,
+    promised_header_bytes,
+)
+from graftwork.engine.kv.disk.files import DRAFT_SUFFIX, FaultTolerantFiles, FileEntry
+
+_SUFFIX = ".kvpages"
+_NAME = re.compile(rf"[0-9a-f]{{64}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
+
+
+def file_name(last_key: PageKey, stamp: int) -> str:
+    """Returns a unique name for a file. The last page's key stands for all pages before it."""
+    return f"{last_key.hex()}-{stamp:016x}{_SUFFIX}"
+
+
+def is_our_name(name: str) -> bool:
+    """Whether the store may have created a file of this name, complete or not."""
+    return _NAME.fullmatch(name.removesuffix(DRAFT_SUFFIX)) is not None
+
+
+class FolderScan:
+    """Scans the folder once, at start."""
+
+    def __init__(self, files: FaultTolerantFiles, monitor: DiskMonitor, layout: bytes) -> None:
+        self._files = files
+        self._monitor = monitor
+        self._layout = layout
+
+    def page_files(self) -> list[PageFile]:
+        """Returns all usable files, least recently used first. Removes incomplete and damaged ones."""
+        found = [file for entry in self._files.entries() if (file := self._recognise(entry)) is not None]
+        return sorted(found, key=lambda file: (file.used_at_ns, file.name))
+
+    def _recognise(self, entry: FileEntry) -> PageFile | None:
+        """Returns None if the file does not count: other programs made it, or it was damaged and is removed."""
+        file = PageFile(entry.name, entry.num_bytes, None, entry.used_at_ns)
+        try:
+            if not is_our_name(entry.name):
+                raise ForeignFile("not one of our names")
+            file.header = self._read_header(entry)
+        except DamagedFile as error:
+            if not entry.name.endswith(DRAFT_SUFFIX):
+                self._monitor.record_corrupt(entry.name, str(error))
+            return None if self._files.remove(entry.name) else file
+        except ForeignFile:
+            self._monitor.add("foreign")
+        return file if is_our_name(entry.name) else None
+
+    def _read_header(self, entry: FileEntry) -> PageFileHeader | None:
+        """Returns None if the disk refuses to read. Raises DamagedFile, ForeignFile."""
+        if entry.name.endswith(DRAFT_SUFFIX):
+            raise DamagedFile("never finished")
+        start = self._read_start(entry.name, BLOCK_BYTES)
+        if start is not None and (num_bytes := promised_header_bytes(start)) > BLOCK_BYTES:
+            start = self._read_start(entry.name, num_bytes)
+        if start is None:
+            return None
+        header = decode_header(start)
+        if header.file_bytes != entry.num_bytes:
+            raise DamagedFile(f"{entry.num_bytes} bytes instead of {header.file_bytes}")
+        if header.layout != self._layout:
+            raise ForeignFile("another layout")
+        return header
+
+    def _read_start(self, name: str, num_bytes: int) -> bytes | None:
+        start = bytearray(num_bytes)
+        count = self._files.read(name, 0, memoryview(start))
+        return bytes(start[:count]) if count is not None else None

@@ -1,0 +1,298 @@
+"""Stores KV pages on disk, in checksummed files within a budget of bytes.
+
+DiskStore owns its folder: only it writes, reads and removes files there.
+
+Invariants:
+
+    A page is answered with exactly the bytes that were written under its key, or not at all. This holds after a crash
+    at any point, on a full disk, and for files that were changed, cut off, swapped or removed.
+    The folder never holds more than `max_bytes` of pages, not even while a file is being written.
+    No method raises an error because of what the disk does, except `open`.
+
+A file is written under another name, synced and renamed, so it appears complete or not at all. Its modification time is
+its time of last use, so the order of eviction survives a restart.
+
+Writes and removals run one at a time, reads run beside them; all of these belong on worker threads. `holds`, `forget`,
+`forget_domain` and the counts touch no file and may be called from any thread. A reader that has opened a file can
+finish even if the file is evicted.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.kv.disk.counters import DiskCounters, DiskMonitor
+from graftwork.engine.kv.disk.file_format import (
+    MAX_PAGES,
+    FileSpan,
+    PageFile,
+    PageFileHeader,
+    checksums_of,
+    file_bytes,
+    page_checksum,
+)
+from graftwork.engine.kv.disk.files import Buffer, FaultTolerantFiles, FileSystem, LocalFiles
+from graftwork.engine.kv.disk.index import DiskIndex
+from graftwork.engine.kv.disk.lock import FolderLock
+from graftwork.engine.kv.disk.recovery import FolderScan, file_name, is_our_name
+from graftwork.platform.clock import Clock, SystemClock
+
+_FILE_BYTES = 64 * 2**20
+"""The size at which a file is closed. A file is evicted as a whole and lost as a whole to one bad sector."""
+_FILES_AT_LEAST = 16
+"""A small budget still has room for this many files, so that an eviction never takes all of it."""
+_DIGEST_BYTES = 32
+
+
+class DiskStore:
+    """The pages on disk of one engine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        layout: bytes,
+        files: FileSystem | None = None,
+        clock: Clock | None = None,
+        reserve_share: float = 0.0,
+    ) -> None:
+        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, the page size
+        included.
+
+        `reserve_share` of `max_bytes` is divided equally among the domains that have files.
+        """
+        assert len(layout) == _DIGEST_BYTES, "a layout is a digest of 32 bytes"
+        self._layout = layout
+        self._clock = clock or SystemClock()
+        self._monitor = DiskMonitor(self._clock)
+        self._files = FaultTolerantFiles(files or LocalFiles(folder), self._monitor)
+        self._folder_lock = FolderLock(folder)
+        self._index = DiskIndex(max_bytes, int(reserve_share * max_bytes))
+        self._file_bytes = min(_FILE_BYTES, max_bytes // _FILES_AT_LEAST)
+        self._writing = threading.Lock()
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes in the folder, a file that is being written included."""
+        return self._index.bytes_used
+
+    @property
+    def num_pages(self) -> int:
+        """Pages for which `holds` is true."""
+        return self._index.num_pages
+
+    @property
+    def counters(self) -> DiskCounters:
+        return self._monitor.snapshot()
+
+    def bytes_of(self, domain: bytes) -> int:
+        """Returns the bytes of all files of a domain."""
+        return self._index.bytes_of(domain)
+
+    def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
+        """Sets the most that a domain may have. None removes the limit.
+
+        What exceeds the limit goes first when room is needed, or with `enforce_limits`.
+        """
+        self._index.set_limit(domain, num_bytes)
+
+    def set_reserve(self, domain: bytes, num_bytes: int) -> None:
+        """Sets the bytes that others cannot take from a domain."""
+        self._index.set_reserve(domain, num_bytes)
+
+    def open(self, timeout_s: float = 0.0) -> None:
+        """Opens the folder and finds the pages of an earlier process. Waits up to `timeout_s` for that process to end.
+
+        Removes incomplete and damaged files. Keeps files of other layouts until room is needed. Ignores files with
+        other names; they do not count. Raises InvalidRequest if the folder cannot be used.
+        """
+        self._folder_lock.acquire(timeout_s)
+        for file in FolderScan(self._files, self._monitor, self._layout).page_files():
+            self._index.add(file)
+        with self._writing:
+            self._remove_all(self._index.empty_files())
+            self._evict(self._index.victims_for(None, 0, ()) or [])
+
+    def close(self) -> None:
+        """Releases the folder. The files stay."""
+        self._folder_lock.release()
+
+    def holds(self, key: PageKey) -> bool:
+        """Whether a page is stored, as far as is known without reading it. O(1), from any thread."""
+        return self._index.holds(key)
+
+    def write(
+        self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
+    ) -> int:
+        """Stores pages that follow each other in one prompt, first page first. Returns how many are new.
+
+        `above` are the keys of all pages before them; without those the new pages are worthless. All pages of one call
+        have the same size. Pages that are stored already are skipped. None of these pages is evicted during the call,
+        and all of them count as just used. Stores less if no more room can be made, and stops when the disk refuses.
+        """
+        assert len(domain) == _DIGEST_BYTES, "a domain is a digest of 32 bytes"
+        path = [*above, *keys]
+        with self._writing:
+            self._remove_all(self._index.empty_files())
+            kept = self._index.names_holding(path)
+            views = {key: memoryview(page).cast("B") for key, page in zip(keys, pages, strict=True)}
+            fresh = [(key, view) for key, view in views.items() if not self._index.holds(key)]
+            files: list[PageFile] = []
+            stored = 0
+            while stored < len(fresh) and (file := self._write_file(domain, fresh[stored:], kept)) is not None:
+                kept.add(file.name)
+                files.append(file)
+                stored += file.num_pages
+            self._finish_write(path, files)
+        self._monitor.add("written", stored)
+        return stored
+
+    def read(self, key: PageKey, into: memoryview) -> bool:
+        """Reads one page into `into`. Returns False if it is not stored or was damaged."""
+        return self.read_run([key], into) == 1
+
+    def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
+        """Reads the longest available prefix of `keys` into `into`, which must have room for all of them.
+
+        Returns how many pages are correct; the bytes after them are undefined. Removes a file in which anything is
+        wrong.
+        """
+        space = into.cast("B")
+        spans = self._index.spans(keys)
+        self._touch(span.file for span in spans)
+        done = 0
+        for span in spans:
+            page_bytes = span.header.page_bytes
+            assert len(space) == len(keys) * page_bytes, f"a page has {page_bytes} bytes"
+            got = self._read_span(span, space[done * page_bytes : (done + span.count) * page_bytes])
+            done += got
+            if got < span.count:
+                break
+        self._monitor.add("read", done)
+        return done
+
+    def touch(self, keys: Sequence[PageKey]) -> None:
+        """Marks pages as just used although they were read from another tier."""
+        self._touch(span.file for span in self._index.spans(keys))
+
+    def forget(self, key: PageKey) -> None:
+        """Stops answering for a page. Its bytes go when all pages of its file are forgotten; a restart before that
+        finds it again."""
+        self._index.forget(key)
+
+    def forget_domain(self, domain: bytes) -> int:
+        """Stops answering for all pages of a domain. Returns how many there were."""
+        return self._index.forget_domain(domain)
+
+    def sweep(self) -> None:
+        """Removes files of which every page was forgotten."""
+        with self._writing:
+            self._remove_all(self._index.empty_files())
+
+    def enforce_limits(self) -> int:
+        """Evicts what domains have above their limits. Returns how many pages were evicted."""
+        with self._writing:
+            return self._evict(self._index.victims_over_limits())
+
+    def check_integrity(self) -> None:
+        """Recounts the index and compares it with the folder. Call it only while nothing is written."""
+        self._index.check_integrity()
+        there = sum(entry.num_bytes for entry in self._files.entries() if is_our_name(entry.name))
+        assert there <= self.bytes_used, f"{there} bytes lie in the folder and {self.bytes_used} are counted"
+        assert self.bytes_used <= self._index.max_bytes, "more is used than allowed"
+
+    def _write_file(
+        self, domain: bytes, fresh: Sequence[tuple[PageKey, memoryview]], kept: set[str]
+    ) -> PageFile | None:
+        """Writes one file of as many of the first pages as fit; None if none could be written."""
+        page_bytes = len(fresh[0][1])
+        assert page_bytes > 0
+        assert all(len(view) == page_bytes for _, view in fresh), "the pages of one file are of one size"
+        count = self._make_room(domain, len(fresh), page_bytes, kept)
+        if count == 0:
+            return None
+        keys, views = zip(*fresh[:count], strict=True)
+        header = PageFileHeader(self._layout, domain, page_bytes, keys, checksums_of(views))
+        stamp = self._index.new_stamp(self._now_ns())
+        file = PageFile(file_name(keys[-1], stamp), header.file_bytes, header, stamp)
+        return file if self._index.claim(file) and self._put(file, [header.encode(), *views]) else None
+
+    def _make_room(self, domain: bytes, num_pages: int, page_bytes: int, kept: set[str]) -> int:
+        """Makes room for one file, of fewer pages if needed. Returns how many pages it may hold."""
+        count = min(num_pages, MAX_PAGES, max(self._file_bytes // page_bytes, 1))
+        while count > 0:
+            victims = self._index.victims_for(domain, file_bytes(count, page_bytes), kept)
+            if victims is not None:
+                self._evict(victims)
+                return count
+            count //= 2
+        return 0
+
+    def _put(self, file: PageFile, contents: Sequence[Buffer]) -> bool:
+        """Writes and publishes a claimed file. If a failed write cannot be cleaned up, its bytes stay counted until a
+        restart."""
+        if self._files.put(file.name, contents, file.used_at_ns):
+            self._index.publish(file)
+            return True
+        if self._files.remove_remains(file.name):
+            self._index.free(file)
+        return False
+
+    def _finish_write(self, path: Sequence[PageKey], files: list[PageFile]) -> None:
+        """Syncs new names to disk. Marks all files of a path as used, so that its first file is evicted last."""
+        self._touch([*(span.file for span in self._index.spans(path)), *files])
+        if files:
+            self._files.sync()
+
+    def _read_span(self, span: FileSpan, space: memoryview) -> int:
+        """Returns how many pages are correct, counted from the first."""
+        file, header, size = span.file, span.header, span.header.page_bytes
+        num_bytes = self._files.read(file.name, header.page_offset(span.first), space)
+        if num_bytes is None:
+            self._remove(file)
+            return 0
+        for number in range(span.count):
+            page = space[number * size : (number + 1) * size]
+            is_whole = num_bytes >= (number + 1) * size
+            if not is_whole or page_checksum(page) != header.checksums[span.first + number]:
+                if self._remove(file):
+                    self._monitor.record_corrupt(
+                        file.name, "a page is wrong" if is_whole else "the file is cut off or gone"
+                    )
+                return number
+        return span.count
+
+    def _touch(self, files: Iterable[PageFile]) -> None:
+        """Marks files as used, the first one last: later pages are worthless without earlier ones."""
+        for file in reversed(list(dict.fromkeys(files))):
+            stamp = self._index.touch(file, self._now_ns())
+            if stamp is not None:
+                self._files.stamp(file.name, stamp)
+
+    def _now_ns(self) -> int:
+        return int(self._clock.now() * 1e9)
+
+    def _evict(self, victims: list[PageFile]) -> int:
+        lost = self._remove_all(victims)
+        self._monitor.add("evicted", lost)
+        return lost
+
+    def _remove_all(self, files: list[PageFile]) -> int:
+        """Removes files. Returns how many findable pages they had."""
+        lost = 0
+        for file in files:
+            num_live = file.num_live
+            if self._remove(file):
+                lost += num_live
+        return lost
+
+    def _remove(self, file: PageFile) -> bool:
+        """Hides a file and then removes it. Returns False if another thread has hidden it already."""
+        if not self._index.retire(file):
+            return False
+        if self._files.remove(file.name):
+            self._index.free(file)
+        else:
+            self._index.mark_unremovable(file, self._now_ns())
+        return True

@@ -1,0 +1,52 @@
+"""Decides which requests may share cached KV: those with the same cache scope.
+
+A scope is a digest of the model, the KV layout, the isolation domain and the adapters. Every part is preceded by its
+length and the whole by a tag, so two different lists of parts never hash the same bytes. Source: vllm#44701, where an
+adapter's name and a salt were joined without lengths and two caches were mixed.
+"""
+
+import hashlib
+import struct
+
+from graftwork.engine.core.prefix_keys import CacheScope, PrefixScope
+from graftwork.engine.core.requests import AdapterUse, EngineRequest
+from graftwork.platform.ids import IsolationDomain
+
+_TAG = b"graftwork/cache-scope/1"
+_PUBLIC_TAG = b"graftwork/public-scope/1"
+
+
+def framed_digest(tag: bytes, *parts: bytes) -> bytes:
+    """Returns the SHA-256 of a tag and some parts, each preceded by its length."""
+    digest = hashlib.sha256()
+    for part in (tag, *parts):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
+
+
+class CacheScopes:
+    """Makes the scopes of one engine. Its model, KV dtype and page layout are part of every scope."""
+
+    def __init__(self, model_fingerprint: str, kv_layout: str) -> None:
+        self._engine = (model_fingerprint.encode(), kv_layout.encode())
+
+    def scope(self, domain: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
+        """Returns the scope of one isolation domain under some adapters; no adapters means the base model."""
+        return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
+
+    def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
+        """Returns the scopes of a request's pages. A page that is only partly public stays in the domain's own scope."""
+        own = self.scope(request.domain, request.adapters)
+        return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
+
+    def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
+        """Returns scopes in which all domains share the first `public_pages` pages."""
+        if not public_pages:
+            return PrefixScope(own)
+        public = CacheScope(framed_digest(_PUBLIC_TAG, *self._engine, *_parts(adapters)))
+        return PrefixScope(own, public, public_pages)
+
+
+def _parts(adapters: tuple[AdapterUse, ...]) -> list[bytes]:
+    return [part for use in adapters for part in (use.digest.encode(), struct.pack(">d", use.weight))]

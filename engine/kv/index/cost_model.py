@@ -1,0 +1,199 @@
+"""Decides how much of a cached prefix to load and how much to compute again.
+
+Owns the estimated costs. A load costs a fixed time and a time for each page. A prefill costs a fixed time, a time for
+each token, and a time for each position that a token attends to. The engine measures its own device at start
+(`fit_transfer`, `fit_prefill`) and corrects the estimates while it runs (CostTracker).
+
+A token can only be computed after all tokens before it. So what is loaded is always the first part of what is missing,
+and the rest is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, groupby
+
+import numpy as np
+
+from graftwork.engine.core.tiers import Tier
+
+_SHORTEST_S = 1e-9
+"""The lower bound of every cost. Without it, a fit to noise could make an operation look free."""
+
+_MOST = 8.0
+"""One observation counts at most as this many times slower or faster than expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCost:
+    """The cost of loading pages from one tier to the device."""
+
+    fixed_s: float
+    page_s: float
+
+    def seconds(self, num_pages: int) -> float:
+        """Returns the seconds that a load takes; 0 for no pages."""
+        return self.fixed_s + num_pages * self.page_s if num_pages > 0 else 0.0
+
+    def scaled(self, factor: float) -> "TransferCost":
+        """Returns the cost on hardware that is slower by `factor`."""
+        return TransferCost(self.fixed_s * factor, self.page_s * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """The cost of computing tokens."""
+
+    token_s: float
+    attended_s: float
+    """Seconds for each pair of a token and a position that it attends to."""
+    fixed_s: float
+
+    def seconds(self, num_tokens: int, context_tokens: int) -> float:
+        """Returns the seconds to compute `num_tokens` after `context_tokens`; 0 for no tokens."""
+        if num_tokens <= 0:
+            return 0.0
+        return self.token_s * num_tokens + self.attended_s * _attended(num_tokens, context_tokens) + self.fixed_s
+
+    def scaled(self, factor: float) -> "PrefillCost":
+        """Returns the cost on hardware that is slower by `factor`."""
+        return PrefillCost(self.token_s * factor, self.attended_s * factor, self.fixed_s * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCost:
+    """The costs of all ways to bring a prefix to the device."""
+
+    host: TransferCost
+    disk: TransferCost
+    prefill: PrefillCost
+
+    def of_tier(self, tier: Tier) -> TransferCost:
+        """Returns the cost of loading from a tier; zero for the device."""
+        return {Tier.DEVICE: TransferCost(0.0, 0.0), Tier.HOST: self.host, Tier.DISK: self.disk}[tier]
+
+    def best_prefix(self, pages_by_tier: Sequence[Tier], total_tokens: int, page_tokens: int) -> int:
+        """Returns how many missing pages to load, from the first on. The rest is computed.
+
+        `pages_by_tier` is the nearest tier of each page of the cached prefix. `total_tokens` is the length of the
+        prompt, uncached tokens included. Among equally fast choices it returns the smallest.
+
+        Only the borders between tiers are tried. Within one tier, load time grows linearly and the time saved per page
+        rises, because later tokens attend to more. So the minimum is at a border.
+        """
+        best, best_s = 0, float("inf")
+        counts = dict.fromkeys(Tier, 0)
+        runs = [(tier, len(list(run))) for tier, run in groupby(pages_by_tier)]
+        for tier, num_pages in [*runs, (None, 0)]:
+            if tier is not Tier.DEVICE:
+                context = sum(counts.values()) * page_tokens
+                loading = self.host.seconds(counts[Tier.HOST]) + self.disk.seconds(counts[Tier.DISK])
+                seconds = loading + self.prefill.seconds(total_tokens - context, context)
+                if seconds < best_s:
+                    best, best_s = counts[Tier.HOST] + counts[Tier.DISK], seconds
+            if tier is not None:
+                counts[tier] += num_pages
+        return best
+
+
+UNMEASURED = LoadCost(TransferCost(0.0, 1.0), TransferCost(0.0, 1.0), PrefillCost(1.0, 0.0, 0.0))
+"""The costs of an engine that has not been measured and serves no requests yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSample:
+    """One measured load."""
+
+    num_pages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSample:
+    """One measured prefill of `num_tokens` after `context_tokens`."""
+
+    num_tokens: int
+    context_tokens: int
+    seconds: float
+
+
+def fit_transfer(samples: Sequence[TransferSample]) -> TransferCost:
+    """Fits a cost to measurements by least relative error."""
+    features = [[1.0, float(sample.num_pages)] for sample in samples]
+    fixed_s, page_s = fit_costs(features, [sample.seconds for sample in samples])
+    return TransferCost(fixed_s, max(page_s, _SHORTEST_S))
+
+
+def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
+    """Fits a cost to measurements by least relative error."""
+    features = [
+        [float(sample.num_tokens), _attended(sample.num_tokens, sample.context_tokens), 1.0] for sample in samples
+    ]
+    token_s, attended_s, fixed_s = fit_costs(features, [sample.seconds for sample in samples])
+    return PrefillCost(max(token_s, _SHORTEST_S), attended_s, fixed_s)
+
+
+class CostTracker:
+    """The present estimate. It follows the observed times.
+
+    An observation scales all costs of its kind by one factor: the ratio of seen to expected time, to the power of
+    `smoothing`. The ratio is limited to 8, so one stall does not reverse a decision.
+    """
+
+    def __init__(self, cost: LoadCost, smoothing: float = 0.1) -> None:
+        self._cost = cost
+        self._smoothing = smoothing
+
+    @property
+    def cost(self) -> LoadCost:
+        """The costs to decide with now."""
+        return self._cost
+
+    def start_from(self, cost: LoadCost) -> None:
+        """Replaces the estimate with measured costs."""
+        self._cost = cost
+
+    def observe_load(self, tier: Tier, num_pages: int, seconds: float) -> None:
+        """Corrects the estimate after a load of `num_pages` from the host or the disk."""
+        assert tier is not Tier.DEVICE, "what is on the device is not loaded"
+        transfer = self._cost.of_tier(tier)
+        if num_pages > 0:
+            moved = transfer.scaled(self._factor(seconds, transfer.seconds(num_pages)))
+            self._cost = replace(self._cost, host=moved) if tier is Tier.HOST else replace(self._cost, disk=moved)
+
+    def observe_prefill(self, num_tokens: int, context_tokens: int, seconds: float) -> None:
+        """Corrects the estimate after a prefill."""
+        if num_tokens > 0:
+            expected = self._cost.prefill.seconds(num_tokens, context_tokens)
+            self._cost = replace(self._cost, prefill=self._cost.prefill.scaled(self._factor(seconds, expected)))
+
+    def _factor(self, seen_s: float, expected_s: float) -> float:
+        ratio = max(seen_s, _SHORTEST_S) / max(expected_s, _SHORTEST_S)
+        return float(min(max(ratio, 1 / _MOST), _MOST) ** self._smoothing)
+
+
+def _attended(num_tokens: int, context_tokens: int) -> float:
+    """Returns how many positions all new tokens attend to together: the context and, on average, half of the new
+    tokens."""
+    return num_tokens * (context_tokens + num_tokens / 2)
+
+
+def fit_costs(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Returns non-negative weights of the features whose sums are nearest to the measured seconds, by relative error.
+
+    Relative error lets short measurements determine the fixed cost as well as long ones determine the rest. Tries every
+    subset of features, which is exact and cheap for two or three of them.
+    """
+    assert features, "costs cannot be fitted to nothing"
+    scale = 1.0 / np.maximum(np.asarray(seconds, dtype=np.float64), 1e-12)
+    design = np.asarray(features, dtype=np.float64) * scale[:, None]  # [num_samples, num_features]
+    target = np.asarray(seconds, dtype=np.float64) * scale
+    num_features = design.shape[1]
+    best, best_error = np.zeros(num_features), float(np.sum(target**2))
+    for size in range(1, num_features + 1):
+        for chosen in map(list, combinations(range(num_features), size)):
+            found, *_ = np.linalg.lstsq(design[:, chosen], target, rcond=None)
+            error = float(np.sum((design[:, chosen] @ found - target) ** 2))
+            if bool(np.all(found >= 0.0)) and error < best_error:
+                best, best_error = np.zeros(num_features), error
+                best[chosen] = found
+    return tuple(float(weight) for weight in best)

@@ -1,0 +1,265 @@
+"""Finds the idle page of a tier that is evicted next.
+
+Owns the order of the idle pages of one tier, and counts the pages of each domain.
+
+Each domain has a reserve: an equal part of `reserve_share` of the tier. A page is taken from a domain that holds more
+than its reserve, or from the domain that asks. An adapter that needs frames belongs to no domain; KvSizes limits
+adapters so that all reserves fit. Among the pages that may go, the lowest rank is evicted first (see EvictionPolicy),
+and only pages without a child on the tier.
+
+Domains are kept in a heap by a lower bound of their lowest rank, and a bound is raised only when it is read. So the
+cost of an eviction does not grow with the number of domains.
+
+Invariant: no domain falls below its reserve because of another one.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import Protocol
+
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.page_pool import PagePool
+from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
+
+EvictionRank = tuple[int, float, int]
+"""Class, value within the class, time of last use. Lower is evicted first."""
+
+Ranking = Callable[[Node, Tier], EvictionRank]
+
+_Entry = tuple[EvictionRank, int, Node]
+
+
+class EvictionQueue:
+    """The evictable pages of one tier, by domain and rank. An entry may be stale and is checked when it is read."""
+
+    def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
+        """`reserved_pages` of the tier are divided equally among the domains that have pages there."""
+        self.tier = tier
+        self._pool = pool
+        self._ranking = ranking
+        self._reserved_pages = reserved_pages
+        self._used: dict[Domain, int] = {}
+        self._heaps: dict[Domain, list[_Entry]] = {}
+        self._queue: list[tuple[EvictionRank, int, Domain]] = []
+        """Domains above their reserve, each with a lower bound of its lowest rank. Entries may be stale."""
+        self._bounds: dict[Domain, EvictionRank] = {}
+        """The bound of each domain's valid entry in `_queue`."""
+        self._protected: set[Domain] = set()
+        """Domains that were found at or below their reserve and are not in `_queue`."""
+        self._numbers = count()
+
+    def used_pages(self, domain: Domain) -> int:
+        """Returns how many of the tier's pages the tree holds for a domain."""
+        return self._used.get(domain, 0)
+
+    def reserve_pages(self) -> int:
+        """Returns how many pages each present domain cannot lose to others."""
+        return self._reserved_pages // max(len(self._used), 1)
+
+    def protected_pages(self) -> int:
+        """Returns how many pages may be impossible to evict for others.
+
+        These are each domain's pages up to its reserve, and all public pages, because other pages may depend on them.
+        """
+        reserve = self.reserve_pages()
+        return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())
+
+    def count_copy(self, node: Node, change: int) -> None:
+        """Records that the tree has gained (+1) or lost (-1) a copy on this tier."""
+        domain, is_new = node.domain, node.domain not in self._used
+        used = self._used.get(domain, 0) + change
+        if used:
+            self._used[domain] = used
+            # A new domain makes every reserve smaller.
+            self._recheck_protected(self._protected if is_new else [domain])
+        else:
+            del self._used[domain]
+            self._heaps.pop(domain, None)
+            self._bounds.pop(domain, None)
+            self._protected.discard(domain)
+
+    def add(self, node: Node) -> None:
+        """Queues a page if it is evictable. Call it when a page became idle, became a leaf, or lost rank."""
+        if self._is_evictable(node):
+            heap = self._heaps.setdefault(node.domain, [])
+            heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
+            if len(heap) > 64 + 4 * self.used_pages(node.domain):
+                self._rebuild(node.domain)
+            self._enqueue(node.domain)
+
+    # ---- victims ----------------------------------------------------------------------------------------------
+
+    def victim_domain(self, domain: Domain | None) -> Domain | None:
+        """Returns the domain that loses a page so that `domain` gets one; None if no page may go.
+
+        None as `domain` stands for an adapter.
+        """
+        first = self._first_above_reserve()
+        own = None if domain is None else self._lowest_entry(domain)
+        if own is None or (first is not None and self._heaps[first][0][:2] < own[:2]):
+            return first
+        return domain
+
+    def victim_domain_ignoring_reserves(self) -> Domain | None:
+        """Returns the domain with the lowest-ranked page of all; None if no page is idle. O(number of domains)."""
+        tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
+        return min(tops)[2] if tops else None
+
+    def lowest_rank(self, domain: Domain) -> EvictionRank:
+        """Returns the rank of a domain's first page. Call it only after `victim_domain` has named the domain."""
+        return self._heaps[domain][0][0]
+
+    def pop(self, domain: Domain) -> Node:
+        """Removes and returns that page. The caller must evict it or add it again."""
+        return heapq.heappop(self._heaps[domain])[2]
+
+    def pop_or_none(self, domain: Domain) -> Node | None:
+        """Removes and returns the first page of a domain; None if it has no evictable page."""
+        return None if self._lowest_entry(domain) is None else self.pop(domain)
+
+    def _first_above_reserve(self) -> Domain | None:
+        reserve = self.reserve_pages()
+        while self._queue:
+            bound, _, domain = self._queue[0]
+            if self._bounds.get(domain) != bound:
+                heapq.heappop(self._queue)  # a lower bound was entered later
+                continue
+            top = self._lowest_entry(domain) if self.used_pages(domain) > reserve else None
+            if top is not None and top[0] == bound:
+                return domain
+            heapq.heappop(self._queue)
+            del self._bounds[domain]
+            if top is not None:
+                self._enqueue(domain)
+            elif self.used_pages(domain) <= reserve:
+                self._protected.add(domain)
+        return None
+
+    def _enqueue(self, domain: Domain) -> None:
+        """Puts a domain into `_queue`, or lowers its bound, to match its first entry."""
+        heap = self._heaps.get(domain)
+        if not heap or domain in self._protected:
+            return
+        rank = heap[0][0]
+        if domain not in self._bounds or rank < self._bounds[domain]:
+            self._bounds[domain] = rank
+            heapq.heappush(self._queue, (rank, next(self._numbers), domain))
+
+    def _recheck_protected(self, domains: Iterable[Domain]) -> None:
+        reserve = self.reserve_pages()
+        for domain in [one for one in domains if one in self._protected and self.used_pages(one) > reserve]:
+            self._protected.remove(domain)
+            self._enqueue(domain)
+
+    def _lowest_entry(self, domain: Domain) -> _Entry | None:
+        """Returns the first valid entry of a domain's heap and leaves it there. Removes or updates stale entries before
+        it."""
+        heap = self._heaps.get(domain, [])
+        while heap:
+            rank, _, node = heap[0]
+            if not self._is_evictable(node):
+                heapq.heappop(heap)
+            elif (now := self._ranking(node, self.tier)) > rank:
+                heapq.heapreplace(heap, (now, next(self._numbers), node))
+            else:
+                return heap[0]
+        return None
+
+    def _is_evictable(self, node: Node) -> bool:
+        page = node.page(self.tier)
+        return node.in_tree and page is not None and node.is_leaf_on(self.tier) and self._pool.is_idle(page)
+
+    def _rebuild(self, domain: Domain) -> None:
+        nodes = dict.fromkeys(node for _, _, node in self._heaps[domain] if self._is_evictable(node))
+        self._heaps[domain] = [(self._ranking(node, self.tier), next(self._numbers), node) for node in nodes]
+        heapq.heapify(self._heaps[domain])
+
+    def check_integrity(self, nodes: list[Node]) -> None:
+        """Checks counts and that every evictable page can be found. `nodes` are all that have a copy on the tier."""
+        used: dict[Domain, int] = {}
+        for node in nodes:
+            used[node.domain] = used.get(node.domain, 0) + 1
+            if self._is_evictable(node):
+                assert any(entry[2] is node for entry in self._heaps.get(node.domain, [])), (
+                    "an evictable page is not queued"
+                )
+        assert used == self._used, "pages of domains were counted wrongly"
+        queued = {(bound, domain) for bound, _, domain in self._queue}
+        for domain in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
+            top = self._lowest_entry(domain)
+            if top is not None:
+                bound = self._bounds.get(domain)
+                assert bound is not None, "a domain above its reserve cannot be found"
+                assert bound <= top[0], "a domain is found too late"
+                assert (bound, domain) in queued, "a domain is not in the queue"
+
+
+class LeaseExpiryQueue:
+    """Remembers when each lease ends, so that the rank of its pages is lowered then.
+
+    A path is remembered by its last node. Leases that have ended stay here until `pop_expired` returns them.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, int, Node]] = []
+        self._numbers = count()
+
+    def add(self, until: float, last: Node) -> None:
+        """Enters a lease on a path. It ends at `until`, in seconds; `last` is the path's last node."""
+        heapq.heappush(self._ends, (until, next(self._numbers), last))
+
+    def pop_expired(self, now: float) -> Iterator[Node]:
+        """Yields the last node of each path whose lease has ended by `now`, and forgets it."""
+        while self._ends and self._ends[0][0] <= now:
+            yield heapq.heappop(self._ends)[2]
+
+
+class Evictable(Protocol):
+    """Something that holds memory which it can give up in parts."""
+
+    def next_rank(self) -> EvictionRank | None:
+        """Returns the rank of what it would evict next; None if it cannot evict anything."""
+        ...
+
+    def evict_next(self) -> None:
+        """Evicts what the last `next_rank` described."""
+        ...
+
+
+class FrameUser(Evictable, Protocol):
+    """Uses frames of a tier beside the pages, and evicts in the same order as they do."""
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages that would become free if it evicted all that it can."""
+        ...
+
+    @property
+    def claimed_pages(self) -> int:
+        """Pages that it has waited for so long that no new request may take them."""
+        ...
+
+
+class NoFrameUser:
+    """The frame user of a tier that holds pages only."""
+
+    evictable_pages = 0
+    claimed_pages = 0
+
+    def next_rank(self) -> EvictionRank | None:
+        return None
+
+    def evict_next(self) -> None:
+        """Has nothing to evict."""
+
+
+def evict_one(candidates: Sequence[Evictable]) -> bool:
+    """Evicts the lowest-ranked of all candidates, the first one at a tie. Returns False if none can evict anything."""
+    ranked = [
+        (rank, place) for place, candidate in enumerate(candidates) if (rank := candidate.next_rank()) is not None
+    ]
+    if not ranked:
+        return False
+    candidates[min(ranked)[1]].evict_next()
+    return True

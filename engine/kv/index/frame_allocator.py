@@ -1,0 +1,180 @@
+"""Allocates runs of consecutive frames to adapters. Adapters and KV pages share the frames of one device.
+
+Free frames may lie anywhere, so pages inside the chosen run are moved to free frames and get new numbers, even pages in
+use. If adapters are so scattered that no run fits between them, they are moved to the top of the device. All moves run
+on the loop's thread between steps and in the order of the device's stream, so a step sees old numbers or new numbers
+only.
+
+Invariants: a page that is being copied never moves; no frame has two users; all listeners know the new places when
+`allocate` returns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.page_pool import Occupancy
+from graftwork.engine.kv.index.page_store import PageStore
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FrameRun:
+    """Frames [first, end)."""
+
+    first: int
+    num_frames: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.num_frames
+
+    @property
+    def pages(self) -> Iterator[PageId]:
+        return map(PageId, range(self.first, self.end))
+
+
+class FrameMover(Protocol):
+    """Moves the content of frames; see DeviceMemory."""
+
+    def move(self, moves: Iterable[tuple[int, int]]) -> None: ...
+
+
+class FrameAllocator:
+    """Owns the runs that adapters hold, and moves pages and runs to make place for new ones."""
+
+    def __init__(self, page_store: PageStore, frames: FrameMover) -> None:
+        self._page_store = page_store
+        self._frames = frames
+        self._runs: set[FrameRun] = set()
+        self.on_pages_moved: Callable[[Mapping[PageId, PageId]], None] = lambda moves: None
+        """Called with the new number of each moved page, by its old number. The tree is up to date by then."""
+        self.on_runs_moved: Callable[[Mapping[FrameRun, FrameRun]], None] = lambda moves: None
+        """Called with the new run of each moved run."""
+        self.num_relocated_pages = 0
+        self.num_moved_runs = 0
+
+    def allocate(self, num_frames: int) -> FrameRun | None:
+        """Returns a run of frames. At least `num_frames` frames must be free, anywhere on the device.
+
+        Returns None and changes nothing if running copies block every run. They end by themselves, so try again after
+        the next message.
+        """
+        pool = self._page_store.device
+        assert num_frames <= pool.free_pages, f"{num_frames} frames wanted, {pool.free_pages} free"
+        first = cheapest_window(pool.occupancy(), num_frames)
+        if first is None and self._compact(num_frames):
+            first = cheapest_window(pool.occupancy(), num_frames)
+        if first is None:
+            return None
+        run = FrameRun(first, num_frames)
+        self._clear(run)
+        pool.lend(run.pages)
+        self._runs.add(run)
+        return run
+
+    def free(self, run: FrameRun) -> None:
+        """Makes the run's frames free."""
+        self._runs.remove(run)
+        self._page_store.device.reclaim(run.pages)
+
+    def _clear(self, run: FrameRun) -> None:
+        """Moves the pages inside a run to the lowest free frames outside."""
+        occupancy = self._page_store.device.occupancy()
+        inside = np.zeros_like(occupancy.is_held)
+        inside[run.first : run.end] = True
+        sources = np.flatnonzero(occupancy.is_held & inside).tolist()
+        targets = np.flatnonzero(~occupancy.is_held & ~occupancy.is_fixed & ~inside).tolist()
+        moves = dict(zip(_pages(sources), _pages(targets), strict=False))
+        self._frames.move(moves.items())
+        self._rename_pages(moves)
+
+    def _compact(self, num_frames: int) -> bool:
+        """Moves runs to the top if that opens a window of `num_frames`. Otherwise changes nothing and returns False."""
+        pool = self._page_store.device
+        occupancy = pool.occupancy()
+        is_lent = np.zeros_like(occupancy.is_fixed)
+        for run in self._runs:
+            is_lent[run.first : run.end] = True
+        in_flight = occupancy.is_fixed & ~is_lent
+        moves = compacted_runs(self._runs, in_flight)
+        will_be_lent = np.zeros_like(is_lent)
+        for run in self._runs:
+            new = moves.get(run, run)
+            will_be_lent[new.first : new.end] = True
+        if cheapest_window(Occupancy(in_flight | will_be_lent, occupancy.is_held), num_frames) is None:
+            return False
+        displaced = np.flatnonzero(occupancy.is_held & will_be_lent).tolist()
+        vacated = np.flatnonzero(is_lent & ~will_be_lent).tolist()
+        pages = dict(zip(_pages(displaced), _pages(vacated), strict=False))
+        slides = [slide for run, target in moves.items() for slide in zip(run.pages, target.pages, strict=True)]
+        self._frames.move([*slides, *pages.items()])
+        for run in moves:
+            self.free(run)
+        self._rename_pages(pages)
+        for run in moves.values():
+            pool.lend(run.pages)
+            self._runs.add(run)
+        self.num_moved_runs += len(moves)
+        self.on_runs_moved(moves)
+        return True
+
+    def _rename_pages(self, moves: Mapping[PageId, PageId]) -> None:
+        tree = self._page_store.tree
+        for source, target in moves.items():
+            self._page_store.device.relocate(source, target)
+            node = tree.node_of(Tier.DEVICE, source)
+            if node is not None:
+                tree.move_copy(node, Tier.DEVICE, target)
+        self.num_relocated_pages += len(moves)
+        self.on_pages_moved(moves)
+
+    def check_integrity(self) -> None:
+        """Checks that no two runs overlap and that the runs cover all lent frames."""
+        frames = [page for run in self._runs for page in run.pages]
+        assert len(set(frames)) == len(frames), "a frame belongs to two adapters"
+        assert len(frames) == self._page_store.device.lent_pages, "a lent frame is in no run"
+
+
+def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
+    """Returns where the best window of `num_frames` frames starts; None if there is none.
+
+    A window contains no fixed frame. The best one has the fewest held frames; at a tie the highest one.
+    """
+    if num_frames > len(occupancy.is_fixed):
+        return None
+    num_held = np.where(_in_windows(occupancy.is_fixed, num_frames) > 0, -1, _in_windows(occupancy.is_held, num_frames))
+    can_be = num_held >= 0
+    if not can_be.any():
+        return None
+    fewest = num_held[can_be].min()
+    return int(np.flatnonzero(num_held == fewest)[-1])
+
+
+def _in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
+    """Counts the marks in each window of `width`, by the window's start."""
+    sums = np.zeros(len(marks) + 1, dtype=np.int64)
+    np.cumsum(marks, out=sums[1:])
+    return np.subtract(sums[width:], sums[:-width])
+
+
+def compacted_runs(runs: Iterable[FrameRun], in_flight: NDArray[np.bool_]) -> dict[FrameRun, FrameRun]:
+    """Returns the new places of runs that move when all runs slide to the top. Runs keep their order and never pass a
+    page that is being copied."""
+    moves: dict[FrameRun, FrameRun] = {}
+    top = len(in_flight)
+    for run in sorted(runs, reverse=True):
+        first = top - run.num_frames
+        while first > run.first and in_flight[first : first + run.num_frames].any():
+            first = int(np.flatnonzero(in_flight[: first + run.num_frames])[-1]) - run.num_frames
+        top = max(first, run.first)
+        if top != run.first:
+            moves[run] = FrameRun(top, run.num_frames)
+    return moves
+
+
+def _pages(numbers: Iterable[int]) -> Iterator[PageId]:
+    return map(PageId, numbers)

@@ -1,0 +1,234 @@
+"""Allocates the KV pages of one tier and counts their holders.
+
+Owns the state of every page number. Never touches memory: the code in kv/transfer knows what a number means there.
+
+A page is in one of these states:
+
+    free       no holder
+    in flight  a copy reads or writes it
+    idle       only the prefix tree holds it, so it can be evicted; admission counts it as available
+    active     a request or a transfer holds it
+    lent       its frame is part of an adapter
+
+A page that loses its last holder in flight becomes free when the copy ends. Allocation takes the lowest numbers first,
+so long runs of free pages are at the top.
+
+Invariant: total = free + in flight + idle + active + lent.
+"""
+
+import heapq
+from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftwork.engine.core.tiers import PageId
+
+
+class PagesExhausted(Exception):
+    """More pages were requested than are free. The caller must make room first."""
+
+
+class Occupancy(NamedTuple):
+    """The state of all pages, by page number."""
+
+    is_fixed: NDArray[np.bool_]  # [num_pages] lent or in flight: must stay where it is
+    is_held: NDArray[np.bool_]  # [num_pages] has a holder and may be moved
+
+
+class PagePool:
+    """The pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1) per page."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free_heap = [PageId(page) for page in range(num_pages)]
+        """A heap of all free pages. It may also contain pages that were lent or moved to since they were free."""
+        self._in_free_heap = [True] * num_pages
+        self._holders = array("i", [0]) * num_pages
+        self._num_copies = array("i", [0]) * num_pages
+        self._in_tree = [False] * num_pages
+        self._lent = bytearray(num_pages)
+        self._num_free = num_pages
+        self._num_lent = 0
+        self._num_idle = 0
+        self._num_in_flight = 0
+
+    @property
+    def free_pages(self) -> int:
+        """Pages without a holder that no copy uses."""
+        return self._num_free
+
+    @property
+    def idle_pages(self) -> int:
+        """Pages that only the prefix tree holds and no copy uses."""
+        return self._num_idle
+
+    @property
+    def in_flight_pages(self) -> int:
+        """Pages that a copy reads or writes, with or without other holders."""
+        return self._num_in_flight
+
+    @property
+    def active_pages(self) -> int:
+        """Pages that a request or a transfer holds and no copy uses."""
+        return self.num_pages - self._num_free - self._num_idle - self._num_in_flight - self._num_lent
+
+    @property
+    def lent_pages(self) -> int:
+        """Pages whose frames are part of adapters."""
+        return self._num_lent
+
+    @property
+    def num_holders(self) -> int:
+        """Holders of all pages together."""
+        return sum(self._holders)
+
+    def holders(self, page: PageId) -> int:
+        return self._holders[page]
+
+    def is_idle(self, page: PageId) -> bool:
+        """Whether only the prefix tree holds the page and no copy uses it."""
+        return self._in_tree[page] and self._holders[page] == 1 and self._num_copies[page] == 0
+
+    def is_in_flight(self, page: PageId) -> bool:
+        return self._num_copies[page] > 0
+
+    def allocate(self, count: int) -> list[PageId]:
+        """Allocates the lowest free pages, each with one holder. Raises PagesExhausted and allocates none."""
+        if count > self._num_free:
+            raise PagesExhausted(f"{count} pages wanted, {self._num_free} free of {self.num_pages}")
+        taken = [self._lowest_free() for _ in range(count)]
+        for page in taken:
+            self._holders[page] = 1
+        self._num_free -= count
+        return taken
+
+    def hold(self, pages: Iterable[PageId]) -> None:
+        """Adds one holder to each page. The pages must have a holder already."""
+        for page in pages:
+            assert self._holders[page] > 0, f"page {page} is free and cannot be shared"
+            self._num_idle -= self.is_idle(page)
+            self._holders[page] += 1
+
+    def release(self, pages: Iterable[PageId]) -> list[PageId]:
+        """Removes one holder from each page and frees pages without one. Returns the pages that became idle."""
+        became_num_idle: list[PageId] = []
+        for page in pages:
+            assert self._holders[page] > 0, f"page {page} was released twice"
+            self._num_idle -= self.is_idle(page)
+            self._holders[page] -= 1
+            if self.is_idle(page):
+                self._num_idle += 1
+                became_num_idle.append(page)
+            self._free_if_unused(page)
+        return became_num_idle
+
+    def enter_tree(self, page: PageId) -> None:
+        """Makes the prefix tree a holder of the page. The page must have a holder already."""
+        assert not self._in_tree[page], f"page {page} is in the tree already"
+        self.hold([page])
+        self._in_tree[page] = True
+
+    def leave_tree(self, page: PageId) -> None:
+        """Removes the prefix tree from the page's holders."""
+        assert self._in_tree[page], f"page {page} is not in the tree"
+        self._num_idle -= self.is_idle(page)
+        self._in_tree[page] = False
+        self._holders[page] -= 1
+        self._free_if_unused(page)
+
+    def begin_copy(self, pages: Iterable[PageId]) -> None:
+        """Marks held pages as in flight. None of them is allocated again before the copy ends."""
+        for page in pages:
+            assert self._holders[page] > 0, f"page {page} is free and cannot be copied"
+            self._num_idle -= self.is_idle(page)
+            self._num_in_flight += self._num_copies[page] == 0
+            self._num_copies[page] += 1
+
+    def end_copy(self, pages: Iterable[PageId]) -> list[PageId]:
+        """Ends one copy of each page. Returns the pages that became idle."""
+        became_num_idle: list[PageId] = []
+        for page in pages:
+            assert self._num_copies[page] > 0, f"page {page} ended a copy that had not begun"
+            self._num_copies[page] -= 1
+            self._num_in_flight -= self._num_copies[page] == 0
+            if self.is_idle(page):
+                self._num_idle += 1
+                became_num_idle.append(page)
+            self._free_if_unused(page)
+        return became_num_idle
+
+    # ---- frames for adapters ----------------------------------------------------------------------------------
+
+    def lend(self, pages: Iterable[PageId]) -> None:
+        """Lends free pages: their frames become part of an adapter."""
+        for page in pages:
+            assert self._is_free(page), f"page {page} is not free and cannot be lent"
+            self._lent[page] = True
+            self._num_lent += 1
+            self._num_free -= 1
+
+    def reclaim(self, pages: Iterable[PageId]) -> None:
+        """Makes lent pages free."""
+        for page in pages:
+            assert self._lent[page], f"page {page} was not lent"
+            self._lent[page] = False
+            self._num_lent -= 1
+            self._set_free(page)
+
+    def relocate(self, source: PageId, target: PageId) -> None:
+        """Moves the holders of a page to a free one, after its content has moved. No copy may use the page."""
+        assert self._holders[source] > 0, f"page {source} is not held and cannot be moved"
+        assert self._num_copies[source] == 0, f"page {source} is being copied and cannot be moved"
+        assert self._is_free(target), f"page {target} is not free and cannot be moved to"
+        self._holders[target], self._holders[source] = self._holders[source], 0
+        self._in_tree[target], self._in_tree[source] = self._in_tree[source], False
+        self._num_free -= 1
+        self._set_free(source)
+
+    def occupancy(self) -> Occupancy:
+        """Returns which pages must stay where they are and which may be moved."""
+        in_flight = np.frombuffer(self._num_copies, dtype=np.intc) > 0
+        is_held = np.frombuffer(self._holders, dtype=np.intc) > 0
+        return Occupancy(np.frombuffer(self._lent, dtype=np.bool_) | in_flight, is_held & ~in_flight)
+
+    # ---- free pages -------------------------------------------------------------------------------------------
+
+    def _is_free(self, page: PageId) -> bool:
+        return self._holders[page] == 0 and self._num_copies[page] == 0 and not self._lent[page]
+
+    def _lowest_free(self) -> PageId:
+        while True:
+            page = heapq.heappop(self._free_heap)
+            self._in_free_heap[page] = False
+            if self._is_free(page):
+                return page
+
+    def _free_if_unused(self, page: PageId) -> None:
+        if self._holders[page] == 0 and self._num_copies[page] == 0:
+            self._set_free(page)
+
+    def _set_free(self, page: PageId) -> None:
+        self._num_free += 1
+        if not self._in_free_heap[page]:
+            heapq.heappush(self._free_heap, page)
+            self._in_free_heap[page] = True
+
+    def check_integrity(self) -> None:
+        """Recounts all states."""
+        assert sorted(self._free_heap) == [page for page in range(self.num_pages) if self._in_free_heap[page]]
+        free = idle = in_flight = 0
+        for page in map(PageId, range(self.num_pages)):
+            is_used = self._holders[page] > 0 or self._num_copies[page] > 0
+            assert not (self._lent[page] and is_used), f"page {page} is lent, and held or copied"
+            assert self._in_free_heap[page] or not self._is_free(page), f"page {page} is free and cannot be found"
+            assert not (self._in_tree[page] and self._holders[page] == 0), f"page {page} is in the tree, unheld"
+            free += self._is_free(page)
+            idle += self.is_idle(page)
+            in_flight += self._num_copies[page] > 0
+        assert free == self._num_free, f"{self._num_free} free pages counted, {free} found"
+        assert sum(self._lent) == self._num_lent, f"{self._num_lent} lent pages counted, {sum(self._lent)} found"
+        assert idle == self._num_idle, f"{self._num_idle} idle pages counted, {idle} found"
+        assert in_flight == self._num_in_flight, f"{self._num_in_flight} pages in flight counted, {in_flight} found"

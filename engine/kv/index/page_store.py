@@ -1,0 +1,345 @@
+"""Holds the pages of the device and the host: allocation, eviction and the prefix tree.
+
+Owns both page pools, the tree, the eviction queues and the limits of each domain. Never copies a page: what must be
+saved before it is evicted is the offloader's job.
+
+Invariant: an eviction queue notices when a page's rank rises, but must be told when it falls. Every change that lowers
+a rank therefore ends in `requeue`, and expired leases are requeued before room is made.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from graftwork.engine.core.events import MissReason
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.index.eviction_queue import (
+    Evictable,
+    EvictionQueue,
+    EvictionRank,
+    FrameUser,
+    LeaseExpiryQueue,
+    NoFrameUser,
+    Ranking,
+    evict_one,
+)
+from graftwork.engine.kv.index.page_pool import PagePool
+from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node, RadixTree
+from graftwork.platform.clock import Clock
+
+
+class DiskPages(Protocol):
+    """What the engine's loop needs to know of the pages on disk. No method waits for the disk."""
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def bytes_used(self) -> int: ...
+
+    @property
+    def counters(self) -> DiskCounters: ...
+
+    def holds(self, key: PageKey) -> bool:
+        """Whether the page is on disk, as far as is known without reading it."""
+        ...
+
+    def forget(self, key: PageKey) -> None:
+        """Stops answering for a page at once. A later sweep removes its bytes."""
+        ...
+
+    def forget_domain(self, domain: bytes) -> int:
+        """Stops answering for all pages of a domain, given its digest. Returns how many there were."""
+        ...
+
+
+class NoDisk:
+    """A disk of zero bytes."""
+
+    num_pages = 0
+    bytes_used = 0
+    counters = DiskCounters()
+
+    def holds(self, key: PageKey) -> bool:
+        return False
+
+    def forget(self, key: PageKey) -> None:
+        """Has nothing to forget."""
+
+    def forget_domain(self, domain: bytes) -> int:
+        return 0
+
+
+_DEVICE_SIZES = range(1 << 40)
+"""Possible sizes of a device, in pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizes:
+    """The sizes of the tiers in memory, and which part is guaranteed to whom.
+
+    Pages and adapters share the frames of the device. KV is sure of `context_pages` and of the reserve, adapters are
+    sure of the floor. Whoever needs the rest takes it.
+    """
+
+    page_tokens: int
+    page_bytes: int
+    device_pages: int
+    """Frames of the device."""
+    host_pages: int
+    context_pages: int
+    """Pages of one context of full length."""
+    reserve_share: float = 0.5
+    """Share of each tier, in [0, 1]. It is divided equally among the present domains; others cannot evict it."""
+    lora_floor_share: float = 0.0
+    """Share of the device, in [0, 1], that KV leaves to adapters."""
+
+    @property
+    def lora_floor_pages(self) -> int:
+        return min(int(self.lora_floor_share * self.device_pages), max(self.device_pages - self.context_pages, 0))
+
+    @property
+    def device_reserve_pages(self) -> int:
+        """Pages of the device that are divided among the present domains."""
+        most = self.device_pages - self.context_pages - self.lora_floor_pages
+        return max(min(int(self.reserve_share * self.device_pages), most), 0)
+
+    @property
+    def max_lora_pages(self) -> int:
+        """The most that adapters may use. It leaves KV one context and all reserves, and is never below the floor."""
+        return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
+
+    def device_pages_for(self, lora_pages: int) -> int:
+        """Returns the size of the smallest device on which adapters may use `lora_pages`."""
+        return bisect_left(
+            _DEVICE_SIZES, lora_pages, key=lambda pages: replace(self, device_pages=pages).max_lora_pages
+        )
+
+
+_MAX_REMEMBERED_REASONS = 1 << 16
+
+
+class PageStore:
+    """The pages of the device and the host."""
+
+    def __init__(self, sizes: KvSizes, ranking: Ranking, disk: DiskPages, clock: Clock) -> None:
+        self.sizes = sizes
+        self.disk = disk
+        self.device = PagePool(sizes.device_pages)
+        self.host = PagePool(sizes.host_pages)
+        self.tree = RadixTree(self.device, self.host, sizes.page_tokens)
+        self.tree.on_copy_changed = self._copy_changed
+        self._queues = {
+            Tier.DEVICE: EvictionQueue(Tier.DEVICE, self.device, ranking, sizes.device_reserve_pages),
+            Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
+        }
+        self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
+        """What else uses the frames of each tier."""
+        self._clock = clock
+        self._lease_expiries = LeaseExpiryQueue()
+        self._limits: dict[Domain, KvLimits] = {}
+        self._eviction_reasons: OrderedDict[PageKey, MissReason] = OrderedDict()
+
+    def pool(self, tier: Tier) -> PagePool:
+        """Returns the pool of the device or the host."""
+        return self.device if tier is Tier.DEVICE else self.host
+
+    def used_pages(self, tier: Tier, domain: Domain) -> int:
+        """Returns how many of the tier's pages the tree holds for a domain."""
+        return self._queues[tier].used_pages(domain)
+
+    def reserve_pages(self, tier: Tier) -> int:
+        """Returns how many pages of the tier each present domain cannot lose to others."""
+        return self._queues[tier].reserve_pages()
+
+    # ---- room -------------------------------------------------------------------------------------------------
+
+    def make_room(self, tier: Tier, num_pages: int, domain: Domain) -> int:
+        """Evicts the lowest-ranked pages until `num_pages` are free or none may go.
+
+        Returns how many of the `num_pages` are free.
+        """
+        queue = self._queues[tier]
+        pages = _IdlePages(self, tier, lambda: queue.victim_domain(domain))
+        return self._make_room(tier, num_pages, [pages, self.frame_users[tier]])
+
+    def make_room_for_frames(self, tier: Tier, num_pages: int, frame_user: Evictable) -> bool:
+        """Evicts pages and parts of `frame_user` until `num_pages` are free. Returns whether they are.
+
+        Takes pages from domains above their reserve first. If that is too little although nothing is in use, reserved
+        pages follow public ones in the tree, and then any idle page may go: KvSizes leaves enough for KV in every case.
+        """
+        queue, pool = self._queues[tier], self.pool(tier)
+        self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
+        if not pool.active_pages:
+            self._make_room(
+                tier, num_pages, [_IdlePages(self, tier, queue.victim_domain_ignoring_reserves), frame_user]
+            )
+        return pool.free_pages >= num_pages
+
+    def _make_room(self, tier: Tier, num_pages: int, candidates: Sequence[Evictable]) -> int:
+        for last in self._lease_expiries.pop_expired(self._clock.monotonic()):
+            self.requeue_path(last)
+        pool = self.pool(tier)
+        while pool.free_pages < num_pages and evict_one(candidates):
+            continue
+        return min(pool.free_pages, num_pages)
+
+    def lowest_rank(self, tier: Tier, domain: Domain) -> EvictionRank:
+        """Returns the rank of a domain's first evictable page."""
+        return self._queues[tier].lowest_rank(domain)
+
+    def evict_lowest(self, tier: Tier, domain: Domain) -> None:
+        """Evicts that page."""
+        self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
+
+    def could_allocate(self, tier: Tier, num_pages: int) -> bool:
+        """Whether `num_pages` are free, idle or evictable from the frame user. Reserves may still prevent the
+        allocation.
+
+        Leaves the frame user what it claims, in addition to the pages that it could never get.
+        """
+        pool, frame_user = self.pool(tier), self.frame_users[tier]
+        claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
+        missing = num_pages + claimed - pool.free_pages - pool.idle_pages
+        return missing <= 0 or missing <= frame_user.evictable_pages
+
+    def evict(self, node: Node, tier: Tier, reason: MissReason) -> None:
+        """Evicts one idle page that is a leaf on the tier. Remembers the reason if no other copy exists."""
+        other = node.host if tier is Tier.DEVICE else node.device
+        if other is None and not self.disk.holds(node.key):
+            self._remember_reason(node, reason)
+        self.tree.remove_copy(node, tier)
+
+    def forget(self, keys: Iterable[PageKey]) -> None:
+        """Removes pages and all pages after them from every tier. Keeps pages that outlive sessions."""
+        for key in keys:
+            node = self.tree.find(key)
+            if node is None:
+                self.disk.forget(key)
+            elif not node.outlives_sessions:
+                for gone in self.tree.remove_subtree(node):
+                    self.disk.forget(gone.key)
+
+    def set_limits(self, domain: Domain, limits: KvLimits) -> None:
+        """Sets how many bytes a domain may keep on each tier."""
+        if limits == NO_KV_LIMITS:
+            self._limits.pop(domain, None)
+        else:
+            self._limits[domain] = limits
+
+    def excess_pages(self, tier: Tier, domain: Domain) -> int:
+        """Returns how many pages of the tier a domain has above its limit."""
+        limits = self._limits.get(domain, NO_KV_LIMITS)
+        max_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
+        if max_bytes is None:
+            return 0
+        return max(self.used_pages(tier, domain) - max_bytes // self.sizes.page_bytes, 0)
+
+    def enforce_limit(self, tier: Tier, domain: Domain) -> None:
+        """Evicts a domain's own idle pages until it is within its limit or has none left."""
+        while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
+            self.evict(node, tier, MissReason.EVICTED_QUOTA)
+
+    # ---- changes that make pages idle -------------------------------------------------------------------------
+
+    def release(self, tier: Tier, pages: Iterable[PageId]) -> None:
+        """Removes one holder from each page. The tree keeps its pages cached."""
+        self._queue_pages(tier, self.pool(tier).release(pages))
+
+    def end_copy(self, tier: Tier, pages: Iterable[PageId]) -> None:
+        """Ends one copy of each page."""
+        self._queue_pages(tier, self.pool(tier).end_copy(pages))
+
+    def requeue(self, keys: Iterable[PageKey]) -> None:
+        """Queues pages again because their rank has fallen: a session left them, or a lease ended."""
+        for key in keys:
+            node = self.tree.find(key)
+            if node is not None:
+                self._requeue_node(node)
+
+    def requeue_path(self, last: Node) -> None:
+        """Queues a path again because its pages' rank has fallen. `last` is its last node.
+
+        Only the deepest page of the path on each tier can be evicted next, so only that one is queued.
+        """
+        for tier, queue in self._queues.items():
+            node: Node | None = last
+            while node is not None and node.page(tier) is None:
+                node = node.parent
+            if node is not None:
+                queue.add(node)
+
+    def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
+        """Leases the pages of a path. A page with several leases keeps the one that ends last."""
+        for node in nodes:
+            if node.lease is None or node.lease.until < lease.until:
+                node.lease = lease
+        if nodes:
+            self._lease_expiries.add(lease.until, nodes[-1])
+
+    # ---- what was lost ----------------------------------------------------------------------------------------
+
+    def eviction_reason(self, key: PageKey) -> MissReason | None:
+        """Returns why a page was evicted from its last tier; None if that is not remembered."""
+        return self._eviction_reasons.get(key)
+
+    def _remember_reason(self, node: Node, reason: MissReason) -> None:
+        had_lease = node.lease is not None and node.lease.until <= self._clock.monotonic()
+        by_lease = had_lease and reason is MissReason.EVICTED_PRESSURE
+        self._eviction_reasons[node.key] = MissReason.LEASE_EXPIRED if by_lease else reason
+        while len(self._eviction_reasons) > _MAX_REMEMBERED_REASONS:
+            self._eviction_reasons.popitem(last=False)
+
+    # ---- bookkeeping ------------------------------------------------------------------------------------------
+
+    def _queue_pages(self, tier: Tier, pages: Iterable[PageId]) -> None:
+        for page in pages:
+            node = self.tree.node_of(tier, page)
+            if node is not None:
+                self._queues[tier].add(node)
+
+    def _requeue_node(self, node: Node) -> None:
+        for queue in self._queues.values():
+            queue.add(node)
+
+    def _copy_changed(self, node: Node, tier: Tier, change: int) -> None:
+        queue = self._queues[tier]
+        queue.count_copy(node, change)
+        if change > 0:
+            self._eviction_reasons.pop(node.key, None)
+        elif node.parent is not None:
+            queue.add(node.parent)
+        self._requeue_node(node)  # the rank of the copy on the other tier has changed
+
+    def check_integrity(self) -> None:
+        """Recounts the pools, the tree and the queues."""
+        self.device.check_integrity()
+        self.host.check_integrity()
+        self.tree.check_integrity()
+        for tier, queue in self._queues.items():
+            queue.check_integrity(self.tree.nodes_on(tier))
+
+
+class _IdlePages:
+    """The idle pages of some domains, as an Evictable."""
+
+    def __init__(self, page_store: PageStore, tier: Tier, find_victim: Callable[[], Domain | None]) -> None:
+        """`find_victim` is called for each page, because evictions change which domains are above their reserve."""
+        self._page_store = page_store
+        self._tier = tier
+        self._find_victim = find_victim
+        self._domain: Domain | None = None
+
+    def next_rank(self) -> EvictionRank | None:
+        self._domain = self._find_victim()
+        return None if self._domain is None else self._page_store.lowest_rank(self._tier, self._domain)
+
+    def evict_next(self) -> None:
+        assert self._domain is not None, "nothing was promised"
+        self._page_store.evict_lowest(self._tier, self._domain)

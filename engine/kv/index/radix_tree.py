@@ -1,0 +1,246 @@
+"""Maps token prefixes to the pages that hold their KV, on the device and on the host.
+
+Owns the nodes. A node is one page of tokens after a prefix, an edge is one whole page in one scope, so nodes are never
+split. A node has a copy on the device, on the host or on both. The tree is one holder of each copy. Never decides what
+is evicted, and never contains a partial page.
+
+Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts); a
+node without copies is not in the tree. So pages leave a tier leaf by leaf, and every node that `walk` finds is usable.
+Source: the radix cache of SGLang (Zheng et al. 2023), with whole pages as edges as in vLLM's prefix caching.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from graftwork.engine.core.prefix_keys import CacheScope, Edge, PageKey, PageTokens, PrefixScope, edges, page_key
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.page_pool import PagePool
+
+Domain = bytes
+"""Opaque name of the isolation domain that a page is charged to."""
+
+PUBLIC: Domain = b""
+"""The domain that public pages are charged to."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One page of tokens after a prefix."""
+
+    parent: "Node | None"
+    scope: CacheScope
+    tokens: PageTokens
+    key: PageKey
+    depth: int
+    """Number of pages before it."""
+    domain: Domain
+    last_used: int
+    device: PageId | None = None
+    host: PageId | None = None
+    is_loading: bool = False
+    """A copy into the device page has not ended."""
+    is_saving: bool = False
+    """A copy to the host has not ended."""
+    in_tree: bool = True
+    children: "dict[Edge, Node]" = field(default_factory=dict)
+    device_children: int = 0
+    host_children: int = 0
+    outlives_sessions: bool = False
+    """A request without a session has used the page, so closing sessions does not remove it."""
+    lease: "Lease | None" = None
+
+    def page(self, tier: Tier) -> PageId | None:
+        return self.device if tier is Tier.DEVICE else self.host
+
+    def is_leaf_on(self, tier: Tier) -> bool:
+        """Whether no child has a copy on the tier."""
+        return (self.device_children if tier is Tier.DEVICE else self.host_children) == 0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A session's claim on device pages. While it lasts, pages without a lease are evicted first."""
+
+    until: float
+    """End of the lease in seconds, on the engine's monotonic clock."""
+    chance: float
+    """Probability that the session returns by then."""
+
+
+class RadixTree:
+    """A radix tree over pages of `page_tokens` tokens."""
+
+    def __init__(self, device: PagePool, host: PagePool, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self._pools = {Tier.DEVICE: device, Tier.HOST: host}
+        self._roots: dict[Edge, Node] = {}
+        self._nodes: dict[Tier, dict[PageId, Node]] = {Tier.DEVICE: {}, Tier.HOST: {}}
+        self._by_key: dict[PageKey, Node] = {}
+        self._ticks = 0
+        self.on_copy_changed: Callable[[Node, Tier, int], None] = lambda node, tier, change: None
+        """Called for each copy that a tier gains (+1) or loses (-1)."""
+
+    def num_copies(self, tier: Tier) -> int:
+        """Returns how many pages of a tier the tree holds."""
+        return len(self._nodes[tier])
+
+    def node_of(self, tier: Tier, page: PageId) -> Node | None:
+        """Returns the node whose copy this page is; None if there is none."""
+        return self._nodes[tier].get(page)
+
+    def nodes_on(self, tier: Tier) -> list[Node]:
+        """Returns all nodes that have a copy on a tier."""
+        return list(self._nodes[tier].values())
+
+    def find(self, key: PageKey) -> Node | None:
+        """Returns the node with a key; None if there is none."""
+        return self._by_key.get(key)
+
+    def walk(self, scope: PrefixScope, token_ids: Sequence[int]) -> list[Node]:
+        """Returns the nodes of the longest cached prefix of `token_ids`, first page first. Changes nothing."""
+        nodes: list[Node] = []
+        children = self._roots
+        for edge in edges(scope, token_ids, self.page_tokens):
+            node = children.get(edge)
+            if node is None:
+                break
+            nodes.append(node)
+            children = node.children
+        return nodes
+
+    def touch(self, nodes: Sequence[Node]) -> None:
+        """Marks nodes as just used."""
+        self._ticks += 1
+        for node in nodes:
+            node.last_used = self._ticks
+
+    def insert(
+        self, scope: PrefixScope, token_ids: Sequence[int], pages: Sequence[PageId], domain: Domain
+    ) -> list[Node]:
+        """Enters the whole pages of computed tokens and returns their nodes.
+
+        If the tree has a device page for a prefix already, it keeps its own. Otherwise the caller's page becomes the
+        node's device copy. The caller keeps its holds and must release them later.
+        """
+        nodes: list[Node] = []
+        parent: Node | None = None
+        for edge, page in zip(edges(scope, token_ids, self.page_tokens), pages, strict=False):
+            node = self._children(parent).get(edge)
+            if node is None:
+                node = self.add_node(scope, parent, edge, domain)
+            if node.device is None:
+                self.add_copy(node, Tier.DEVICE, page)
+            nodes.append(node)
+            parent = node
+        self.touch(nodes)
+        return nodes
+
+    def add_node(self, scope: PrefixScope, parent: Node | None, edge: Edge, domain: Domain) -> Node:
+        """Adds a node without copies. The caller must add a copy before anything else uses the tree."""
+        depth = 0 if parent is None else parent.depth + 1
+        key = page_key(scope, depth, None if parent is None else parent.key, edge[1])
+        charged = domain if edge[0] == scope.own else PUBLIC
+        node = Node(parent, edge[0], edge[1], key, depth, charged, self._ticks, outlives_sessions=charged == PUBLIC)
+        self._children(parent)[edge] = node
+        self._by_key[key] = node
+        return node
+
+    def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
+        """Makes a held page the node's copy on the tier. The tree becomes one more holder."""
+        self._pools[tier].enter_tree(page)
+        self._nodes[tier][page] = node
+        self._set_copy(node, tier, page)
+        self.on_copy_changed(node, tier, 1)
+
+    def move_copy(self, node: Node, tier: Tier, page: PageId) -> None:
+        """Renumbers a node's copy after the page and its holders have moved."""
+        former = node.page(tier)
+        assert former is not None, f"the node has no copy on the {tier}"
+        del self._nodes[tier][former]
+        self._nodes[tier][page] = node
+        if tier is Tier.DEVICE:
+            node.device = page
+        else:
+            node.host = page
+
+    @property
+    def ticks(self) -> int:
+        """The present value of the counter that sets `last_used`."""
+        return self._ticks
+
+    def remove_copy(self, node: Node, tier: Tier) -> None:
+        """Removes a node's copy from a tier on which it is a leaf. A node without copies leaves the tree."""
+        assert node.is_leaf_on(tier), "a page is dropped only after those below it"
+        page = node.page(tier)
+        assert page is not None, f"the node has no copy on the {tier}"
+        if tier is Tier.DEVICE:
+            node.is_loading = False
+        self._pools[tier].leave_tree(page)
+        del self._nodes[tier][page]
+        self._set_copy(node, tier, None)
+        self.on_copy_changed(node, tier, -1)
+        if node.device is None and node.host is None:
+            self._detach(node)
+
+    def remove_subtree(self, node: Node) -> list[Node]:
+        """Removes a node and all nodes after it, even if other holders keep their pages. Returns them, leaves first."""
+        below = list(_leaves_first(node))
+        for one in below:
+            for tier in (Tier.DEVICE, Tier.HOST):
+                if one.page(tier) is not None:
+                    self.remove_copy(one, tier)
+        return below
+
+    def check_integrity(self) -> None:
+        """Recounts the nodes. Checks that each is reachable and held, and that its ancestors have copies where it has."""
+        seen: dict[Tier, set[PageId]] = {Tier.DEVICE: set(), Tier.HOST: set()}
+        waiting = list(self._roots.values())
+        while waiting:
+            node = waiting.pop()
+            assert len(node.tokens) == self.page_tokens
+            assert node.in_tree
+            assert self._by_key[node.key] is node
+            assert node.device is not None or node.host is not None, "a node without a copy is in the tree"
+            for tier, pages in seen.items():
+                page = node.page(tier)
+                below = sum(child.page(tier) is not None for child in node.children.values())
+                assert below == (node.device_children if tier is Tier.DEVICE else node.host_children)
+                if page is None:
+                    assert below == 0, f"a page is on the {tier} and its parent is not"
+                    continue
+                assert page not in pages, f"page {page} stands twice in the tree"
+                assert self._nodes[tier][page] is node
+                assert self._pools[tier].holders(page) >= 1, f"page {page} is in the tree and free"
+                pages.add(page)
+            waiting.extend(node.children.values())
+        for tier, pages in seen.items():
+            assert len(pages) == len(self._nodes[tier]), f"{len(pages)} nodes on the {tier} can be reached"
+
+    def _children(self, parent: Node | None) -> dict[Edge, Node]:
+        return self._roots if parent is None else parent.children
+
+    def _set_copy(self, node: Node, tier: Tier, page: PageId | None) -> None:
+        change = 1 if page is not None else -1
+        if tier is Tier.DEVICE:
+            node.device = page
+            if node.parent is not None:
+                node.parent.device_children += change
+        else:
+            node.host = page
+            if node.parent is not None:
+                node.parent.host_children += change
+
+    def _detach(self, node: Node) -> None:
+        assert not node.children, "a node with children lost its last copy"
+        del self._children(node.parent)[(node.scope, node.tokens)]
+        del self._by_key[node.key]
+        node.in_tree = False
+
+
+def _leaves_first(node: Node) -> Iterator[Node]:
+    order, waiting = [], [node]
+    while waiting:
+        one = waiting.pop()
+        order.append(one)
+        waiting.extend(one.children.values())
+    return reversed(order)

@@ -1,0 +1,254 @@
+"""The KV cache of one engine, as the scheduler uses it.
+
+    match → allocate_path → (loads end) → allocate_pages, insert → release     during a request
+    prefetch, offloader.suspend, close_session                                 between the turns of a session
+
+KvCacheManager connects the parts: PageStore (what is where), PageLoader (copies up), PageOffloader (copies down) and
+SessionIndex (which pages belong to which session). It never waits: copies end as messages for `finish_transfer`.
+
+Invariants: a page that a request holds is never evicted; after everything is closed, every pool is empty.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from graftwork.engine.core.events import MissReason
+from graftwork.engine.core.prefix_keys import PageKey, page_key, pages_for
+from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionUse
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.index.cost_model import CostTracker
+from graftwork.engine.kv.index.eviction_policy import EvictionPolicy
+from graftwork.engine.kv.index.eviction_queue import Ranking
+from graftwork.engine.kv.index.page_store import DiskPages, KvSizes, NoDisk, PageStore
+from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node
+from graftwork.engine.kv.session_index import SessionIndex, SessionRecord
+from graftwork.engine.kv.transfer.loader import PageAllocation, PageLoader, PrefixMatch, TokenPath
+from graftwork.engine.kv.transfer.offloader import PageOffloader
+from graftwork.engine.kv.transfer.plan import CopyEngine, TransferDone, TransferKind, domain_digest
+from graftwork.platform.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class LowerTiers:
+    """What is below the device, and what it costs to load from there."""
+
+    copies: CopyEngine
+    costs: CostTracker
+    disk: DiskPages
+
+
+class KvCacheManager:
+    """Allocates device pages to requests and keeps the KV of earlier requests cached."""
+
+    def __init__(self, sizes: KvSizes, lower: LowerTiers, clock: Clock, ranking: Ranking | None = None) -> None:
+        """`ranking` replaces the eviction policy, for comparisons."""
+        self._clock = clock
+        self._disk = lower.disk
+        self._copies = lower.copies
+        self.sessions = SessionIndex(max_keys=1024 + 16 * (sizes.device_pages + sizes.host_pages))
+        policy = EvictionPolicy(
+            clock, lower.costs, sizes.page_tokens, self.sessions.is_in_history, lower.disk.holds, self._is_in_use
+        )
+        self.page_store = PageStore(sizes, ranking or policy.rank, lower.disk, clock)
+        self._loader = PageLoader(self.page_store, lower.copies, lower.costs)
+        has_disk = not isinstance(lower.disk, NoDisk)
+        self.offloader = PageOffloader(self.page_store, lower.copies, self.sessions.is_in_history, has_disk=has_disk)
+
+    @property
+    def page_tokens(self) -> int:
+        return self.page_store.sizes.page_tokens
+
+    # ---- a sequence's life ------------------------------------------------------------------------------------
+
+    def match(self, path: TokenPath) -> PrefixMatch:
+        """Returns the longest cached prefix of a path on any tier. Changes nothing."""
+        nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids))
+        on_disk: list[PageKey] = []
+        for key in self._keys_after(path, nodes):
+            if not self._disk.holds(key):
+                break
+            on_disk.append(key)
+        return PrefixMatch(nodes, tuple(on_disk))
+
+    def allocate_path(
+        self, path: TokenPath, match: PrefixMatch, num_tokens: int, session: SessionUse | None = None
+    ) -> PageAllocation | None:
+        """Allocates pages for the first `num_tokens` of a path, cached pages first; None if there is no room.
+
+        `session` becomes a user of the cached pages.
+        """
+        allocation = self._loader.allocate(path, match, num_tokens)
+        if allocation is not None and len(match):
+            self._claim(path, self.page_store.tree.walk(path.scope, path.token_ids), session)
+        return allocation
+
+    def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
+        """Whether pages for `num_tokens` and `spare_pages` more are free or can be evicted."""
+        pool = self.page_store.device
+        in_use = sum(node.device is not None and not pool.is_idle(node.device) for node in match.nodes)
+        return self.page_store.could_allocate(
+            Tier.DEVICE, pages_for(num_tokens, self.page_tokens) - in_use + spare_pages
+        )
+
+    def allocate_pages(self, num_pages: int, domain: Domain) -> list[PageId] | None:
+        """Allocates pages, evicting others if needed; None, and nothing is allocated, if there are too few."""
+        page_store = self.page_store
+        if page_store.make_room(Tier.DEVICE, num_pages, domain) < num_pages:
+            return None
+        return page_store.device.allocate(num_pages)
+
+    def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
+        """Enters the whole pages of computed tokens into the tree. The request keeps its holds."""
+        nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
+        self._claim(path, nodes, session)
+        self.offloader.mark_dirty(nodes)
+        return nodes
+
+    def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> list[PageId]:
+        """Replaces pages that the tree holds already by the tree's pages. Returns the request's new page list."""
+        shared = list(pages)
+        for index, node in enumerate(nodes):
+            if node.device is not None and node.device != pages[index] and not node.is_loading:
+                self.page_store.device.hold([node.device])
+                self.release([pages[index]])
+                shared[index] = node.device
+        return shared
+
+    def _claim(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
+        """Records who uses pages: a session, or a request without one. Pages of the latter outlive sessions."""
+        if session is None:
+            for node in nodes:
+                node.outlives_sessions = True
+        else:
+            keys = [node.key for node in nodes]
+            self.page_store.requeue(self.sessions.add_pages(path.domain, session.session, path.scope.own, keys))
+
+    def release(self, pages: Iterable[PageId]) -> None:
+        """Removes a request's holds. The tree keeps its pages cached."""
+        self.page_store.release(Tier.DEVICE, pages)
+
+    def set_history(self, path: TokenPath, session: SessionUse) -> SessionRecord:
+        """Makes a path the history of a session. Pages that only its old history contained are superseded."""
+        nodes = self.page_store.tree.walk(path.scope, path.token_ids)
+        keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
+        followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
+        self.page_store.requeue(followed.superseded)
+        return followed.record
+
+    def lease(self, record: SessionRecord, nodes: Sequence[Node], lease: Lease) -> None:
+        """Leases the pages of a session."""
+        record.lease = lease
+        self.page_store.lease(nodes, lease)
+
+    def close_session(self, path: TokenPath, session: SessionUse) -> None:
+        """Removes, from every tier, the pages that only this session uses."""
+        nodes = self.page_store.tree.walk(path.scope, path.token_ids)
+        own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_after(path, nodes)]
+        keys = dict.fromkeys((*self.sessions.remove(path.domain, session.session), *own))
+        self.page_store.forget(key for key in keys if not self.sessions.is_in_history(key))
+        self._copies.sweep()
+
+    def forget_domain(self, domain: Domain) -> None:
+        """Removes all pages of a domain from every tier. Its running requests go on and are cached as before."""
+        self.sessions.remove_domain(domain)
+        self.page_store.set_limits(domain, NO_KV_LIMITS)
+        tree = self.page_store.tree
+        for node in [*tree.nodes_on(Tier.DEVICE), *tree.nodes_on(Tier.HOST)]:
+            if node.domain == domain and node.in_tree:
+                tree.remove_subtree(node)
+        self._disk.forget_domain(domain_digest(domain))
+        self._copies.sweep()
+
+    def is_on_disk(self, key: PageKey) -> bool:
+        return self._disk.holds(key)
+
+    @property
+    def num_disk_pages(self) -> int:
+        return self._disk.num_pages
+
+    @property
+    def disk_counters(self) -> DiskCounters:
+        return self._disk.counters
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._disk.bytes_used
+
+    def set_limits(self, domain: Domain, limits: KvLimits) -> None:
+        """Sets how many bytes a domain may keep on each tier, and enforces it."""
+        self.page_store.set_limits(domain, limits)
+        self.offloader.enforce_limits(domain)
+
+    def enforce_limits(self, domain: Domain) -> None:
+        """Moves what a domain has above its limits to a lower tier, or evicts it if there is none."""
+        self.offloader.enforce_limits(domain)
+
+    def offload(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> None:
+        """Preempts a running request: caches its computed pages, releases them and saves them to the host."""
+        nodes = self.insert(path, pages, session)
+        self.release(pages)
+        self.offloader.save(nodes)
+
+    def _is_in_use(self, node: Node) -> bool:
+        return node.device is not None and self.page_store.device.holders(node.device) > 1
+
+    # ---- copies -----------------------------------------------------------------------------------------------
+
+    def prefetch(self, path: TokenPath) -> list[Node]:
+        """Loads a path to the device, as far as there is room. Returns the nodes that are there or being loaded."""
+        return self._loader.prefetch(path, self.match(path))
+
+    def finish_transfer(self, done: TransferDone) -> int | None:
+        """Takes in a transfer that has ended. Returns the depth of a load's first failed page, else None."""
+        if done.plan.kind in (TransferKind.LOAD, TransferKind.FETCH):
+            failed_from = self._loader.finish(done)
+            self.offloader.start_background_copies()
+            return failed_from
+        self.offloader.finish(done)
+        return None
+
+    def start_background_copies(self) -> None:
+        """Copies pages down in the background if free pages run short. The scheduler calls it once per step."""
+        self.offloader.start_background_copies()
+
+    # ---- why not ----------------------------------------------------------------------------------------------
+
+    def miss_reason(self, path: TokenPath, match: PrefixMatch, session: SessionUse | None) -> MissReason | None:
+        """Returns why a prompt was not cached further; None if no page is missing."""
+        size = self.page_tokens
+        key = next(iter(self._keys_after(path, match.nodes, len(match))), None)
+        if key is None:
+            return None
+        lost = self.page_store.eviction_reason(key)
+        if lost is not None:
+            return lost
+        if session is not None and len(match) < session.history_tokens // size:
+            return self._history_miss(path, session, match)
+        return MissReason.NEVER_CACHED if not len(match) else None
+
+    def _history_miss(self, path: TokenPath, session: SessionUse, match: PrefixMatch) -> MissReason:
+        record = self.sessions.find(path.domain, session.session)
+        if record is None or not record.keys:
+            return MissReason.RESTARTED
+        if record.scope != path.scope.own:
+            return MissReason.ADAPTER_CHANGED
+        own = [*(node.key for node in match.nodes), *self._keys_after(path, match.nodes)]
+        shared = sum(mine == theirs for mine, theirs in zip(own, record.keys, strict=False))
+        edited = shared < min(len(record.keys), session.history_tokens // self.page_tokens)
+        return MissReason.HISTORY_EDITED if edited else MissReason.EVICTED_PRESSURE
+
+    def _keys_after(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
+        """Yields the keys of the whole pages after `nodes`, from page `start` on."""
+        size = self.page_tokens
+        parent = nodes[-1].key if nodes else None
+        for index in range(len(nodes), len(path.token_ids) // size):
+            parent = page_key(path.scope, index, parent, tuple(path.token_ids[index * size : (index + 1) * size]))
+            if start is None or index >= start:
+                yield parent
+
+    def check_integrity(self) -> None:
+        """Checks every part."""
+        self.page_store.check_integrity()
+        self.sessions.check_integrity()
+        self.offloader.check_integrity()

@@ -1,0 +1,161 @@
+"""Records which sessions the engine has seen and which pages their histories contain.
+
+Owns the number of sessions per page key. It does not depend on the tier of a page, or on whether a copy exists. Never
+holds a page: a session gives its pages a rank, not a hold. Invariant: the records stay within `max_keys`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import SessionKey
+from graftwork.engine.kv.index.radix_tree import Domain, Lease
+
+
+@dataclass(slots=True, eq=False)
+class SessionRecord:
+    """What the index knows of one session."""
+
+    domain: Domain
+    scope: bytes
+    """The scope of its last request. Another scope means another adapter."""
+    keys: tuple[PageKey, ...] = ()
+    """The keys of the whole pages of its history, first page first."""
+    abandoned: dict[PageKey, None] = field(default_factory=dict)
+    """The keys of pages that it made and that are not in its history; the oldest first."""
+    lease: Lease | None = None
+    waiting_since: float | None = None
+    tools: tuple[str, ...] = ()
+
+    @property
+    def weight(self) -> int:
+        """Its cost against `max_keys`."""
+        return 1 + len(self.keys) + len(self.abandoned)
+
+
+_MAX_ABANDONED_SHARE = 1 / 8
+"""Share of `max_keys` that the abandoned pages of one session may take."""
+
+
+@dataclass(slots=True)
+class SessionIndex:
+    """Session records, least recently used first. Their number and their keys are bounded together by `max_keys`."""
+
+    max_keys: int
+    _records: "OrderedDict[tuple[Domain, SessionKey], SessionRecord]" = field(default_factory=OrderedDict)
+    _counts: dict[PageKey, int] = field(default_factory=dict)
+    _num_keys: int = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def num_history_pages(self) -> int:
+        """Distinct pages in all histories, on any tier or none."""
+        return len(self._counts)
+
+    def find(self, domain: Domain, session: SessionKey) -> SessionRecord | None:
+        """Returns the record of a session and marks it as used; None if it is not known."""
+        record = self._records.get((domain, session))
+        if record is not None:
+            self._records.move_to_end((domain, session))
+        return record
+
+    def add_pages(
+        self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
+    ) -> tuple[PageKey, ...]:
+        """Records that a session has made pages. They may become part of its history later.
+
+        Returns the keys that left all histories because old records were removed.
+        """
+        record = self._record(domain, session, scope)
+        self._abandon(record, (key for key in keys if key not in self._counts))
+        return self._forget_oldest((domain, session))
+
+    def set_history(
+        self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
+    ) -> "HistoryUpdate":
+        """Makes `keys` the history of a session."""
+        record = self._record(domain, session, scope)
+        old, record.keys, record.scope = record.keys, tuple(keys), scope
+        self._count(record.keys, 1)
+        self._count(old, -1)
+        self._num_keys += len(record.keys) - len(old)
+        superseded = tuple(key for key in old if key not in self._counts)
+        own = [key for key in record.abandoned if key in self._counts]
+        self._num_keys -= len(own)
+        for key in own:
+            del record.abandoned[key]
+        self._abandon(record, superseded)
+        return HistoryUpdate(record, superseded + self._forget_oldest((domain, session)))
+
+    def remove(self, domain: Domain, session: SessionKey) -> tuple[PageKey, ...]:
+        """Removes a session. Returns the keys of its pages that are in no other history."""
+        record = self._records.pop((domain, session), None)
+        if record is None:
+            return ()
+        self._num_keys -= record.weight
+        self._count(record.keys, -1)
+        return tuple(key for key in (*record.keys, *record.abandoned) if key not in self._counts)
+
+    def remove_domain(self, domain: Domain) -> None:
+        """Removes all sessions of a domain."""
+        for other, session in list(self._records):
+            if other == domain:
+                self.remove(other, session)
+
+    def _record(self, domain: Domain, session: SessionKey, scope: bytes) -> SessionRecord:
+        record = self.find(domain, session)
+        if record is None:
+            record = self._records[domain, session] = SessionRecord(domain, scope)
+            self._num_keys += record.weight
+        return record
+
+    def _abandon(self, record: SessionRecord, keys: Iterable[PageKey]) -> None:
+        """Adds pages that a session made and does not use. Forgets the oldest if there are too many."""
+        num_abandoned = len(record.abandoned)
+        record.abandoned.update(dict.fromkeys(keys))
+        while len(record.abandoned) > _MAX_ABANDONED_SHARE * self.max_keys:
+            del record.abandoned[next(iter(record.abandoned))]
+        self._num_keys += len(record.abandoned) - num_abandoned
+
+    def is_in_history(self, key: PageKey) -> bool:
+        """Whether the history of some session contains a page."""
+        return key in self._counts
+
+    def _count(self, keys: Iterable[PageKey], change: int) -> None:
+        for key in keys:
+            number = self._counts.get(key, 0) + change
+            if number:
+                self._counts[key] = number
+            else:
+                del self._counts[key]
+
+    def _forget_oldest(self, but: tuple[Domain, SessionKey]) -> tuple[PageKey, ...]:
+        superseded: tuple[PageKey, ...] = ()
+        while self._num_keys > self.max_keys and len(self._records) > 1:
+            oldest = next(iter(self._records))
+            if oldest == but:
+                self._records.move_to_end(but)
+                continue
+            superseded += self.remove(*oldest)
+        return superseded
+
+    def check_integrity(self) -> None:
+        """Recounts the sessions of every page."""
+        counts: dict[PageKey, int] = {}
+        for record in self._records.values():
+            for key in record.keys:
+                counts[key] = counts.get(key, 0) + 1
+        assert counts == self._counts, "the sessions of a page were counted wrongly"
+        assert sum(record.weight for record in self._records.values()) == self._num_keys
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryUpdate:
+    """The result of `set_history`."""
+
+    record: SessionRecord
+    superseded: tuple[PageKey, ...]
+    """Keys that are in no history any more."""

@@ -1,0 +1,135 @@
+"""The memory of one device, cut into frames, and the view of it as KV pages.
+
+DeviceMemory owns the memory. A frame holds one KV page of all layers; an adapter uses a run of consecutive frames. Two
+more frames follow the numbered ones: the null frame is always zero, the scratch frame is never read. Neither class
+knows who uses a frame: PagePool does.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from graftwork.engine.kv.transfer.layer_gates import LayerGates
+from graftwork.engine.model.config import ModelConfig
+
+_ALIGNMENT = 64
+"""Every frame's size is a multiple of this, in bytes."""
+
+
+class DeviceMemory:
+    """`num_frames` frames of at least `used_bytes` bytes in one block of memory, numbered from 0."""
+
+    def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:
+        self.num_frames = num_frames
+        self.frame_bytes = frame_bytes_for(used_bytes)
+        self.frames = torch.empty((num_frames + 2, self.frame_bytes), dtype=torch.uint8, device=device)
+        self.frames[self.null_frame] = 0
+
+    @property
+    def null_frame(self) -> int:
+        return self.num_frames
+
+    @property
+    def scratch_frame(self) -> int:
+        return self.num_frames + 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.frames.device
+
+    def frames_for(self, num_bytes: int) -> int:
+        """Returns how many frames `num_bytes` need."""
+        return -(-num_bytes // self.frame_bytes)
+
+    def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
+        """Returns memory that starts with a frame. Writing to it writes to the frames.  # [num_bytes] uint8"""
+        start = first_frame * self.frame_bytes
+        return self.frames.flatten()[start : start + num_bytes]
+
+    def move(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Moves frames as if all moves happened at once, in stream order.
+
+        `moves` are pairs (source, target). No frame is a source twice or a target twice. A target that is no source is
+        overwritten.
+        """
+        for source, target in _in_safe_order(moves, self.scratch_frame):
+            self.frames[target].copy_(self.frames[source])
+
+
+def frame_bytes_for(used_bytes: int) -> int:
+    """Returns the bytes of a frame that can hold `used_bytes`."""
+    return -(-used_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _in_safe_order(moves: Iterable[tuple[int, int]], scratch: int) -> Iterator[tuple[int, int]]:
+    """Orders moves so that no frame is overwritten before it is read.
+
+    Yields chains from their end. A cycle is opened by moving its first frame to `scratch`.
+    """
+    source_of = {target: source for source, target in moves}
+    waiting = set(source_of.values())
+    for end in [target for target in source_of if target not in waiting]:
+        target = end
+        while (source := source_of.get(target)) is not None:
+            yield source, target
+            waiting.remove(source)
+            target = source
+    while waiting:
+        first = target = waiting.pop()
+        yield first, scratch
+        while (source := source_of[target]) != first:
+            yield source, target
+            waiting.remove(source)
+            target = source
+        yield scratch, target
+
+
+class KvCache:
+    """Keys and values of all layers, as pages. Page n is frame n; the null frame is the page of zeros that pads block
+    tables."""
+
+    def __init__(self, config: ModelConfig, device_memory: DeviceMemory, page_tokens: int, dtype: torch.dtype) -> None:
+        """A frame of `device_memory` must have at least `bytes_per_page` bytes."""
+        self.page_shape = (2, config.num_layers, page_tokens, config.num_kv_heads, config.head_dim)
+        """The shape of one page: keys and values of all layers."""
+        elements = torch.Size(self.page_shape).numel()
+        frames = device_memory.frames.view(dtype)[:, :elements]
+        self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
+        self.gates = LayerGates()
+        """What attention waits for before it reads a layer."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.page_shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self._pages.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._pages.dtype
+
+    def read_page(self, page: int, target: torch.Tensor) -> None:
+        """Copies one page's KV into `target`, a tensor of `page_shape`."""
+        target.copy_(self._pages[page])
+
+    def write_page(self, page: int, source: torch.Tensor) -> None:
+        """Copies `source`, a tensor of `page_shape`, into one page."""
+        self._pages[page].copy_(source)
+
+    def write_layers(self, page: int, source: torch.Tensor, layers: range) -> None:
+        """Copies some layers of `source`, a tensor of `page_shape`, into one page. On CUDA returns before the copy is
+        done."""
+        for part in range(2):  # keys, then values: each is one block of bytes
+            target = self._pages[page, part, layers.start : layers.stop]
+            target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns views of the keys and values of one layer.  # each [frames, page_tokens, kv_heads, head_dim]"""
+        return self._pages[:, 0, layer], self._pages[:, 1, layer]
+
+
+def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype) -> int:
+    """Returns the bytes of one page: keys and values of all layers."""
+    return 2 * config.num_layers * page_tokens * config.kv_width * dtype.itemsize

@@ -1,0 +1,272 @@
+"""Copies pages down: from the device to the host, and from the host to disk.
+
+Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends, all others in the
+background when free pages run short. So an eviction under pressure mostly finds a copy below and moves no bytes.
+Invariant: a page is on the host only if its parent is.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
+
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.page_store import PageStore
+from graftwork.engine.kv.index.radix_tree import Domain, Node
+from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
+
+LOW_WATER = 0.25
+"""Share of a tier's pages. With fewer free pages than this, idle pages are copied down."""
+_BATCH_PAGES = 64
+"""The most pages of one background copy."""
+_SLACK = 64
+"""Nodes that a queue may hold in addition to twice its tier's pages, before nodes that left the tier are removed."""
+
+
+class PageOffloader:
+    """Plans copies from the device to the host (saves) and from the host to disk (stores)."""
+
+    def __init__(
+        self, page_store: PageStore, copies: CopyEngine, is_in_history: Callable[[PageKey], bool], *, has_disk: bool
+    ) -> None:
+        self._page_store = page_store
+        self._copies = copies
+        self._is_reached = is_in_history
+        self._has_disk = has_disk
+        self._dirty: OrderedDict[Node, None] = OrderedDict()
+        self._to_store: OrderedDict[Node, None] = OrderedDict()
+        self._only_on_host: OrderedDict[Node, None] = OrderedDict()
+        self._suspending: set[Node] = set()
+        self._saves = self._stores = 0
+
+    def mark_dirty(self, nodes: Iterable[Node]) -> None:
+        """Queues those nodes of a path that have no copy on the host. `nodes` start at the root."""
+        if not self._page_store.host.num_pages:
+            return
+        self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_saving)
+        if self._is_too_long(self._dirty, Tier.DEVICE):
+            self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
+
+    def start_background_copies(self) -> None:
+        """Copies some idle pages down if free pages run short and no background copy is running."""
+        if not self._saves and self._dirty and _runs_short(self._page_store, Tier.DEVICE):
+            self._save_oldest()
+        self._begin_store()
+
+    def save(self, nodes: Sequence[Node]) -> None:
+        """Saves the dirty pages of a path, first page first, as many as fit on the host."""
+        self._save([node for node in nodes if _can_be_saved(node)])
+
+    def suspend(self, nodes: Sequence[Node]) -> None:
+        """Saves a path, and removes each page from the device as soon as it is on the host."""
+        self._suspending.update(nodes)
+        self.save(nodes)
+        self._drop_suspended()
+
+    def keep_on_device(self, nodes: Iterable[Node]) -> None:
+        """Cancels `suspend` for some nodes."""
+        self._suspending.difference_update(nodes)
+
+    def store(self, nodes: Iterable[Node]) -> None:
+        """Stores pages of a session's history on disk, so that they survive this process."""
+        if self._has_disk:
+            self._queue_store(nodes)
+            self.start_background_copies()
+
+    def enforce_limits(self, domain: Domain) -> None:
+        """Brings a domain within its limits. Pages without a copy below are copied down first, where there is a tier
+        below."""
+        page_store = self._page_store
+        if page_store.excess_pages(Tier.DEVICE, domain):
+            dirty = [node for node in self._dirty if node.domain == domain and _can_be_saved(node)]
+            self._save(sorted(dirty, key=lambda node: node.depth))
+            page_store.enforce_limit(Tier.DEVICE, domain)
+        if page_store.excess_pages(Tier.HOST, domain):
+            self._queue_store(node for node in self._only_on_host if node.domain == domain)
+            self._begin_store()
+            if not any(node.domain == domain for node in self._to_store):
+                page_store.enforce_limit(Tier.HOST, domain)
+
+    def finish(self, done: TransferDone) -> None:
+        """Takes in a copy that has ended, and begins the next."""
+        if done.plan.kind is TransferKind.SAVE:
+            self._saves -= 1
+            self._finish_save(done)
+        else:
+            self._stores -= 1
+            self._finish_store(done)
+        self.start_background_copies()
+
+    # ---- device to host ---------------------------------------------------------------------------------------
+
+    def _save_oldest(self) -> None:
+        """Saves the nodes that have been dirty longest.
+
+        A node that does not fit on the host must not block others. While other copies use the host, it goes to the end
+        of the queue. Otherwise it leaves the queue until its path is used again; else two paths that are too large for
+        the host would evict each other for ever.
+        """
+        is_busy = self._page_store.host.in_flight_pages > 0
+        oldest = self._oldest_dirty()
+        self._save(oldest)
+        for node in oldest:
+            if node in self._dirty:
+                self._dirty.move_to_end(node)
+                if not is_busy:
+                    del self._dirty[node]
+
+    def _oldest_dirty(self) -> list[Node]:
+        """Returns dirty nodes of one domain, each after its dirty ancestors."""
+        chosen: dict[Node, None] = {}
+        domain: Domain | None = None
+        for node in list(islice(self._dirty, 4 * _BATCH_PAGES)):
+            if not _can_be_saved(node):
+                del self._dirty[node]
+            elif domain in (None, node.domain) and len(chosen) < _BATCH_PAGES:
+                domain = node.domain
+                chosen.update(dict.fromkeys(_dirty_path(node)))
+        return list(chosen)
+
+    def _save(self, dirty: Sequence[Node]) -> None:
+        if not dirty:
+            return
+        page_store = self._page_store
+        domain = dirty[-1].domain  # the first nodes may be public, and the public domain has no pages to evict for them
+        chosen = _with_parent_on_host(dirty)
+        anchors = [node.parent.host for node in chosen if node.parent is not None and node.parent.host is not None]
+        page_store.host.begin_copy(anchors)  # the host must not evict their parents to make room
+        chosen = chosen[: page_store.make_room(Tier.HOST, len(chosen), domain)]
+        targets = page_store.host.allocate(len(chosen))
+        page_store.end_copy(Tier.HOST, anchors)
+        moves = tuple(PageMove(node.key, node.device, page) for node, page in zip(chosen, targets, strict=True))
+        if not moves:
+            return
+        page_store.device.begin_copy([move.source for move in moves if move.source is not None])
+        page_store.host.begin_copy(targets)
+        for node in chosen:
+            node.is_saving = True
+            self._dirty.pop(node, None)
+        self._saves += 1
+        self._copies.begin(TransferPlan(TransferKind.SAVE, domain, moves, tuple(chosen)))
+
+    def _finish_save(self, done: TransferDone) -> None:
+        page_store, plan = self._page_store, done.plan
+        for index, (node, move) in enumerate(zip(plan.nodes, plan.moves, strict=True)):
+            assert move.source is not None
+            assert move.target is not None
+            node.is_saving = False
+            has_parent = node.parent is None or node.parent.host is not None
+            if index < done.num_good and node.in_tree and node.host is None and has_parent:
+                page_store.tree.add_copy(node, Tier.HOST, move.target)
+            page_store.release(Tier.HOST, [move.target])
+            page_store.end_copy(Tier.HOST, [move.target])
+            page_store.end_copy(Tier.DEVICE, [move.source])
+        saved = [node for node in plan.nodes if node.host is not None]
+        if self._has_disk:
+            self._only_on_host.update(dict.fromkeys(saved))
+            if self._is_too_long(self._only_on_host, Tier.HOST):
+                self._only_on_host = _on_host(self._only_on_host)
+            self.store(node for node in saved if self._is_reached(node.key))
+        self._drop_suspended()
+        self._enforce_limits_of(plan.nodes)
+
+    def _drop_suspended(self) -> None:
+        """Removes suspended pages that are on the host from the device, last page of a path first."""
+        for node in sorted(self._suspending, key=lambda node: -node.depth):
+            if node.is_saving or any(child in self._suspending for child in node.children.values()):
+                continue
+            self._suspending.discard(node)
+            page = node.device
+            if page is None or node.host is None or not node.is_leaf_on(Tier.DEVICE):
+                continue
+            if self._page_store.device.is_idle(page):
+                self._page_store.tree.remove_copy(node, Tier.DEVICE)
+
+    # ---- host to disk -----------------------------------------------------------------------------------------
+
+    def _begin_store(self) -> None:
+        """Begins a store if none is running: queued pages first, else pages that the host may soon evict."""
+        if not self._stores and self._to_store:
+            self._store(self._to_store)
+        elif not self._stores and self._only_on_host and _runs_short(self._page_store, Tier.HOST):
+            self._store(self._only_on_host)
+
+    def _queue_store(self, nodes: Iterable[Node]) -> None:
+        """Queues those nodes for the disk that are on the host."""
+        self._to_store.update(_on_host(nodes))
+        if self._is_too_long(self._to_store, Tier.HOST):
+            self._to_store = _on_host(self._to_store)
+
+    def _store(self, waiting: OrderedDict[Node, None]) -> None:
+        """Begins a store of the first pages of a queue."""
+        chosen: list[Node] = []
+        while waiting and len(chosen) < _BATCH_PAGES:
+            node, _ = waiting.popitem(last=False)
+            self._only_on_host.pop(node, None)
+            if node.in_tree and node.host is not None and not self._page_store.disk.holds(node.key):
+                chosen.append(node)
+        if not chosen:
+            return
+        moves = tuple(PageMove(node.key, node.host, None) for node in chosen)
+        self._page_store.host.begin_copy([move.source for move in moves if move.source is not None])
+        self._stores += 1
+        self._copies.begin(TransferPlan(TransferKind.STORE, chosen[0].domain, moves, tuple(chosen)))
+
+    def _finish_store(self, done: TransferDone) -> None:
+        closed = [node for node in done.plan.nodes if not node.in_tree and not self._is_reached(node.key)]
+        for move in done.plan.moves:
+            assert move.source is not None
+            self._page_store.end_copy(Tier.HOST, [move.source])
+        for node in closed:  # their sessions were closed during the write
+            self._page_store.disk.forget(node.key)
+        if closed:
+            self._copies.sweep()
+        self._enforce_limits_of(done.plan.nodes)
+
+    # ---- bookkeeping ------------------------------------------------------------------------------------------
+
+    def _enforce_limits_of(self, nodes: Iterable[Node]) -> None:
+        """Enforces the limits of all domains whose pages were copied."""
+        for domain in dict.fromkeys(node.domain for node in nodes):
+            self.enforce_limits(domain)
+
+    def _is_too_long(self, queue: Collection[Node], tier: Tier) -> bool:
+        return len(queue) > _SLACK + 2 * self._page_store.pool(tier).num_pages
+
+    def check_integrity(self) -> None:
+        """Checks that the queues are bounded."""
+        assert not self._is_too_long(self._dirty, Tier.DEVICE)
+        assert not self._is_too_long(self._to_store, Tier.HOST)
+        assert not self._is_too_long(self._only_on_host, Tier.HOST)
+
+
+def _can_be_saved(node: Node) -> bool:
+    return node.in_tree and node.device is not None and node.host is None and not node.is_loading and not node.is_saving
+
+
+def _on_host(queue: Iterable[Node]) -> OrderedDict[Node, None]:
+    """Returns the nodes that are on the host."""
+    return OrderedDict.fromkeys(node for node in queue if node.in_tree and node.host is not None)
+
+
+def _runs_short(page_store: PageStore, tier: Tier) -> bool:
+    pool = page_store.pool(tier)
+    return pool.free_pages < LOW_WATER * pool.num_pages
+
+
+def _dirty_path(node: Node) -> list[Node]:
+    """Returns a node after those of its ancestors that must be saved before it."""
+    path = [node]
+    while (parent := path[-1].parent) is not None and _can_be_saved(parent):
+        path.append(parent)
+    return path[::-1]
+
+
+def _with_parent_on_host(dirty: Sequence[Node]) -> list[Node]:
+    """Returns the nodes whose parent is on the host, is being saved, or comes before them."""
+    chosen: dict[Node, None] = {}
+    for node in dirty:
+        parent = node.parent
+        if parent is None or parent.host is not None or parent.is_saving or parent in chosen:
+            chosen[node] = None
+    return list(chosen)

@@ -1,0 +1,61 @@
+"""The interface of a LoRA backend. An engine chooses one backend at start, by its device (see engine/build/lora.py).
+
+    place, forget    when an adapter comes to the device or leaves it
+    step             once a step; returns what all layers of the decoder call
+
+A backend owns what it derives from resident adapters: packed copies, tables of addresses. LoraPool owns the adapters.
+Invariant: nothing that is derived from an adapter outlives `forget`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.torch_backend import Segment
+
+
+class StepLora(Protocol):
+    """The adapters of one step. Valid until the next step, or until an adapter comes or goes."""
+
+    def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        """Add each row's LoRA delta to the base's output of one group, in place.
+
+        x: [num_rows, in_features], y: [num_rows, out_features of the group].
+        """
+        ...
+
+    def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Add each row's LoRA delta to the base's embeddings, in place. hidden: [num_rows, hidden]."""
+        ...
+
+    def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
+        """Add each row's LoRA delta to the base's logits of the sampled rows, in place.
+
+        x: [num_sampled, hidden], logits: [num_sampled, vocab]; both may have more rows than are sampled.
+        """
+        ...
+
+
+class LoraBackend(Protocol):
+    """Applies adapters. Only the engine loop's thread calls it."""
+
+    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
+        """Start to apply an adapter that became resident, or that was moved on the device.
+
+        `on_device` holds views of its block on the device. `on_host` holds equal tensors that are cheap to read.
+        """
+        ...
+
+    def forget(self, digest: str) -> None:
+        """Stop applying an adapter that leaves the device or is moved. The backend drops every view of it."""
+        ...
+
+    def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
+        """Prepare one step. Rows of one mix follow one another. `num_rows` counts all rows, with padding."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Check that what is derived from adapters is complete and consistent."""
+        ...

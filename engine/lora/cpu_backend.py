@@ -1,0 +1,235 @@
+"""The LoRA backend of CPUs. A compiled kernel (cpu_kernel.py) serves rows that decode; torch serves rows of chunks.
+
+Each group of projections has a table of addresses with an entry for each resident adapter. The kernel reads the
+matrices where they are. A step copies nothing and builds only a list of its rows, so it costs the same for any mix of
+adapters.
+
+A row's own slice decides between kernel and torch (see runner/input_batch.py): a draft or a single known token decodes,
+several known tokens are a chunk. The two round differently, so a row's neighbours must never decide. At the head, where
+no row is part of a chunk, the kernel serves all rows.
+
+Invariant: an entry holds addresses only between `place` and `forget`. An unused entry is all zeros and adds nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from graftwork.engine.lora.cpu_kernel import (
+    FIRST_SLICE,
+    SCRATCH_ROWS,
+    SLICE_FIELDS,
+    Floats,
+    Group,
+    Matrix,
+    Pairs,
+    add_to_rows,
+)
+from graftwork.engine.lora.resident_adapter import RANK_PAGE, GroupDelta, ResidentAdapter
+from graftwork.engine.lora.torch_backend import LoraBatch, LoraProduct, Segment, TorchLora
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, GroupShape
+
+GroupKey = tuple[int, str]
+"""(layer, group name), as in ResidentAdapter.deltas."""
+
+LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
+"""For each dtype that the kernel serves, a value of the numpy type that it reads elements as."""
+
+_FIRST_SLOTS = 16
+
+
+class AddressTables:
+    """The addresses of the matrices of every resident adapter.
+
+    An adapter has one slot, with an entry in each group's table.
+    """
+
+    def __init__(self, shapes: Mapping[GroupKey, GroupShape], dtype: torch.dtype) -> None:
+        """`dtype` is the dtype of the adapters' factors."""
+        self._shapes = shapes
+        self._dtype = dtype
+        self._groups = {key: _empty_group(shape.widths) for key, shape in shapes.items()}
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._num_ranks: dict[str, int] = {}
+
+    @property
+    def num_slots(self) -> int:
+        """The number of adapters that the tables have room for."""
+        return len(self._slots) + len(self._free)
+
+    @property
+    def widest(self) -> int:
+        """The largest number of columns of any input or slice."""
+        return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
+
+    def enter(self, adapter: ResidentAdapter) -> None:
+        """Add the addresses of an adapter that is not in the tables."""
+        assert adapter.digest not in self._slots, f"{adapter.digest} is placed twice"
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        for key, delta in adapter.deltas.items():
+            table, _ = self._groups[key]
+            table[slot] = _entry(delta, self._shapes[key], self._dtype)
+        self._slots[adapter.digest] = slot
+        self._num_ranks[adapter.digest] = max((delta.num_ranks for delta in adapter.deltas.values()), default=0)
+
+    def leave(self, digest: str) -> None:
+        """Remove an adapter's addresses, if it is in the tables."""
+        slot = self._slots.pop(digest, None)
+        if slot is None:
+            return
+        del self._num_ranks[digest]
+        for table, _ in self._groups.values():
+            table[slot] = 0
+        self._free.append(slot)
+
+    def slot_of(self, digest: str) -> int:
+        return self._slots[digest]
+
+    def ranks_of(self, digest: str) -> int:
+        """The largest number of ranks that an adapter has in one group, over all slices of the group."""
+        return self._num_ranks[digest]
+
+    def group(self, key: GroupKey) -> Group:
+        return self._groups[key]
+
+    def check_integrity(self) -> None:
+        assert sorted([*self._slots.values(), *self._free]) == list(range(len(self._slots) + len(self._free)))
+        assert self._slots.keys() == self._num_ranks.keys()
+        for table, _ in self._groups.values():
+            assert not table[self._free].any(), "an address outlives its adapter"
+
+    def _grow(self) -> None:
+        """Double the number of slots, in new tables."""
+        taken = len(self._slots)
+        more = max(taken, _FIRST_SLOTS)
+        for key, (table, slices) in self._groups.items():
+            self._groups[key] = np.pad(table, ((0, more), (0, 0))), slices
+        self._free += range(taken, taken + more)
+
+
+def _empty_group(widths: Sequence[int]) -> Group:
+    ends = np.cumsum(widths)
+    table = np.zeros((0, FIRST_SLICE + len(widths) * SLICE_FIELDS), np.int64)
+    return table, np.stack([ends - widths, ends], axis=1).astype(np.int64)
+
+
+def _entry(delta: GroupDelta, shape: GroupShape, dtype: torch.dtype) -> list[int]:
+    """One row of a table, in the layout that cpu_kernel.py reads."""
+    num_ranks = delta.num_ranks
+    entry = [_address(delta.A, (num_ranks, shape.in_features), dtype)]
+    entry += [0 if delta.scales is None else _address(delta.scales, (num_ranks,), torch.float32), num_ranks]
+    parts = {part.out_start: part for part in delta.slices}
+    out_start = 0
+    for width in shape.widths:
+        part = parts.pop(out_start, None)
+        ranks = 0 if part is None else part.rank_end - part.rank_start
+        assert ranks % RANK_PAGE == 0
+        assert part is None or part.rank_end <= num_ranks
+        entry += [0, 0, 0] if part is None else [_address(part.B, (ranks, width), dtype), part.rank_start, ranks]
+        out_start += width
+    assert not parts, "a delta of columns that the group does not have"
+    return entry
+
+
+def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """The address of a matrix. Checks that it is contiguous, because an entry holds no strides."""
+    assert matrix.shape == shape
+    assert matrix.dtype == dtype
+    assert matrix.is_contiguous()
+    return matrix.data_ptr()
+
+
+class KernelProduct:
+    """Rows that decode. The kernel computes two at a time."""
+
+    def __init__(self, tables: AddressTables, pairs: Pairs, scratch: Floats) -> None:
+        self._tables = tables
+        self._pairs = pairs
+        self._scratch = scratch
+
+    def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        assert x.dtype == y.dtype
+        add_to_rows(
+            _matrix(y), _matrix(x), self._tables.group((layer, group)), self._pairs, self._scratch, LIKE[y.dtype]
+        )
+
+
+def _matrix(rows: torch.Tensor) -> Matrix:
+    """The kernel's view of a tensor. The caller keeps the tensor alive."""
+    row_stride, element_stride = rows.stride()
+    assert element_stride == 1
+    return rows.data_ptr(), row_stride, rows.shape[1]
+
+
+class CpuLora:
+    """Applies adapters by the kernel and, for chunks, by torch."""
+
+    def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
+        """`rest` applies the rows that the kernel does not."""
+        self.tables = tables
+        self._rest = rest
+        self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
+
+    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
+        self._rest.place(on_host, on_device)
+        self.tables.enter(on_device)
+
+    def forget(self, digest: str) -> None:
+        self._rest.forget(digest)
+        self.tables.leave(digest)
+
+    def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
+        return LoraBatch(segments, self._products, self._rest.rules, num_rows)
+
+    def check_integrity(self) -> None:
+        self._rest.check_integrity()
+        self.tables.check_integrity()
+
+    def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
+        """A ProductPlanner."""
+        chunks = [chunk for segment in segments for chunk in segment.of_chunks()]
+        products: list[LoraProduct] = [*self._rest.products(chunks, num_rows)]
+        decoding = [segment for segment in segments if segment.decoding]
+        if decoding:
+            self._make_room(decoding)
+            products.append(KernelProduct(self.tables, self._pairs(decoding), self._scratch))
+        return products
+
+    def _pairs(self, segments: Sequence[Segment]) -> Pairs:
+        """Pairs of rows of one mix. If their number is odd, the last row is paired with itself."""
+        pairs: list[tuple[int, int, int, int]] = []
+        slots: list[int] = []
+        weights: list[float] = []
+        for segment in segments:
+            parts = segment.mix.parts
+            span = (len(slots), len(slots) + len(parts))
+            slots += [self.tables.slot_of(adapter.digest) for adapter, _ in parts]
+            weights += [weight for _, weight in parts]
+            pairs += [(*rows, *span) for rows in _by_twos(segment.decoding)]
+        return np.array(pairs, np.int64), np.array(slots, np.int64), np.array(weights, np.float32)
+
+    def _make_room(self, segments: Sequence[Segment]) -> None:
+        """Grow the scratch memory to the ranks that the adapters of one row have together."""
+        ranks = max(sum(self.tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
+        if ranks > self._scratch.shape[1]:
+            self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)
+
+
+def _by_twos(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return zip(rows[::2], [*rows[1::2], rows[-1]], strict=False)
+
+
+def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> CpuLora:
+    """Make a backend with empty tables for every fused layer of a model, and for its head."""
+    shapes = {
+        (layer, group.name): GroupShape.of(model, group.targets)
+        for layer in range(model.num_layers)
+        for group in GROUPS
+    }
+    shapes[HEAD_LAYER, HEAD.name] = GroupShape(model.hidden_size, (model.vocab_size,))
+    return CpuLora(AddressTables(shapes, dtype), rest)

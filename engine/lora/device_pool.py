@@ -1,0 +1,267 @@
+"""Adapters in device memory. Each lies in a run of consecutive frames, among the pages of KV.
+
+Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. An idle adapter is evicted
+in one order with KV pages, with the rank of a page whose lease has lapsed, because the host still has its weights.
+KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve (KvSizes).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+
+from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.eviction_policy import EvictionClass
+from graftwork.engine.kv.index.eviction_queue import EvictionRank
+from graftwork.engine.kv.index.frame_allocator import FrameAllocator, FrameRun
+from graftwork.engine.kv.index.page_store import PageStore
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
+from graftwork.engine.lora.backend import LoraBackend
+from graftwork.engine.lora.resident_adapter import ResidentAdapter
+
+
+class PlacementResult(Enum):
+    """The result of placing adapters on the device."""
+
+    DONE = auto()
+    SHARE_IN_USE = auto()
+    """Other adapters in use fill all the memory that adapters may have."""
+    FRAMES_IN_USE = auto()
+    """Too few frames can be freed now: running KV or a copy in flight holds the rest."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One adapter's place."""
+
+    adapter: ResidentAdapter
+    """Views of the run's memory."""
+    run: FrameRun
+    last_used: int
+    """By the prefix tree's clock, because adapters and pages share one eviction order."""
+    num_pins: int = 0
+
+
+class DeviceAdapterPool:
+    """Resident adapters by digest, the least recently used first. A FrameUser of the device."""
+
+    def __init__(
+        self, device_memory: DeviceMemory, page_store: PageStore, lora: LoraBackend, most_bytes: int | None = None
+    ) -> None:
+        """`most_bytes` limits the adapters, besides the share that is reserved for KV."""
+        self._device_memory = device_memory
+        self._page_store = page_store
+        self._lora = lora
+        self._most_bytes = most_bytes
+        self._lodgings: OrderedDict[str, _Slot] = OrderedDict()
+        self.frame_allocator = FrameAllocator(page_store, device_memory)
+        self.frame_allocator.on_runs_moved = self._runs_moved
+        self.num_bytes = 0
+        """Bytes of the adapters themselves, without the rest of their last frames."""
+        self.wanted: Collection[str] = ()
+        """The adapters that queued requests need. KV pages cannot evict them."""
+        self.claimed_pages = 0
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._lodgings
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(self._lodgings)
+
+    @property
+    def num_frames(self) -> int:
+        return self._page_store.device.lent_pages
+
+    def find(self, digest: str) -> ResidentAdapter | None:
+        lodging = self._lodgings.get(digest)
+        return None if lodging is None else lodging.adapter
+
+    # ---- use --------------------------------------------------------------------------------------------------
+
+    def is_pinned(self, digest: str) -> bool:
+        return digest in self._lodgings and self._lodgings[digest].num_pins > 0
+
+    def pin(self, digest: str) -> None:
+        """Keep an adapter on the device, and mark it used."""
+        self._lodgings[digest].num_pins += 1
+        self._touch(digest)
+
+    def unpin(self, digest: str) -> None:
+        """Remove one user. After the last one the adapter is idle."""
+        self._lodgings[digest].num_pins -= 1
+        if not self.is_pinned(digest):
+            self._touch(digest)
+
+    def _touch(self, digest: str) -> None:
+        self._lodgings[digest].last_used = self._page_store.tree.ticks
+        self._lodgings.move_to_end(digest)
+
+    # ---- coming and going -------------------------------------------------------------------------------------
+
+    def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
+        """Say why these adapters can never be on the device together, and what to change. None if they can."""
+        num_bytes = sum(adapter.num_bytes for adapter in adapters)
+        if self._most_bytes is not None and num_bytes > self._most_bytes:
+            return (
+                f"need {num_bytes} bytes on the device at once; lora_pool_bytes leaves them {self._most_bytes}. "
+                f"Start the engine with lora_pool_bytes of at least {num_bytes}."
+            )
+        sizes, frames = self._page_store.sizes, self.frames_for(adapters)
+        if frames > sizes.max_lora_pages:
+            each = self._device_memory.frame_bytes
+            return (
+                f"need {frames * each} bytes on the device at once; beside KV there are {sizes.max_lora_pages * each}. "
+                f"Start the engine with device_bytes of at least {sizes.device_pages_for(frames) * each}."
+            )
+        return None
+
+    def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
+        """Place adapters on the device, all or none. Evicts idle adapters that are not in `spared`, and idle KV."""
+        room = self._make_room(on_host, spared)
+        if room is not PlacementResult.DONE:
+            return room
+        for number, adapter in enumerate(on_host):
+            run = self.frame_allocator.allocate(self._frames_of(adapter))
+            if run is None:
+                for placed in on_host[:number]:
+                    self.evict(placed.digest)
+                return PlacementResult.FRAMES_IN_USE
+            self._settle(adapter, run)
+        return PlacementResult.DONE
+
+    def evict(self, digest: str) -> None:
+        """Give an adapter's frames back."""
+        lodging = self._lodgings.pop(digest)
+        assert not lodging.num_pins, f"{digest} is in use"
+        self.num_bytes -= lodging.adapter.num_bytes
+        self._lora.forget(digest)
+        self.frame_allocator.free(lodging.run)
+
+    def _settle(self, on_host: ResidentAdapter, run: FrameRun) -> None:
+        adapter = on_host.moved_to(self._device_memory.block(run.first, on_host.num_bytes))
+        self._lodgings[adapter.digest] = _Slot(adapter, run, self._page_store.tree.ticks)
+        self.num_bytes += adapter.num_bytes
+        self._lora.place(on_host, adapter)
+
+    def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
+        """Evict what is necessary. Evicts nothing if it would not be enough."""
+        frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
+        idle = [digest for digest in self._lodgings if not self.is_pinned(digest) and digest not in spared]
+        pool, idle_frames = self._page_store.device, sum(self._lodgings[digest].run.num_frames for digest in idle)
+        victims = self._victims(idle, self.num_frames + frames, self.num_bytes + num_bytes)
+        if victims is None:
+            return PlacementResult.SHARE_IN_USE
+        if pool.free_pages + pool.idle_pages + idle_frames < frames:
+            return PlacementResult.FRAMES_IN_USE
+        for digest in victims:
+            self.evict(digest)
+        candidates = _Idle(self, lambda digest: digest not in spared)
+        has_room = self._page_store.make_room_for_frames(Tier.DEVICE, frames, candidates)
+        return PlacementResult.DONE if has_room else PlacementResult.FRAMES_IN_USE
+
+    def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
+        """The idle adapters to evict so that the new total is within the limits. None if all of them are not enough."""
+        victims: list[str] = []
+        for digest in (*idle, None):
+            is_within = self._most_bytes is None or num_bytes <= self._most_bytes
+            if is_within and num_frames <= self._page_store.sizes.max_lora_pages:
+                return victims
+            if digest is not None:
+                victims.append(digest)
+                num_frames -= self._lodgings[digest].run.num_frames
+                num_bytes -= self._lodgings[digest].adapter.num_bytes
+        return None
+
+    def to_drain(
+        self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
+    ) -> set[str]:
+        """The adapters in use to drain so that others fit, besides those that drain already.
+
+        The longest in use come first.
+        """
+        chosen = [*draining]
+        chosen += [digest for digest in self._lodgings if digest not in draining and digest not in spared]
+        frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
+        victims = self._victims(chosen, self.num_frames + frames, self.num_bytes + num_bytes)
+        return set(chosen if victims is None else victims)
+
+    def frames_for(self, adapters: Iterable[ResidentAdapter]) -> int:
+        """Frames that some adapters take together."""
+        return sum(map(self._frames_of, adapters))
+
+    def _frames_of(self, adapter: ResidentAdapter) -> int:
+        return max(self._device_memory.frames_for(adapter.num_bytes), 1)
+
+    def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
+        """Renew all views of adapters whose frames were moved."""
+        moved = [lodging for lodging in self._lodgings.values() if lodging.run in moves]
+        for lodging in moved:
+            self._lora.forget(lodging.adapter.digest)
+        for lodging in moved:
+            lodging.run = moves[lodging.run]
+            lodging.adapter = lodging.adapter.over(
+                self._device_memory.block(lodging.run.first, lodging.adapter.num_bytes)
+            )
+            readable = lodging.adapter.moved_to(torch.empty_like(lodging.adapter.block, device="cpu"))
+            self._lora.place(readable, lodging.adapter)
+
+    # ---- giving way to pages ----------------------------------------------------------------------------------
+
+    def next_rank(self) -> EvictionRank | None:
+        return self._idle_for_pages().next_rank()
+
+    def evict_next(self) -> None:
+        self._idle_for_pages().evict_next()
+
+    @property
+    def evictable_pages(self) -> int:
+        left = self.num_frames
+        for digest, lodging in self._lodgings.items():
+            if self._is_unwanted(digest) and left - lodging.run.num_frames >= self._page_store.sizes.lora_floor_pages:
+                left -= lodging.run.num_frames
+        return self.num_frames - left
+
+    def _idle_for_pages(self) -> "_Idle":
+        most = self.num_frames - self._page_store.sizes.lora_floor_pages
+        return _Idle(self, lambda digest: self._is_unwanted(digest) and self._lodgings[digest].run.num_frames <= most)
+
+    def _is_unwanted(self, digest: str) -> bool:
+        return not self.is_pinned(digest) and digest not in self.wanted
+
+    def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
+        """The least recently used adapter that is not pinned and that `may_go` allows."""
+        return next((digest for digest in self._lodgings if not self.is_pinned(digest) and may_go(digest)), None)
+
+    def last_used(self, digest: str) -> int:
+        """When it was last used, on the prefix tree's clock."""
+        return self._lodgings[digest].last_used
+
+    def check_integrity(self) -> None:
+        """Recount bytes and frames, and check that every adapter views its own run."""
+        self.frame_allocator.check_integrity()
+        self._lora.check_integrity()
+        assert self.num_bytes == sum(lodging.adapter.num_bytes for lodging in self._lodgings.values())
+        assert self.num_frames == sum(lodging.run.num_frames for lodging in self._lodgings.values())
+        assert self.num_frames <= self._page_store.sizes.max_lora_pages
+        for lodging in self._lodgings.values():
+            assert lodging.adapter.block.data_ptr() == self._device_memory.block(lodging.run.first, 1).data_ptr()
+
+
+class _Idle:
+    """Presents the idle adapters that a condition allows as one Evictable."""
+
+    def __init__(self, adapters: DeviceAdapterPool, may_go: Callable[[str], bool]) -> None:
+        self._adapters = adapters
+        self._may_go = may_go
+
+    def next_rank(self) -> EvictionRank | None:
+        digest = self._adapters.first_idle(self._may_go)
+        return None if digest is None else (EvictionClass.LAPSED, 0.0, self._adapters.last_used(digest))
+
+    def evict_next(self) -> None:
+        digest = self._adapters.first_idle(self._may_go)
+        assert digest is not None, "an adapter was promised that nobody has"
+        self._adapters.evict(digest)

@@ -1,0 +1,239 @@
+"""Turns an adapter's matrices into the form that the forward pass uses. Runs on a loading thread, never in the loop."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.lora.resident_adapter import (
+    RANK_PAGE,
+    EmbeddingDelta,
+    GroupDelta,
+    ResidentAdapter,
+    SliceDelta,
+    compacted,
+    pages_of_ranks,
+)
+from graftwork.engine.lora.weights import AdapterWeights, LoraPair
+from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup
+from graftwork.platform.errors import ValidationFailed
+
+Module = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight [out_features, in_features] and bias [out_features] of a linear layer."""
+
+
+class BaseModules(Protocol):
+    """The base's linear layers. DoRA rescales their rows, and trained biases replace theirs."""
+
+    def module(self, layer: int, target: str) -> Module:
+        """The weights of one target of a layer.
+
+        `HEAD_LAYER`, "lm_head" is the output head. A call may copy the weights.
+        """
+        ...
+
+    def shape(self, layer: int, target: str) -> tuple[int, int]:
+        """(out_features, in_features) of a target."""
+        ...
+
+
+def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtype) -> ResidentAdapter:
+    """Build an adapter on the CPU, ready to be copied to the device.
+
+    Raises ValidationFailed if a value does not fit `dtype`: it would become infinite and spoil the rows of others.
+    """
+    deltas: dict[tuple[int, str], GroupDelta] = {}
+    for layer in sorted({layer for layer, _ in (*weights.pairs, *weights.biases)}):
+        for group in GROUPS:
+            changes = [_change_of(weights, layer, target) for target in group.targets]
+            if any(change != (None, None) for change in changes):
+                deltas[layer, group.name] = _group(base, dtype, layer, group, changes)
+    if weights.head is not None:
+        deltas[HEAD_LAYER, HEAD.name] = _group(base, dtype, HEAD_LAYER, HEAD, [(weights.head, None)])
+    adapter = compacted(
+        weights.digest,
+        deltas,
+        None if weights.embedding is None else _embedding(weights.embedding, dtype),
+        _cast(weights.saved_embedding, dtype),
+        _cast(weights.saved_head, dtype),
+    )
+    _check_finite(adapter, dtype)
+    return adapter
+
+
+Change = tuple[LoraPair | None, torch.Tensor | None]
+"""An adapter's change of one target: its factors, and a bias that replaces the base's."""
+
+
+def _change_of(weights: AdapterWeights, layer: int, target: str) -> Change:
+    return weights.pairs.get((layer, target)), weights.biases.get((layer, target))
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """y = scale * y + shift over a target's outputs, both fp32 [out_features]."""
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+
+def _group(
+    base: BaseModules, dtype: torch.dtype, layer: int, group: ProjectionGroup, changes: Sequence[Change]
+) -> GroupDelta:
+    shapes = [base.shape(layer, target) for target in group.targets]
+    widths = [out_features for out_features, _ in shapes]
+    columns = [
+        _columns(base.module(layer, target), *change) if _touches_columns(*change) else None
+        for target, change in zip(group.targets, changes, strict=True)
+    ]
+    pairs = [pair for pair, _ in changes if pair is not None]
+    return GroupDelta(
+        A=_stacked_factors(pairs, shapes[0][1], dtype),
+        scales=_scales(pairs, dtype),
+        slices=tuple(_slices(widths, changes, columns, dtype)),
+        column_scale=_joined([None if each is None else each.scale for each in columns], widths, 1.0),
+        column_shift=_joined([None if each is None else each.shift for each in columns], widths, 0.0),
+    )
+
+
+def _touches_columns(pair: LoraPair | None, trained_bias: torch.Tensor | None) -> bool:
+    """Whether the adapter scales or shifts the base's own outputs (DoRA, biases)."""
+    return trained_bias is not None or (pair is not None and (pair.magnitude is not None or pair.bias is not None))
+
+
+def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor | None) -> _Columns:
+    """The scale and shift of the base's own outputs."""
+    weight, bias = module
+    is_renormalised = pair is not None and pair.magnitude is not None
+    added_bias = None if pair is None or pair.bias is None else pair.scale * pair.bias.float()
+    scale = torch.ones(weight.shape[0])
+    if is_renormalised:
+        assert pair is not None
+        scale = _renormalisation(weight, pair)
+    own = torch.zeros(weight.shape[0]) if bias is None else bias.float().cpu()
+    final = own if trained_bias is None else trained_bias.float()
+    shift = final - scale * own
+    return _Columns(scale, shift if added_bias is None else shift + added_bias)
+
+
+def _renormalisation(weight: torch.Tensor, pair: LoraPair) -> torch.Tensor:
+    """DoRA's factor of every output: magnitude / norm of the row of W + scale * B @ A, in fp32.
+
+    Source: Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation" (2024), section 4; PEFT's DoraLinearLayer.
+    """
+    assert pair.magnitude is not None
+    merged = weight.float().cpu() + pair.scale * (pair.B.float() @ pair.A.float())
+    norms: torch.Tensor = torch.linalg.vector_norm(merged, dim=1)
+    return pair.magnitude.float() / norms
+
+
+def _slices(
+    widths: Sequence[int],
+    changes: Sequence[Change],
+    columns: Sequence[_Columns | None],
+    dtype: torch.dtype,
+) -> Iterator[SliceDelta]:
+    rank_start = out_start = 0
+    for width, (pair, _), own_columns in zip(widths, changes, columns, strict=True):
+        out_end = out_start + width
+        if pair is not None:
+            rank_end = rank_start + pages_of_ranks(pair.rank)
+            rescaled = pair.magnitude is not None and own_columns is not None
+            B = pair.B.float() * own_columns.scale[:, None] if rescaled and own_columns is not None else pair.B
+            yield SliceDelta(_stored_factor(B, dtype), rank_start, rank_end, out_start, out_end)
+            rank_start = rank_end
+        out_start = out_end
+
+
+def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwise: float) -> torch.Tensor | None:
+    """The vectors of a group's targets, joined. None if no target has one."""
+    if all(part is None or bool((part == otherwise).all()) for part in parts):
+        return None
+    filled = [
+        torch.full((width,), otherwise) if part is None else part for part, width in zip(parts, widths, strict=True)
+    ]
+    return torch.cat(filled)
+
+
+def _stacked_factors(pairs: Sequence[LoraPair], in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    """[sum of ranks in pages, in_features]; rows of zeros fill the pages."""
+    scales = {pair.scale if _is_exact(pair.scale, dtype) else 1.0 for pair in pairs}
+    if len(scales) == 1 and all(pair.rank % RANK_PAGE == 0 for pair in pairs):  # as most are: in two operations
+        (scale,) = scales
+        stacked = torch.cat([pair.A for pair in pairs]).to(dtype)
+        return stacked if scale == 1.0 else stacked.mul_(scale)
+    rows: list[torch.Tensor] = []
+    for pair in pairs:
+        is_scaled = _is_exact(pair.scale, dtype) and pair.scale != 1.0
+        rows.append(pair.A.to(dtype, copy=True).mul_(pair.scale) if is_scaled else pair.A.to(dtype))
+        missing = pages_of_ranks(pair.rank) - pair.rank
+        if missing:
+            rows.append(torch.zeros(missing, in_features, dtype=dtype))
+    return torch.cat(rows) if rows else torch.empty(0, in_features, dtype=dtype)
+
+
+def _scales(pairs: Sequence[LoraPair], dtype: torch.dtype) -> torch.Tensor | None:
+    """The scales that are not multiplied into A. None if none is left."""
+    left = [1.0 if _is_exact(pair.scale, dtype) else pair.scale for pair in pairs]
+    if all(scale == 1.0 for scale in left):
+        return None
+    return torch.cat([torch.full((pages_of_ranks(pair.rank),), scale) for pair, scale in zip(pairs, left, strict=True)])
+
+
+def _is_exact(scale: float, dtype: torch.dtype) -> bool:
+    """Whether multiplying by `scale` only changes the exponent, and the dtype has room for that."""
+    return dtype != torch.float16 and math.frexp(scale)[0] == 0.5 and 2**-16 <= scale <= 2**16
+
+
+def _stored_factor(B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[ranks in pages, out_features] from [out_features, rank]."""
+    missing = pages_of_ranks(B.shape[1]) - B.shape[1]
+    transposed = B.to(dtype).t()
+    return functional.pad(transposed, (0, 0, 0, missing)) if missing else transposed
+
+
+def _embedding(pair: LoraPair, dtype: torch.dtype) -> EmbeddingDelta:
+    return EmbeddingDelta(A=pair.A.to(dtype).t(), B=pair.B.to(dtype).t(), scale=pair.scale)
+
+
+def _cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
+
+
+def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
+    if _is_of_one_dtype(adapter) and _is_finite(adapter.block.view(dtype)):
+        return  # by far the most are; else look for the one to name
+    for (layer, group), delta in adapter.deltas.items():
+        tensors = [delta.A, *(part.B for part in delta.slices), delta.column_scale, delta.column_shift]
+        if not all(_is_finite(tensor) for tensor in tensors if tensor is not None):
+            where = "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {group}"
+            raise _overflow(where, dtype)
+    if adapter.embedding is not None and not (_is_finite(adapter.embedding.A) and _is_finite(adapter.embedding.B)):
+        raise _overflow("embed_tokens", dtype)
+    for tensor in (adapter.saved_embedding, adapter.saved_head):
+        if tensor is not None and not _is_finite(tensor):
+            raise _overflow("modules_to_save", dtype)
+
+
+def _is_of_one_dtype(adapter: ResidentAdapter) -> bool:
+    return all(delta.scales is None and delta.is_low_rank for delta in adapter.deltas.values())
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """In one pass; NaN is above and below nothing."""
+    if not tensor.numel():
+        return True
+    low, high = torch.aminmax(tensor)
+    return low.item() > -math.inf and high.item() < math.inf
+
+
+def _overflow(where: str, dtype: torch.dtype) -> ValidationFailed:
+    return ValidationFailed(
+        f"weights: {where}: a value does not fit {dtype}, in which this engine computes, or DoRA divides by nothing. "
+        "Train with smaller values, or serve the engine with --dtype float32.",
+        param="weights",
+        code="adapter_out_of_range",
+    )

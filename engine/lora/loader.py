@@ -1,0 +1,81 @@
+"""Reads adapter files into host memory, off the engine loop."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from graftwork.engine.lora.fuse import BaseModules, build_resident
+from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.verify import probe_adapter
+from graftwork.engine.lora.weights import AdapterSource, AdapterWeights
+from graftwork.platform.errors import GraftworkError, InternalFailure
+
+_log = logging.getLogger(__name__)
+
+_LOADING_THREADS = 2
+
+
+_LOADS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """The end of a load, on its way to the loop."""
+
+    digest: str
+    outcome: ResidentAdapter | GraftworkError
+
+
+class AdapterLoader:
+    """Reads adapters and brings them into the engine's form, off the loop."""
+
+    def __init__(
+        self, source: AdapterSource, base: BaseModules, dtype: torch.dtype, deliver: Callable[[AdapterLoaded], None]
+    ) -> None:
+        """`deliver` is called on the loading threads and must hand the event over to the loop."""
+        self._source = source
+        self._base = base
+        self._dtype = dtype
+        self._deliver = deliver
+        self._threads = ThreadPoolExecutor(max_workers=_LOADING_THREADS, thread_name_prefix="adapter-load")
+        self.loading: set[str] = set()
+
+    def start(self, digest: str) -> None:
+        """Begin a load, unless it is under way or too many are."""
+        if digest not in self.loading and len(self.loading) < _LOADS_AT_ONCE:
+            self.loading.add(digest)
+            self._threads.submit(self._load, digest)
+
+    def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
+        """Load an adapter for nobody and compare what it adds with plain torch; `answer` is called on the thread."""
+        self._threads.submit(self._probe, digest, answer)
+
+    def close(self) -> None:
+        """End the threads; loads under way are waited for."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _load(self, digest: str) -> None:
+        self._deliver(AdapterLoaded(digest, self._attempt(digest, lambda weights, adapter: adapter)))
+
+    def _probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
+        def probe(weights: AdapterWeights, adapter: ResidentAdapter) -> ResidentAdapter:
+            probe_adapter(weights, adapter, self._base, self._dtype)
+            return adapter
+
+        outcome = self._attempt(digest, probe)
+        answer(outcome if isinstance(outcome, GraftworkError) else None)
+
+    def _attempt(
+        self, digest: str, then: Callable[[AdapterWeights, ResidentAdapter], ResidentAdapter]
+    ) -> ResidentAdapter | GraftworkError:
+        try:
+            weights = self._source.load(digest)
+            return then(weights, build_resident(weights, self._base, self._dtype))
+        except GraftworkError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever a load meets, it is the failure of that load alone
+            _log.exception("adapter_load_failed", extra={"digest": digest})
+            return InternalFailure(f"Adapter {digest} could not be loaded: {type(error).__name__}: {error}")

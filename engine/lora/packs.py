@@ -1,0 +1,270 @@
+"""Packs: several adapters side by side in one stack of matrices, so that many short segments cost a few products.
+
+The rows of a product are cut into blocks. Each block has the adapters that its rows use:
+
+    block 0    rows of a, a, b, …    @    [A of a | A of b | 0]    →    v, other adapters' ranks set to 0    @    B's
+    block 1    rows of b, c, c, …    @    [A of b | A of c | A of d]
+
+For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. What else the bits of
+a sum depend on was measured (benchmarks/row_bits.py). They do not depend on the other rows or columns, if there are at
+least `min_rows` and `min_columns`. They do not depend on the number of zeros before or after a row's own ranks, if
+those start at a multiple of eight and the sum has at most `WINDOW_RANKS` ranks. This file keeps these rules.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
+
+WINDOW_RANKS = 192
+"""The most ranks that are summed in one product. A mixture with more gets a window of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterMix:
+    """The adapters of one row: a single one, or a mixture of a few with weights."""
+
+    parts: tuple[tuple[ResidentAdapter, float], ...]
+
+    @property
+    def key(self) -> tuple[tuple[str, float], ...]:
+        return tuple((adapter.digest, weight) for adapter, weight in self.parts)
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether it has low-rank factors and nothing else. Always true for a mixture."""
+        return all(adapter.is_low_rank for adapter, _ in self.parts)
+
+    @property
+    def changes_vocabulary(self) -> bool:
+        """Whether an adapter of the mix changes the embedding or the head."""
+        return any(adapter.changes_vocabulary for adapter, _ in self.parts)
+
+    @property
+    def single(self) -> ResidentAdapter | None:
+        """The only adapter of the mix; None for a mixture."""
+        (adapter, weight), *others = self.parts
+        return adapter if weight == 1.0 and not others else None
+
+
+Block = Sequence[AdapterMix]
+"""The mixes that the rows of one block use."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """A window of one slice: v[:, :, rank_start:rank_end] @ B goes to y[:, :, out_start:out_end]."""
+
+    B: torch.Tensor  # [blocks, ranks, out_features]
+    rank_start: int
+    rank_end: int
+    out_start: int
+    out_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroup:
+    """The deltas of one group, for all blocks."""
+
+    A_transposed: torch.Tensor  # [blocks, in_features, ranks]
+    scales: torch.Tensor | None  # [blocks, 1, ranks] fp32, weights of mixtures included; None where all are 1
+    parts: tuple[PackedPart, ...]
+    owners: torch.Tensor  # [blocks, 1, ranks] int64: each rank's mix by its place in the block; -1 is padding
+    memory: torch.Tensor  # [num_bytes / 4] fp32: A and all B behind one another
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.nbytes
+
+    def read_ahead(self) -> None:
+        """Read the matrices into the processor's cache in one sequential pass.
+
+        A product alone reads its weights in small steps, at a third of the memory's speed.
+        """
+        self.memory.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One adapter's factors of one slice, to be copied into a block."""
+
+    place: int
+    delta: GroupDelta
+    part: SliceDelta
+    weight: float
+
+    @property
+    def num_ranks(self) -> int:
+        return self.part.rank_end - self.part.rank_start
+
+
+Window = list[_Piece]
+
+
+class Pack:
+    """Copies of the factors that some blocks use. A group is packed when a layer first needs it."""
+
+    def __init__(self, blocks: Sequence[Block], min_columns: int) -> None:
+        self._blocks = tuple(tuple(block) for block in blocks)
+        self._min_columns = min_columns
+        self._groups: dict[tuple[int, str], PackedGroup | None] = {}
+        self._owners: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
+        self.num_bytes = 0
+
+    def group(self, layer: int, name: str) -> PackedGroup | None:
+        """The packed group, or None if no mix of the pack changes it."""
+        key = layer, name
+        if key not in self._groups:
+            packed = self._packed(key)
+            self._groups[key] = packed
+            self.num_bytes += packed.num_bytes if packed is not None else 0
+        return self._groups[key]
+
+    def _packed(self, key: tuple[int, str]) -> PackedGroup | None:
+        pieces = [list(_pieces(block, key)) for block in self._blocks]
+        every = [piece for block in pieces for piece in block]
+        if not every:
+            return None
+        stack = _Stack(len(self._blocks), every[0].delta.A)
+        for out_start, out_end in sorted({(piece.part.out_start, piece.part.out_end) for piece in every}):
+            columns = [_windows([piece for piece in block if piece.part.out_start == out_start]) for block in pieces]
+            for number in range(max(map(len, columns))):
+                windows = [block[number] if number < len(block) else [] for block in columns]
+                stack.add_window(windows, out_start, out_end)
+        stack.pad(self._min_columns)
+        return stack.finished(self._owners)
+
+
+def _pieces(block: Block, key: tuple[int, str]) -> Iterator[_Piece]:
+    for place, mix in enumerate(block):
+        for adapter, weight in mix.parts:
+            delta = adapter.deltas.get(key)
+            if delta is not None:
+                yield from (_Piece(place, delta, part, weight) for part in delta.slices)
+
+
+def _windows(pieces: list[_Piece]) -> list[Window]:
+    """Cut the pieces into windows. Never cuts inside a mix, so its sum stays in one product."""
+    windows: list[Window] = []
+    filled = 0
+    by_place: dict[int, Window] = {}
+    for piece in pieces:
+        by_place.setdefault(piece.place, []).append(piece)
+    for own in by_place.values():
+        ranks = sum(piece.num_ranks for piece in own)
+        if not windows or filled + ranks > WINDOW_RANKS:
+            windows.append([])
+            filled = 0
+        windows[-1] += own
+        filled += ranks
+    return windows
+
+
+class _Stack:
+    """Collects the matrices of one group, block by block and window by window."""
+
+    def __init__(self, num_blocks: int, like: torch.Tensor) -> None:
+        self._like = like
+        self._A: list[list[torch.Tensor]] = [[] for _ in range(num_blocks)]
+        self._scales: list[list[float]] = [[] for _ in range(num_blocks)]
+        self._owners: list[list[int]] = [[] for _ in range(num_blocks)]
+        self._parts: list[PackedPart] = []
+        self._num_ranks = 0
+
+    def add_window(self, windows: Sequence[Window], out_start: int, out_end: int) -> None:
+        """Add the same window of every block, padded with zeros to the widest."""
+        width = max(sum(piece.num_ranks for piece in window) for window in windows)
+        B = [self._add_pieces(block, window, width, out_end - out_start) for block, window in enumerate(windows)]
+        end = self._num_ranks + width
+        self._parts.append(PackedPart(torch.stack(B), self._num_ranks, end, out_start, out_end))
+        self._num_ranks = end
+
+    def _add_pieces(self, block: int, window: Window, width: int, out_features: int) -> torch.Tensor:
+        B: list[torch.Tensor] = []
+        for piece in window:
+            ranks = slice(piece.part.rank_start, piece.part.rank_end)
+            own = [1.0] * piece.num_ranks if piece.delta.scales is None else piece.delta.scales[ranks].tolist()
+            self._A[block].append(piece.delta.A[ranks])
+            self._scales[block] += [scale * piece.weight for scale in own]
+            self._owners[block] += [piece.place] * piece.num_ranks
+            B.append(piece.part.B)
+        missing = width - sum(piece.num_ranks for piece in window)
+        self._add_zeros(block, missing)
+        return torch.cat([*B, self._like.new_zeros(missing, out_features)])
+
+    def _add_zeros(self, block: int, count: int) -> None:
+        self._A[block].append(self._like.new_zeros(count, self._like.shape[1]))
+        self._scales[block] += [1.0] * count
+        self._owners[block] += [-1] * count
+
+    def pad(self, min_columns: int) -> None:
+        missing = max(0, min_columns - self._num_ranks)
+        for block in range(len(self._A)):
+            self._add_zeros(block, missing)
+
+    def finished(self, known_owners: dict[tuple[tuple[int, ...], ...], torch.Tensor]) -> PackedGroup:
+        """Build the group. Groups of one layout share their `owners` tensor, so that a step makes one mask for each
+        layout.
+        """
+        device = self._like.device
+        layout = tuple(map(tuple, self._owners))
+        if layout not in known_owners:
+            known_owners[layout] = torch.tensor(layout, device=device).unsqueeze(1)
+        matrices, memory = _in_one_piece(
+            [torch.stack([torch.cat(rows) for rows in self._A]), *(part.B for part in self._parts)]
+        )
+        is_scaled = any(scale != 1.0 for scales in self._scales for scale in scales)
+        return PackedGroup(
+            matrices[0].transpose(1, 2),
+            torch.tensor(self._scales, device=device).unsqueeze(1) if is_scaled else None,
+            tuple(replace(part, B=B) for part, B in zip(self._parts, matrices[1:], strict=True)),
+            known_owners[layout],
+            memory,
+        )
+
+
+def _in_one_piece(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Copy tensors into one piece of memory. Returns the copies and the memory."""
+    flat = torch.cat([matrix.flatten() for matrix in matrices])
+    pieces = torch.split(flat, [matrix.numel() for matrix in matrices])
+    return [piece.view(matrix.shape) for piece, matrix in zip(pieces, matrices, strict=True)], flat.view(torch.float32)
+
+
+PackKey = tuple[tuple[tuple[tuple[str, float], ...], ...], ...]
+
+
+class PackCache:
+    """The packs of recent batches, within a budget of bytes. The least recently used pack goes first.
+
+    While a batch decodes, its adapters stay the same, so no step copies anything.
+    """
+
+    def __init__(self, budget_bytes: int, min_columns: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._min_columns = min_columns
+        self._packs: OrderedDict[PackKey, Pack] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(pack.num_bytes for pack in self._packs.values())
+
+    def get(self, blocks: Sequence[Block]) -> Pack:
+        key = tuple(tuple(mix.key for mix in block) for block in blocks)
+        pack = self._packs.pop(key, None) or Pack(blocks, self._min_columns)
+        self._packs[key] = pack
+        while self.num_bytes > self._budget_bytes and len(self._packs) > 1:
+            self._packs.popitem(last=False)
+        return pack
+
+    def forget(self, digest: str) -> None:
+        """Drop every pack that holds this adapter, because it left the device."""
+        held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
+        for key in held:
+            del self._packs[key]
+
+    def check_integrity(self) -> None:
+        """The packs keep their budget; only a single pack may be larger than it."""
+        assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

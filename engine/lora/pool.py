@@ -1,0 +1,243 @@
+"""Adapter weights on the host and on the device.
+
+Only LoraPool places adapters. A digest is absent, loading, on the host, or resident on the device. A batch pins the
+adapters that it uses. Loads run on their own threads, one load for each digest, and return to the loop as events. A
+load that fails ends the requests that wait for it, and nothing else.
+
+Free memory on the device goes to the group of adapters that has waited longest. All adapters of one request are placed
+together; otherwise two requests with a part each could wait for each other for ever. Idle adapters and idle KV are
+evicted in one order (see DeviceAdapterPool). If everything is in use for `patience_s`, the pool holds new work back: it
+drains the adapter that was pinned longest ago, so that no new request may use it; and if KV is in the way, no
+new request may take the frames that the waiting group needs.
+
+Every wait ends. A waiting request holds no page and no pin. A running request never waits for an adapter and always
+reaches its end (see Scheduler); then its pages and adapters are idle. A new request starts only if enough idle KV
+remains for the waiting group. So when nothing runs, idle KV and idle adapters can be evicted until the group fits;
+`absorb` and `refusal` turn away groups that could never fit. Copies in flight end by themselves.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.lora.device_pool import DeviceAdapterPool, PlacementResult
+from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader
+from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+
+_log = logging.getLogger(__name__)
+
+
+Group = tuple[str, ...]
+"""The digests that one request needs together: one, or those of a mixture."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPoolLimits:
+    """`patience_s`: seconds that an adapter waits for device memory before new requests of others are held back."""
+
+    host_bytes: int
+    patience_s: float = 0.2
+
+
+class LoraPool:
+    """Adapters by digest. Only the engine loop's thread calls it."""
+
+    def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapterPool, clock: Clock) -> None:
+        self._loader = loader
+        self._limits = limits
+        self._device = device
+        self._clock = clock
+        self._host: OrderedDict[str, ResidentAdapter] = OrderedDict()
+        self._claims: dict[Group, float] = {}
+        """The groups that wait for device memory, each with the time since when, the oldest first."""
+        self._kept: dict[str, None] = {}
+        """Digests that must stay on the host."""
+        self._typical_bytes = 0
+        self._draining: set[str] = set()
+        """Digests that take no new requests. Some may be evicted already."""
+        self._to_forget: set[str] = set()
+        self.host_bytes = 0
+        self.num_loads = 0
+
+    @property
+    def resident_digests(self) -> tuple[str, ...]:
+        return self._device.digests
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the adapters on the device."""
+        return self._device.num_bytes
+
+    # ---- asking -----------------------------------------------------------------------------------------------
+
+    def want(self, groups: Sequence[Group]) -> None:
+        """Tell the pool what each waiting request needs, in queue order. Starts loads, and places what fits."""
+        distinct = dict.fromkeys(groups)
+        self._device.wanted = {digest for group in distinct for digest in group}
+        self._claims = {group: since for group, since in self._claims.items() if group in distinct}
+        self._kept = self._first_on_host(distinct)
+        for digest in self._kept:
+            if digest not in self._host:
+                self._loader.start(digest)
+        for group in distinct:
+            if self._is_claimed(group):
+                self._claims.setdefault(group, self._clock.monotonic())
+        self._serve_claims()
+
+    def _is_claimed(self, group: Group) -> bool:
+        """Whether the group lacks nothing but device memory."""
+        away = [digest for digest in group if digest not in self._device]
+        return bool(away) and all(digest in self._host for digest in away)
+
+    def is_ready(self, digest: str) -> bool:
+        """Whether a request may start with this adapter now."""
+        return digest in self._device and digest not in self._draining and digest not in self._to_forget
+
+    def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
+        """The error if these adapters cannot serve one request together, as far as they are loaded. Else None.
+
+        Only low-rank factors have a weighted sum, and the group must fit the device at once.
+        """
+        if len(uses) == 1 and uses[0].weight == 1.0:
+            return None
+        known = [adapter for use in uses if (adapter := self._device.find(use.digest) or self._host.get(use.digest))]
+        too_large = self._device.why_never(known)
+        if too_large is not None:
+            return InvalidRequest(
+                f"The adapters of this mixture {too_large} Or mix fewer.", param="adapters", code="mixture_too_large"
+            )
+        whole = [adapter.digest for adapter in known if not adapter.is_low_rank]
+        if not whole:
+            return None
+        return InvalidRequest(
+            f"Adapter {whole[0]} cannot be mixed: it has DoRA, biases or embeddings, which have no weighted sum. "
+            "Use it alone, with weight 1.",
+            param="adapters",
+            code="adapter_not_mixable",
+        )
+
+    def get(self, digest: str) -> ResidentAdapter:
+        """A resident adapter that the caller has pinned. Valid for this step."""
+        assert self._device.is_pinned(digest), f"{digest} is used without a pin"
+        adapter = self._device.find(digest)
+        assert adapter is not None, f"{digest} is pinned and not on the device"
+        return adapter
+
+    def pin(self, digest: str) -> None:
+        """Keep a resident adapter on the device, and mark it used."""
+        self._device.pin(digest)
+
+    def unpin(self, digest: str) -> None:
+        self._device.unpin(digest)
+        if digest in self._to_forget and not self._device.is_pinned(digest):
+            self._evict(digest)
+
+    def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
+        """Test on a loading thread that an adapter is applied exactly. Requests in service are not disturbed."""
+        self._loader.probe(digest, answer)
+
+    def forget(self, digest: str) -> None:
+        """Free an adapter now, or when its last user ends."""
+        self._drop_from_host(digest)
+        self._claims = {group: since for group, since in self._claims.items() if digest not in group}
+        if self._device.is_pinned(digest):
+            self._to_forget.add(digest)
+        elif digest in self._device:
+            self._evict(digest)
+
+    def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
+        """Handle the end of a load. Returns the error for the requests that wait for it, if it failed."""
+        self._loader.loading.discard(loaded.digest)
+        if isinstance(loaded.outcome, GraftworkError):
+            return loaded.outcome
+        adapter = loaded.outcome
+        too_large = self._device.why_never([adapter])
+        if too_large is not None:
+            return ValidationFailed(f"The weights of adapter {loaded.digest} {too_large}")
+        self.num_loads += 1
+        self._keep_on_host(adapter)
+        return None
+
+    def close(self) -> None:
+        """End the loading threads."""
+        self._loader.close()
+
+    def check_integrity(self) -> None:
+        self._device.check_integrity()
+        assert self.host_bytes == sum(adapter.num_bytes for adapter in self._host.values())
+        assert all(self._device.is_pinned(digest) for digest in self._to_forget)
+
+    # ---- the host ---------------------------------------------------------------------------------------------
+
+    def _first_on_host(self, groups: Iterable[Group]) -> dict[str, None]:
+        """What the first requests in the queue need on the host, as much as fits. Always includes the first request's."""
+        kept: dict[str, None] = {}
+        num_bytes = 0
+        for group in groups:
+            if kept and num_bytes >= self._limits.host_bytes:
+                break
+            for digest in group:
+                if digest not in self._device and digest not in kept:
+                    kept[digest] = None
+                    num_bytes += self._host[digest].num_bytes if digest in self._host else self._typical_bytes
+        return kept
+
+    def _keep_on_host(self, adapter: ResidentAdapter) -> None:
+        """Drop adapters from the host, least recently loaded or placed first. Keeps what the head of the queue needs."""
+        self._drop_from_host(adapter.digest)
+        self._typical_bytes = adapter.num_bytes
+        idle = [digest for digest in self._host if digest not in self._kept]
+        while idle and self.host_bytes + adapter.num_bytes > self._limits.host_bytes:
+            self._drop_from_host(idle.pop(0))
+        self._host[adapter.digest] = adapter
+        self.host_bytes += adapter.num_bytes
+
+    def _drop_from_host(self, digest: str) -> None:
+        adapter = self._host.pop(digest, None)
+        self.host_bytes -= adapter.num_bytes if adapter is not None else 0
+
+    # ---- the device -------------------------------------------------------------------------------------------
+
+    def _serve_claims(self) -> None:
+        """Place waiting groups in order. The first that does not fit stops the rest, so that none overtakes it."""
+        self._finish_draining()
+        self._device.claimed_pages = 0
+        now = self._clock.monotonic()
+        for group, since in list(self._claims.items()):
+            if not self._is_claimed(group):
+                continue  # a part of it left the host and is loading again
+            out_of_patience = now - since >= self._limits.patience_s
+            away = [self._host[digest] for digest in group if digest not in self._device]
+            placing = self._device.place(away, set(group) if out_of_patience else self._device.wanted)
+            if placing is not PlacementResult.DONE:
+                if out_of_patience:
+                    self._hold_up(placing, away, set(group))
+                return
+            del self._claims[group]
+            for adapter in away:
+                self._host.move_to_end(adapter.digest)
+
+    def _hold_up(self, placing: PlacementResult, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
+        """Hold new requests back for a group that has waited longer than `patience_s`."""
+        self._draining -= spared
+        if placing is PlacementResult.SHARE_IN_USE:
+            self._draining |= self._device.to_drain(away, self._draining, spared)
+        else:
+            self._device.claimed_pages = self._device.frames_for(away)
+
+    def _finish_draining(self) -> None:
+        """Evict drained adapters that are idle. When no group waits any more, let the others take requests again."""
+        self._draining.intersection_update(self._device.digests)
+        if not self._claims:
+            self._draining.clear()
+        for digest in [digest for digest in self._draining if not self._device.is_pinned(digest)]:
+            self._evict(digest)
+
+    def _evict(self, digest: str) -> None:
+        self._device.evict(digest)
+        self._to_forget.discard(digest)
+        self._draining.discard(digest)

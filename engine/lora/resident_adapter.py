@@ -1,0 +1,194 @@
+"""An adapter in the form that the forward pass uses: fused by input, in the engine's dtype, in one block of memory.
+
+One block means one copy between host and device, and exact bytes in every budget. All tensors are views of the block.
+Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one of rank 128, and
+equal rows give equal bits wherever their ranks are (see packs.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER
+
+RANK_PAGE = 8
+
+
+_ALIGNMENT = 64  # bytes, of every tensor in its block
+
+
+TensorChange = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _changed(tensor: torch.Tensor | None, change: TensorChange) -> torch.Tensor | None:
+    return None if tensor is None else change(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDelta:
+    """One target's part of a group: v[:, rank_start:rank_end] @ B goes to y[:, out_start:out_end]."""
+
+    B: torch.Tensor  # [ranks, out_features]
+    rank_start: int
+    rank_end: int
+    out_start: int
+    out_end: int
+
+    def mapped(self, change: TensorChange) -> "SliceDelta":
+        return SliceDelta(change(self.B), self.rank_start, self.rank_end, self.out_start, self.out_end)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDelta:
+    """The change of one group's output: y = column_scale * y + column_shift + (scales * (x @ A.T)) @ B.
+
+    Scales are kept apart from A, so that a 16-bit adapter is rounded as PEFT rounds it. Most scales are powers of two;
+    those are multiplied into A, which is exact.
+    """
+
+    A: torch.Tensor  # [sum of ranks, in_features]; the ranks of the slices behind one another
+    scales: torch.Tensor | None  # [sum of ranks] fp32; None where all are 1
+    slices: tuple[SliceDelta, ...]
+    column_scale: torch.Tensor | None = None  # [out_features of the group] fp32; DoRA
+    column_shift: torch.Tensor | None = None  # [out_features of the group] fp32; biases
+
+    @property
+    def num_ranks(self) -> int:
+        return self.A.shape[0]
+
+    def mapped(self, change: TensorChange) -> "GroupDelta":
+        return GroupDelta(
+            change(self.A),
+            _changed(self.scales, change),
+            tuple(part.mapped(change) for part in self.slices),
+            _changed(self.column_scale, change),
+            _changed(self.column_shift, change),
+        )
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether it has low-rank factors and nothing else, so that it may be part of a weighted mixture."""
+        return self.column_scale is None and self.column_shift is None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingDelta:
+    """hidden += scale * (A[token] @ B)."""
+
+    A: torch.Tensor  # [vocab, ranks]
+    B: torch.Tensor  # [ranks, hidden]
+    scale: float
+
+    def mapped(self, change: TensorChange) -> "EmbeddingDelta":
+        return EmbeddingDelta(change(self.A), change(self.B), self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentAdapter:
+    """An adapter in one block of memory, on the host or on the device."""
+
+    digest: str
+    block: torch.Tensor  # [num_bytes] uint8; every tensor below is a view of it
+    deltas: dict[tuple[int, str], GroupDelta]
+    """By (layer, group name). A group that the adapter does not change is absent."""
+    embedding: EmbeddingDelta | None
+    saved_embedding: torch.Tensor | None  # [vocab, hidden]
+    saved_head: torch.Tensor | None  # [vocab, hidden]
+    max_ranks: int
+    """The most ranks of any slice, in whole pages."""
+    is_low_rank: bool
+    """Whether it has low-rank factors of linear layers and nothing else, so that it may be part of a weighted mixture."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.block.nbytes
+
+    @property
+    def changes_vocabulary(self) -> bool:
+        """Whether it changes the embedding or the head."""
+        parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
+        return any(part is not None for part in parts)
+
+    def moved_to(self, block: torch.Tensor) -> "ResidentAdapter":
+        """Copy the adapter into `block` in one transfer. block: [num_bytes] uint8, aligned, on any device."""
+        block.copy_(self.block, non_blocking=True)
+        return self.over(block)
+
+    def over(self, block: torch.Tensor) -> "ResidentAdapter":
+        """The same adapter as views of another block that holds the same bytes."""
+        start_of_own, views = int(self.block.storage_offset()), _Views(block)
+
+        def view(tensor: torch.Tensor) -> torch.Tensor:
+            return views.at(int(tensor.storage_offset()) * tensor.itemsize - start_of_own, tensor)
+
+        return self.mapped(view, block)
+
+    def mapped(self, change: TensorChange, block: torch.Tensor) -> "ResidentAdapter":
+        """The same adapter over `block`, with `change` applied to every tensor in a fixed order."""
+        return replace(
+            self,
+            block=block,
+            deltas={key: delta.mapped(change) for key, delta in self.deltas.items()},
+            embedding=None if self.embedding is None else self.embedding.mapped(change),
+            saved_embedding=_changed(self.saved_embedding, change),
+            saved_head=_changed(self.saved_head, change),
+        )
+
+
+class _Views:
+    """Makes contiguous tensors in a block, each in one operation, because an adapter has a hundred."""
+
+    def __init__(self, block: torch.Tensor) -> None:
+        self._block = block
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
+
+    def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
+        """A view with the shape and dtype of another tensor, `start` bytes into the block."""
+        typed = self._typed.get(like.dtype)
+        if typed is None:
+            typed = self._typed[like.dtype] = self._block.view(like.dtype)
+        shape, strides, stride = like.shape, list[int](), 1
+        for size in reversed(shape):
+            strides.append(stride)
+            stride *= size
+        return typed.as_strided(shape, strides[::-1], typed.storage_offset() + start // like.itemsize)
+
+
+def compacted(
+    digest: str,
+    deltas: dict[tuple[int, str], GroupDelta],
+    embedding: EmbeddingDelta | None,
+    saved_embedding: torch.Tensor | None,
+    saved_head: torch.Tensor | None,
+) -> ResidentAdapter:
+    """Copy an adapter's separate tensors into one block."""
+    widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
+    more = (embedding, saved_embedding, saved_head)
+    loose = ResidentAdapter(
+        digest,
+        torch.empty(0, dtype=torch.uint8),
+        deltas,
+        *more,
+        max_ranks=max(widths, default=0),
+        is_low_rank=all(part is None for part in more) and all(delta.is_low_rank for delta in deltas.values()),
+    )
+    starts = [0]
+
+    def reserve(tensor: torch.Tensor) -> torch.Tensor:
+        starts.append(starts[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+        return tensor
+
+    loose.mapped(reserve, loose.block)
+    block = torch.zeros(starts[-1], dtype=torch.uint8)
+    start_of, views = iter(starts), _Views(block)
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        return views.at(next(start_of), tensor).copy_(tensor)
+
+    return loose.mapped(place, block)
+
+
+def pages_of_ranks(rank: int) -> int:
+    """The number of stored ranks: `rank` rounded up to whole pages."""
+    return -(-rank // RANK_PAGE) * RANK_PAGE

@@ -1,0 +1,288 @@
+"""Applies LoRA deltas to a mixed batch, in plain torch.
+
+The rows of a batch are ordered by mix (one adapter, or a mixture of a few), so the rows of a mix are one run
+[start, end): a segment. Segments are made once a step and serve all layers. Rows of the bare base are in no segment.
+
+Long segments are multiplied one by one, from the adapter itself. Short segments are multiplied together, from packs
+(see packs.py). Both give a row the same bits, so its output does not depend on its neighbours.
+
+On a CPU this path serves the rows of chunks, and rows that decode if the kernel does not work (cpu_backend.py). On
+CUDA it serves what the Triton kernels do not, and it is their reference.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache
+from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows [start, end) of the batch, and rows [sampled_start, sampled_end) of the sampled ones, use one mix."""
+
+    start: int
+    end: int
+    mix: AdapterMix
+    sampled_start: int = 0
+    sampled_end: int = 0
+    decoding: tuple[int, ...] = ()
+    """The rows that decode, ascending. The other rows are parts of chunks (see input_batch.AdapterRun)."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+    def of_sampled(self) -> "Segment":
+        """The mix's segment among the sampled rows, which the head sees. None of them is part of a chunk."""
+        rows = range(self.sampled_start, self.sampled_end)
+        return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
+
+    def of_chunks(self) -> list["Segment"]:
+        """The runs of chunk rows, between the rows that decode."""
+        bounds = (self.start - 1, *self.decoding, self.end)
+        return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
+
+
+LONG_SEGMENT_ROWS = 16
+"""From this length on, a segment's own product costs less than its share of zeros in a pack."""
+
+
+BLOCK_ROWS = 8
+"""Rows of a pack's block. Fewer rows waste less work on other adapters' ranks; more rows fill the product better."""
+
+
+class LoraProduct(Protocol):
+    """Rows that are multiplied together."""
+
+    def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        """Add the deltas of one group to the product's rows of y, in place."""
+        ...
+
+
+ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
+"""Makes the products of a step from its segments and the number of rows of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentProduct:
+    """One long segment of a single adapter, multiplied by its own matrices."""
+
+    start: int
+    num_rows: int
+    adapter: ResidentAdapter
+
+    def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        delta = self.adapter.deltas.get((layer, group))
+        if delta is None or not delta.slices:
+            return
+        v = torch.mm(x.narrow(0, self.start, self.num_rows), delta.A.t())  # [rows, sum of ranks]
+        if delta.scales is not None:
+            v.mul_(delta.scales)
+        out = y.narrow(0, self.start, self.num_rows)
+        for part in delta.slices:
+            own_v = v.narrow(1, part.rank_start, part.rank_end - part.rank_start)
+            out.narrow(1, part.out_start, part.out_end - part.out_start).addmm_(own_v, part.B)
+
+
+class PackedProduct:
+    """Short segments, multiplied by a pack over blocks of `block_rows` rows. Rows of no segment see zeros."""
+
+    def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
+        self._start = start
+        self._block_rows = block_rows
+        self._segments = segments_by_block
+        self._pack = pack
+        self._foreign: dict[int, torch.Tensor] = {}
+
+    def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        packed = self._pack.group(layer, group)
+        if packed is None:
+            return
+        packed.read_ahead()
+        blocks, rows = len(self._segments), len(self._segments) * self._block_rows
+        x_blocks = x.narrow(0, self._start, rows).view(blocks, self._block_rows, x.shape[1])
+        v = torch.bmm(x_blocks, packed.A_transposed)  # [blocks, rows, ranks]
+        if packed.scales is not None:
+            v.mul_(packed.scales)
+        v.masked_fill_(self._foreign_ranks(packed.owners), 0)
+        out = y.narrow(0, self._start, rows).view(blocks, self._block_rows, y.shape[1])
+        for part in packed.parts:
+            own_v = v.narrow(2, part.rank_start, part.rank_end - part.rank_start)
+            out.narrow(2, part.out_start, part.out_end - part.out_start).baddbmm_(own_v, part.B)
+
+    def _foreign_ranks(self, owners: torch.Tensor) -> torch.Tensor:
+        """The ranks that each row must not see. Made once for each layout of ranks.  # [blocks, rows, ranks] bool"""
+        layout = id(owners)
+        if layout not in self._foreign:
+            owner_of_row = torch.full((len(self._segments), self._block_rows, 1), -2)
+            for block, segments in enumerate(self._segments):
+                first = self._start + block * self._block_rows
+                for place, segment in enumerate(segments):
+                    owner_of_row[block, max(0, segment.start - first) : segment.end - first] = place
+            self._foreign[layout] = owner_of_row.to(owners.device) != owners
+        return self._foreign[layout]
+
+
+class TorchProducts:
+    """Plans the products: one for each long segment, and one for each run of short segments between them."""
+
+    def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
+        self._packs = packs
+        self._rules = rules
+
+    def __call__(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
+        """Plan the products of a step. `num_rows` counts all rows of the batch, with base rows and padding."""
+        return list(self._products(segments, num_rows))
+
+    def _products(self, segments: Sequence[Segment], num_rows: int) -> Iterator[LoraProduct]:
+        for is_long, run in groupby(segments, self._is_long):
+            if is_long:
+                yield from (SegmentProduct(one.start, one.num_rows, _only_adapter(one)) for one in run)
+            else:
+                yield from (self._packed_product(near, num_rows) for near in _without_gaps(list(run)))
+
+    def _is_long(self, segment: Segment) -> bool:
+        adapter = segment.mix.single
+        if adapter is None or segment.num_rows < max(LONG_SEGMENT_ROWS, self._rules.min_rows):
+            return False
+        widths = [delta.num_ranks for delta in adapter.deltas.values()]
+        return all(width == 0 or width >= self._rules.min_columns for width in widths)
+
+    def _packed_product(self, run: list[Segment], num_rows: int) -> PackedProduct:
+        block_rows = min(BLOCK_ROWS, num_rows)
+        num_blocks = -(-(run[-1].end - run[0].start) // block_rows)
+        start = min(run[0].start, num_rows - num_blocks * block_rows)
+        assert start >= 0, "a batch with adapters has whole blocks of rows"
+        blocks = [
+            [one for one in run if one.start < first + block_rows and one.end > first]
+            for first in range(start, start + num_blocks * block_rows, block_rows)
+        ]
+        pack = self._packs.get([[segment.mix for segment in block] for block in blocks])
+        return PackedProduct(start, block_rows, blocks, pack)
+
+
+class LoraBatch:
+    """A step's segments, shared by all layers."""
+
+    def __init__(
+        self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int
+    ) -> None:
+        """`num_rows` counts all rows of the batch, with base rows and padding (see `padded_rows`)."""
+        self.segments = tuple(segments)
+        self._rules = rules
+        self._make_lanes = make_lanes
+        self._with_columns = [segment for segment in self.segments if not segment.mix.is_low_rank]
+        self._products = make_lanes(self.segments, num_rows)
+
+    def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        """Add each row's LoRA delta to the base's output of one group, in place.
+
+        x: [num_rows, in_features], y: [num_rows, out_features of the group].
+        """
+        self._change_columns(y, layer, group)
+        for product in self._products:
+            product.add_to(y, x, layer, group)
+
+    def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Add each row's LoRA delta to the base's embeddings, in place. hidden: [num_rows, hidden]."""
+        for segment in self.segments:
+            adapter = segment.mix.single
+            if adapter is None:
+                continue  # a mixture has no such part
+            rows = slice(segment.start, segment.end)
+            if adapter.saved_embedding is not None:
+                hidden[rows] = functional.embedding(token_ids[rows], adapter.saved_embedding)
+            if adapter.embedding is not None:
+                v = functional.embedding(token_ids[rows], adapter.embedding.A)  # [rows, ranks]
+                hidden[rows].add_(self._product(v, adapter.embedding.B), alpha=adapter.embedding.scale)
+
+    def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
+        """Add each row's LoRA delta to the base's logits of the sampled rows, in place.
+
+        x: [num_sampled, hidden], logits: [num_sampled, vocab]; both may have more rows than are sampled.
+        """
+        touched = [segment.of_sampled() for segment in self.segments if _has_head(segment.mix)]
+        touched = [segment for segment in touched if segment.num_rows]
+        for segment in touched:
+            adapter = segment.mix.single
+            if adapter is not None and adapter.saved_head is not None:
+                rows = slice(segment.start, segment.end)
+                logits[rows] = self._product(x[rows], adapter.saved_head.t())
+        if touched:
+            over_samples = LoraBatch(touched, self._make_lanes, self._rules, len(x))
+            over_samples.add_deltas(logits, x, HEAD_LAYER, HEAD.name)
+
+    def _change_columns(self, y: torch.Tensor, layer: int, group: str) -> None:
+        """Apply DoRA's scales and the biases to the base's outputs, in place."""
+        for segment in self._with_columns:
+            rows = y[segment.start : segment.end]
+            for adapter, _ in segment.mix.parts:
+                delta = adapter.deltas.get((layer, group))
+                if delta is None:
+                    continue
+                if delta.column_scale is not None:
+                    rows.mul_(delta.column_scale)
+                if delta.column_shift is not None:
+                    rows.add_(delta.column_shift)
+
+    def _product(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """x @ matrix with bits that do not depend on the number of rows."""
+        missing = self._rules.min_rows - len(x)
+        if missing <= 0:
+            return torch.mm(x, matrix)
+        return torch.mm(functional.pad(x, (0, 0, 0, missing)), matrix)[: len(x)]
+
+
+def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:
+    """Split segments where a gap of whole blocks is between them, so that no block of zeros is multiplied."""
+    start = 0
+    for place, (one, following) in enumerate(pairwise(segments), start=1):
+        if following.start - one.end >= BLOCK_ROWS:
+            yield segments[start:place]
+            start = place
+    yield segments[start:]
+
+
+def _only_adapter(segment: Segment) -> ResidentAdapter:
+    adapter = segment.mix.single
+    assert adapter is not None
+    return adapter
+
+
+def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
+    """The number of rows that a batch is padded to: enough for exact products, and whole blocks if it has adapters."""
+    rows = max(num_rows, min_rows)
+    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
+
+
+def _has_head(mix: AdapterMix) -> bool:
+    return any(adapter.saved_head is not None or (HEAD_LAYER, HEAD.name) in adapter.deltas for adapter, _ in mix.parts)
+
+
+class TorchLora:
+    """The LoRA backend in plain torch, for any device."""
+
+    def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
+        self._packs = packs
+        self.rules = rules
+        self.products = TorchProducts(packs, rules)
+
+    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
+        """Does nothing: packs are made when a batch first needs them."""
+
+    def forget(self, digest: str) -> None:
+        self._packs.forget(digest)
+
+    def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
+        return LoraBatch(segments, self.products, self.rules, num_rows)
+
+    def check_integrity(self) -> None:
+        self._packs.check_integrity()

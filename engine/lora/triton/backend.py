@@ -1,0 +1,154 @@
+"""The LoRA backend of CUDA devices: the fused Triton kernels, one shrink and one expand for a group of projections.
+
+An adapter that becomes resident is entered in the kernels' tables of addresses; its matrices stay in its block, which
+is read where it lies. A step's rows are told to the device once, for all layers; no layer waits for the host. Rows of
+the base are in no tile, and a mixture is one tile's parts, each by its weight.
+
+What the kernels apply: low-rank factors of all linear layers, and their columns (DoRA, biases). The rest is torch's,
+for the rows concerned alone:
+
+- what happens at the vocabulary: LoRA on embed_tokens and lm_head, and saved copies of either;
+- an adapter of a higher rank than the tables were laid out for, or one that finds every slot taken.
+
+Invariant: an adapter has a slot, or torch applies it; never both, and never neither.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from graftwork.engine.lora.packs import AdapterMix
+from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, pages_of_ranks
+from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchLora
+from graftwork.engine.lora.triton.fused_lora import FusedLora, LayerKey
+from graftwork.engine.lora.triton.slice_table import SliceTerms, SlotPairs
+from graftwork.engine.lora.triton.tiles import RowOwner
+from graftwork.engine.lora.weights import LoraPair
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.projections import GROUPS, GroupShape
+
+NUM_SLOTS = 1024
+"""Adapters that the tables have room for; a slot of a model with 32 layers takes 10 KB."""
+
+
+class TritonLora:
+    """Which resident adapter is in which slot of the kernels' tables."""
+
+    def __init__(self, fused: FusedLora, groups: Mapping[LayerKey, GroupShape], max_rank: int, rest: TorchLora) -> None:
+        """`groups` and `max_rank` are what `fused` was laid out for; `rest` applies what the kernels do not."""
+        self._fused = fused
+        self._groups = groups
+        self._max_rank = max_rank
+        self._rest = rest
+        self._slots: dict[str, int] = {}
+
+    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
+        self._rest.place(on_host, on_device)
+        free = self._fused.free_slots
+        if not free or self._highest_rank(on_device) > self._max_rank:
+            return
+        keys = [key for key in self._groups if key in on_device.deltas]
+        deltas = {key: self._slices(key, on_host.deltas[key], on_device.deltas[key]) for key in keys}
+        self._fused.assign(free[0], deltas)
+        self._slots[on_device.digest] = free[0]
+
+    def forget(self, digest: str) -> None:
+        self._rest.forget(digest)
+        slot = self._slots.pop(digest, None)
+        if slot is not None:
+            self._fused.release(slot)
+
+    def step(self, segments: Sequence[Segment], num_rows: int) -> "TritonStep":
+        owners: list[RowOwner | None] = [None] * num_rows
+        slotless: list[Segment] = []
+        for segment in segments:
+            owner = self._owner(segment.mix)
+            owners[segment.start : segment.end] = [owner] * segment.num_rows
+            if owner is None:
+                slotless.append(segment)
+        self._fused.begin_step(owners)
+        at_vocabulary = [segment for segment in segments if segment.mix.changes_vocabulary]
+        return TritonStep(
+            self._fused,
+            slotless=self._rest.step(slotless, num_rows) if slotless else None,
+            at_vocabulary=self._rest.step(at_vocabulary, num_rows) if at_vocabulary else None,
+        )
+
+    def slot_of(self, digest: str) -> int | None:
+        """An adapter's slot in the kernels' tables; None where torch applies it."""
+        return self._slots.get(digest)
+
+    def check_integrity(self) -> None:
+        self._rest.check_integrity()
+        taken = set(self._slots.values())
+        assert len(taken) == len(self._slots)
+        assert taken == set(range(self._fused.num_slots)) - set(self._fused.free_slots)
+
+    def _owner(self, mix: AdapterMix) -> RowOwner | None:
+        """The slots of a mix's adapters; None if one of them has none."""
+        if any(adapter.digest not in self._slots for adapter, _ in mix.parts):
+            return None
+        if mix.single is not None:
+            return self._slots[mix.single.digest]
+        return tuple((self._slots[adapter.digest], weight) for adapter, weight in mix.parts)
+
+    def _highest_rank(self, adapter: ResidentAdapter) -> int:
+        """Of the groups that the kernels apply."""
+        parts = [part for key in self._groups if key in adapter.deltas for part in adapter.deltas[key].slices]
+        return max((part.rank_end - part.rank_start for part in parts), default=0)
+
+    def _slices(self, key: LayerKey, on_host: GroupDelta, on_device: GroupDelta) -> SlotPairs:
+        return list(_slices(self._groups[key].widths, on_host, on_device))
+
+
+class TritonStep:
+    """One step: the kernels for every layer, and torch beside them where it is needed."""
+
+    def __init__(self, fused: FusedLora, slotless: LoraBatch | None, at_vocabulary: LoraBatch | None) -> None:
+        self._fused = fused
+        self._slotless = slotless
+        self._at_vocabulary = at_vocabulary
+
+    def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        self._fused.add_deltas(y, x, layer, group)
+        if self._slotless is not None:
+            self._slotless.add_deltas(y, x, layer, group)
+
+    def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
+        if self._at_vocabulary is not None:
+            self._at_vocabulary.change_embedding(hidden, token_ids)
+
+    def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
+        if self._at_vocabulary is not None:
+            self._at_vocabulary.change_logits(logits, x)
+
+
+def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -> Iterator[SliceTerms]:
+    """A group's change by slice, as the kernels are told it: addresses on the device, scales from the host."""
+    parts = {part.out_start: part for part in on_device.slices}
+    out_start = 0
+    for width in widths:
+        columns = slice(out_start, out_start + width)
+        pair = None
+        if (part := parts.get(out_start)) is not None:
+            scale = 1.0 if on_host.scales is None else on_host.scales[part.rank_start].item()
+            pair = LoraPair(on_device.A[part.rank_start : part.rank_end], part.B.t(), scale)
+        yield SliceTerms(
+            pair,
+            None if on_device.column_scale is None else on_device.column_scale[columns],
+            None if on_device.column_shift is None else on_device.column_shift[columns],
+        )
+        out_start += width
+
+
+def build_triton_lora(
+    model: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device, rest: TorchLora
+) -> TritonLora:
+    """Empty slots for every fused layer of a model."""
+    groups = {
+        (layer, group.name): GroupShape.of(model, group.targets)
+        for layer in range(model.num_layers)
+        for group in GROUPS
+    }
+    max_rank = pages_of_ranks(max_rank)
+    return TritonLora(FusedLora(groups, NUM_SLOTS, max_rank, dtype, device), groups, max_rank, rest)

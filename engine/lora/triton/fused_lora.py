@@ -1,0 +1,210 @@
+"""The adapters of a whole model on a CUDA device, in a fixed number of slots: what the model runner calls.
+
+    assign, release     between steps: which adapter is in which slot
+    begin_step          once a step: who owns which row of the batch
+    add_deltas          once a fused layer
+
+All layers' tables lie in one allocation, a slot's part of them side by side, so that taking an adapter in is one copy;
+the adapter's own tensors stay where they are and are kept alive here until the slot is released.
+
+Invariant: a row gets the delta of an adapter that was in its slot when the step began, and of no other: a slot must be
+released before it is assigned anew, an empty one cannot be used, and any change of slots ends the step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graftwork.engine.lora.triton.launch import apply_lora
+from graftwork.engine.lora.triton.launch_plan import ROW_WISE, LaunchBounds, StepShape, tile_rows_for
+from graftwork.engine.lora.triton.slice_table import SliceTable, SlotPairs, SlotRow, num_words, table_over
+from graftwork.engine.lora.triton.tiles import LoraSegments, RowOwner, SegmentCapacity, build_segments, parts_of
+from graftwork.engine.model.projections import GroupShape
+
+LayerKey = tuple[int, str]
+"""Layer index and the name of a group of projections that are computed as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What a captured graph holds for: with another key it must be captured again."""
+
+    capacity: SegmentCapacity
+    has_columns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Resident:
+    """An adapter in a slot."""
+
+    rows: dict[LayerKey, SlotRow]
+    max_rank: int
+    has_columns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    segments: LoraSegments
+    slots: frozenset[int]
+    bounds: LaunchBounds
+    is_captured: bool
+
+
+class FusedLora:
+    """Adapters by slot, and the step that is running. Not safe to call from several threads."""
+
+    def __init__(
+        self,
+        groups: Mapping[LayerKey, GroupShape],
+        num_slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cuda",
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Empty slots for the given fused layers; weights are read in `dtype`, whatever the activations have.
+
+        `max_rank` is the largest rank that any adapter may have. With `batch_invariant` a row's bits do not depend on
+        the rest of the batch, at the price of the row-wise kernels (see lora_plan).
+        """
+        self._max_rank = max_rank
+        self._batch_invariant = batch_invariant
+        self._device = torch.device(device)
+        total_words = sum(num_words(len(shape.widths)) for shape in groups.values())
+        self._words = torch.zeros(num_slots, total_words, dtype=torch.int64, device=self._device)
+        self._tables: dict[LayerKey, SliceTable] = {}
+        first_word = 0
+        for key, shape in groups.items():
+            words = self._words[:, first_word : first_word + num_words(len(shape.widths))]
+            self._tables[key] = table_over(words, shape.widths, shape.in_features, max_rank, dtype)
+            first_word += words.shape[1]
+        self._residents: list[_Resident | None] = [None] * num_slots
+        self._nobody = self._resident({})
+        self._captured: dict[SegmentCapacity, LoraSegments] = {}
+        self._step: _Step | None = None
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._residents)
+
+    @property
+    def free_slots(self) -> list[int]:
+        return [slot for slot, resident in enumerate(self._residents) if resident is None]
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether any adapter here scales or shifts columns."""
+        return any(resident is not None and resident.has_columns for resident in self._residents)
+
+    # ---- slots ------------------------------------------------------------------------------------------------
+
+    def assign(self, slot: int, deltas: Mapping[LayerKey, SlotPairs]) -> None:
+        """Put an adapter into a free slot: what it does, by layer and group; a layer it leaves alone may be absent.
+
+        Tensors on the device, in the weights' dtype and 16-byte aligned, A as [rank, in_features] and B as the
+        transpose of a contiguous [rank, width], are used where they lie; others are copied. The copy of the addresses
+        is ordered with the current stream. Ends the step.
+        Raises ValueError, and changes nothing, if the slot is taken, a layer unknown, or a shape or rank does not fit.
+        """
+        if self._residents[slot] is not None:
+            raise ValueError(f"slot {slot} is taken: release it first")
+        unknown = sorted(set(deltas) - set(self._tables))
+        if unknown:
+            raise ValueError(f"the adapter has deltas for layers that the model lacks: {unknown[:3]}")
+        resident = self._resident(deltas)
+        self._write(slot, resident)
+        self._residents[slot] = resident
+
+    def release(self, slot: int) -> None:
+        """Empty a slot and let its adapter go, in stream order. Ends the step.
+
+        Raises ValueError if the slot is empty.
+        """
+        if self._residents[slot] is None:
+            raise ValueError(f"slot {slot} is empty already")
+        self._write(slot, self._nobody)
+        self._residents[slot] = None
+
+    def _resident(self, deltas: Mapping[LayerKey, SlotPairs]) -> _Resident:
+        rows = {key: table.row_of(deltas.get(key, [None] * table.num_slices)) for key, table in self._tables.items()}
+        return _Resident(
+            rows=rows,
+            max_rank=max((row.max_rank for row in rows.values()), default=0),
+            has_columns=any(row.has_columns for row in rows.values()),
+        )
+
+    def _write(self, slot: int, resident: _Resident) -> None:
+        self._step = None
+        self._words[slot] = torch.cat([row.words for row in resident.rows.values()]).to(self._device)
+        for key, row in resident.rows.items():
+            self._tables[key].keep(slot, row)
+
+    # ---- steps ------------------------------------------------------------------------------------------------
+
+    def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
+        """Say whose delta each row of the batch gets: a slot's, a mixture's of up to four (slot, weight), or none.
+
+        With a capacity the arrays have fixed sizes and addresses, one set for each capacity: a graph captured between
+        `begin_step` and the next one may be replayed after any `begin_step` that returns an equal key.
+        Raises ValueError if a slot is empty, the capacity exceeded, or a mixture has an adapter that scales or shifts
+        columns, which no weighted sum is.
+        """
+        self._step = None
+        if self._words.is_cuda:
+            torch.cuda.set_device(self._words.device)  # kernels are launched on the thread's own current device
+        distinct = {parts_of(owner) for owner in set(owners) if owner is not None}
+        residents = {slot: self._part(slot, weight, len(parts)) for parts in distinct for slot, weight in parts}
+        slots = frozenset(residents)
+        if capacity is None:
+            tile_rows = tile_rows_for(_step_shape(owners, residents), self._batch_invariant)
+            segments = build_segments(owners, self._device, tile_rows=tile_rows)
+            bounds = LaunchBounds(
+                rank=max((resident.max_rank for resident in residents.values()), default=0),
+                has_columns=any(resident.has_columns for resident in residents.values()),
+            )
+            self._step = _Step(segments, slots, bounds, is_captured=False)
+            return None
+        if self._batch_invariant and capacity.tile_rows == ROW_WISE:
+            raise ValueError("row-wise tiles are not batch-invariant: capture with a larger tile")
+        bounds = LaunchBounds(self._max_rank, self.has_columns)
+        self._step = _Step(self._refilled(owners, capacity), slots, bounds, is_captured=True)
+        return GraphKey(capacity, self.has_columns)
+
+    def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
+        """Turn the base's output of one fused layer into each row's own, in place.
+
+        x: [num_rows, in_features], y: [num_rows, sum of widths], features adjacent.
+        Raises ValueError if the shapes do not fit, RuntimeError if there is no step: slots changed since it began.
+        """
+        step = self._step
+        if step is None:
+            raise RuntimeError("there is no step: call begin_step after slots have changed")
+        table = self._tables[layer, group]
+        if step.is_captured or any(not table.rows[slot].is_empty for slot in step.slots):
+            apply_lora(x, y, table, step.segments, bounds=step.bounds)
+
+    def _refilled(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity) -> LoraSegments:
+        if capacity not in self._captured:
+            self._captured[capacity] = build_segments(owners, self._device, capacity)
+        else:
+            self._captured[capacity].refill(build_segments(owners, capacity=capacity))
+        return self._captured[capacity]
+
+    def _part(self, slot: int, weight: float, num_parts: int) -> _Resident:
+        """The adapter that a row names as one of its parts."""
+        resident = self._residents[slot] if 0 <= slot < self.num_slots else None
+        if resident is None:
+            raise ValueError(f"slot {slot} is empty: assign an adapter to it first")
+        if resident.has_columns and (num_parts > 1 or weight != 1.0):
+            raise ValueError(f"the adapter in slot {slot} scales or shifts columns and cannot be weighted")
+        return resident
+
+
+def _step_shape(owners: Sequence[RowOwner | None], residents: Mapping[int, _Resident]) -> StepShape:
+    return StepShape(
+        num_rows=sum(len(parts_of(owner)) for owner in owners if owner is not None),
+        num_adapters=len(residents),
+        total_ranks=sum(resident.max_rank for resident in residents.values()),
+    )

@@ -1,0 +1,72 @@
+"""What the LoRA kernels must compute, in plain torch: the oracle that every kernel is held to.
+
+Never fast, never clever: one tile, one part and one slice at a time, in fp32.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from graftwork.engine.lora.triton.slice_table import SlotPairs, slice_terms
+from graftwork.engine.lora.triton.tiles import LoraSegments, Parts
+
+
+def lora_delta(
+    x: torch.Tensor, segments: LoraSegments, slots: Sequence[SlotPairs], slice_widths: Sequence[int]
+) -> torch.Tensor:
+    """What the adapters' factors add to a fused layer's output: fp32 [num_rows, sum of widths], zero for base rows.
+
+    `x` is [num_rows, in_features]; `slots` are the adapters by slot, each by slice.
+    """
+    delta = torch.zeros(x.shape[0], sum(slice_widths), dtype=torch.float32, device=x.device)
+    for rows, parts in _tiles(segments):
+        for slot, weight in parts:
+            first_column = 0
+            for entry, width in zip(slots[slot], slice_widths, strict=True):
+                pair = slice_terms(entry).pair
+                if pair is not None:
+                    v = x[rows].float() @ pair.A.to(x.device).float().t()  # [length, rank]
+                    part = pair.scale * weight * (v @ pair.B.to(x.device).float().t())  # [length, width]
+                    delta[rows, first_column : first_column + width] += part
+                first_column += width
+    return delta
+
+
+def add_lora(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    segments: LoraSegments,
+    slots: Sequence[SlotPairs],
+    slice_widths: Sequence[int],
+) -> torch.Tensor:
+    """The output with columns scaled and shifted and the delta added in fp32, rounded once. Returns a new tensor like
+    y.
+
+    The columns of a mixture are those of its first part.
+    """
+    delta = lora_delta(x, segments, slots, slice_widths)
+    expected = y.clone()
+    for rows, parts in _tiles(segments):
+        base = y[rows].float()
+        first_column = 0
+        for entry, width in zip(slots[parts[0][0]], slice_widths, strict=True):
+            columns = slice(first_column, first_column + width)
+            change = slice_terms(entry)
+            if change.column_scale is not None:
+                base[:, columns] *= change.column_scale.to(y.device).float()
+            if change.column_shift is not None:
+                base[:, columns] += change.column_shift.to(y.device).float()
+            first_column += width
+        expected[rows] = (base + delta[rows]).to(y.dtype)
+    return expected
+
+
+def _tiles(segments: LoraSegments) -> Iterator[tuple[torch.Tensor, Parts]]:
+    """Rows [length] int64 and parts of each tile that is not padding."""
+    for tile in range(segments.num_tiles):
+        start, length = int(segments.tile_start[tile]), int(segments.tile_length[tile])
+        if length:
+            num_parts = int(segments.tile_parts[tile])
+            slots = segments.part_slot[tile, :num_parts].tolist()
+            weights = segments.part_weight[tile, :num_parts].tolist()
+            yield segments.permutation[start : start + length].long(), tuple(zip(slots, weights, strict=True))

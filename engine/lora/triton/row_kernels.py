@@ -1,0 +1,183 @@
+# The bodies of kernels are Triton's language, which mypy cannot see into.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""The row-wise pair of kernels: one program takes one row, as decode has them, each with an adapter of its own.
+
+    shrink_rows  one (row, part, slice, block of ranks, span of the input features or all of them)
+    expand_rows  one (row, block of output columns of one slice)
+
+Weights are loaded once, in whole vectors, straight into registers, and products are summed there in fp32; there is no
+tile to fill up, no shared memory on the way, no matrix unit. Sums run in the same order whatever the batch: elements of
+a block side by side, blocks and spans one after another, lanes in a tree at the end.
+Positions are those of the tiles: of one row each, tile t at position t.
+"""
+
+import triton
+import triton.language as tl
+
+from graftwork.engine.lora.triton.expand_blocks import COUNTS, UNALIGNED, change_columns, find_slice, is_changed
+
+
+@triton.jit
+def sum_last_axis(block):
+    # tl.sum is a function of Triton's library, not of its language, and so not there in a copy that is interpreted.
+    return tl.reduce(block, 1, tl.standard._sum_combine)
+
+
+@triton.jit
+def sum_first_axis(block):
+    return tl.reduce(block, 0, tl.standard._sum_combine)
+
+
+@triton.jit
+def dot_span(x_row, a_rows, rank_mask, first, last, BLOCK_RANK: tl.constexpr, BLOCK_IN: tl.constexpr):
+    """One row of x @ A.T over the input features [first, last): fp32 [BLOCK_RANK]."""
+    total = tl.full((BLOCK_RANK, BLOCK_IN), 0.0, tl.float32)
+    for block_start in range(first, last, BLOCK_IN):
+        features = block_start + tl.arange(0, BLOCK_IN)
+        feature_mask = features < last
+        x_block = tl.load(x_row + features, mask=feature_mask, other=0.0).to(tl.float32)
+        a_block = tl.load(a_rows + features[None, :], mask=rank_mask[:, None] & feature_mask[None, :], other=0.0)
+        total += x_block[None, :] * a_block.to(tl.float32)
+    return sum_last_axis(total)
+
+
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=UNALIGNED)
+def shrink_rows_kernel(
+    x,
+    planes,
+    a_pointers,
+    ranks,
+    tile_parts,
+    part_slot,
+    permutation,
+    slot_words,
+    rank_blocks,
+    in_features,
+    span_features,
+    num_spans,
+    x_stride,
+    plane_stride,
+    plane_width,
+    NUM_SLICES: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    PARALLEL_SPANS: tl.constexpr,
+    WEIGHT_DTYPE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # in bytes, of every row of A
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    """v = x @ A.T for one row, part, slice and block of ranks, into its plane."""
+    blocks_a_row = NUM_PARTS * NUM_SLICES * rank_blocks
+    position = tl.program_id(0) // blocks_a_row
+    block = tl.program_id(0) % blocks_a_row
+    part = block // (NUM_SLICES * rank_blocks)
+    slice_index = block // rank_blocks % NUM_SLICES
+    first_rank = block % rank_blocks * BLOCK_RANK
+    if part >= tl.load(tile_parts + position):
+        return
+    slot = tl.load(part_slot + position * NUM_PARTS + part)
+    rank = tl.load(ranks + slot * slot_words * 2 + slice_index)
+    if first_rank >= rank:
+        return
+
+    rank_ids = first_rank + tl.arange(0, BLOCK_RANK)
+    rank_mask = rank_ids < rank
+    x_row = x + tl.load(permutation + position).to(tl.int64) * x_stride
+    address = tl.load(a_pointers + slot * slot_words + slice_index)
+    a = tl.multiple_of(address.to(tl.pointer_type(WEIGHT_DTYPE)), ALIGNMENT)
+    a_rows = a + rank_ids[:, None].to(tl.int64) * in_features
+
+    if PARALLEL_SPANS:
+        first = tl.program_id(1) * span_features
+        last = min(first + span_features, in_features)
+        total = dot_span(x_row, a_rows, rank_mask, first, last, BLOCK_RANK, BLOCK_IN)
+    else:
+        total = tl.full((BLOCK_RANK,), 0.0, tl.float32)
+        for span in range(num_spans):
+            first = span * span_features
+            last = min(first + span_features, in_features)
+            total += dot_span(x_row, a_rows, rank_mask, first, last, BLOCK_RANK, BLOCK_IN)
+
+    v_row = planes + position.to(tl.int64) * plane_width
+    v_pointers = v_row + (part * NUM_SLICES + slice_index) * (rank_blocks * BLOCK_RANK) + rank_ids
+    if PARALLEL_SPANS:
+        v_pointers += tl.program_id(1).to(tl.int64) * plane_stride
+    tl.store(v_pointers, total)  # zeros above the rank
+
+
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=UNALIGNED)
+def expand_rows_kernel(
+    planes,
+    y,
+    b_pointers,
+    column_scales,
+    column_shifts,
+    ranks,
+    scales,
+    offsets,
+    widths,
+    tile_parts,
+    part_slot,
+    part_weight,
+    permutation,
+    slot_words,
+    rank_blocks,
+    out_blocks,
+    y_stride,
+    plane_stride,
+    plane_width,
+    NUM_SLICES: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    HAS_COLUMNS: tl.constexpr,
+    WEIGHT_DTYPE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # in bytes, of every row of B
+    COLUMN_ALIGNMENT: tl.constexpr,  # in elements, of offsets and widths
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+):
+    """y = columns of y, plus scale * (v @ B.T) of each part in turn, for one row and one block of output columns."""
+    position = tl.program_id(0) // out_blocks
+    block = tl.program_id(0) % out_blocks
+    num_parts = tl.load(tile_parts + position)
+    if num_parts == 0:
+        return
+    slice_index, first_block = find_slice(block, widths, NUM_SLICES, BLOCK_OUT)
+    parts = part_slot + position * NUM_PARTS
+    if not is_changed(ranks, column_scales, column_shifts, parts, num_parts, slice_index, slot_words, HAS_COLUMNS):
+        return
+
+    width = tl.multiple_of(tl.load(widths + slice_index), COLUMN_ALIGNMENT)
+    offset = tl.multiple_of(tl.load(offsets + slice_index), COLUMN_ALIGNMENT)
+    columns = (block - first_block) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    column_mask = columns < width
+    y_pointers = y + tl.load(permutation + position).to(tl.int64) * y_stride + offset + columns
+    y_block = tl.load(y_pointers, mask=column_mask, other=0.0).to(tl.float32)
+    if HAS_COLUMNS:
+        entry = tl.load(parts) * slot_words + slice_index
+        y_block = change_columns(y_block, column_scales, column_shifts, entry, columns, width)
+
+    for part in range(num_parts):
+        slot = tl.load(parts + part)
+        entry = slot * slot_words + slice_index
+        number = slot * slot_words * 2 + slice_index
+        rank = tl.load(ranks + number)
+        if rank > 0:
+            b = tl.multiple_of(tl.load(b_pointers + entry).to(tl.pointer_type(WEIGHT_DTYPE)), ALIGNMENT)
+            v_row = planes + position.to(tl.int64) * plane_width
+            v_row += (part * NUM_SLICES + slice_index) * (rank_blocks * BLOCK_RANK)
+            products = tl.full((BLOCK_RANK, BLOCK_OUT), 0.0, tl.float32)
+            for first_rank in range(0, rank, BLOCK_RANK):
+                rank_ids = first_rank + tl.arange(0, BLOCK_RANK)
+                rank_mask = rank_ids < rank
+                v = tl.full((BLOCK_RANK,), 0.0, tl.float32)
+                v_pointers = v_row + rank_ids
+                for _ in tl.static_range(NUM_PLANES):
+                    v += tl.load(v_pointers, mask=rank_mask, other=0.0)
+                    v_pointers += plane_stride
+                b_pointers_block = b + rank_ids[:, None].to(tl.int64) * width + columns[None, :]
+                b_block = tl.load(b_pointers_block, mask=rank_mask[:, None] & column_mask[None, :], other=0.0)
+                products += v[:, None] * b_block.to(tl.float32)
+            scale = tl.load(scales + number) * tl.load(part_weight + position * NUM_PARTS + part)
+            y_block += scale * sum_first_axis(products)
+    tl.store(y_pointers, y_block.to(y.dtype.element_ty), mask=column_mask)

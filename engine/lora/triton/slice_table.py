@@ -1,0 +1,265 @@
+"""Where the kernels find the adapters' weights: tables of addresses by (slot, slice) for one fused layer.
+
+A slice is one projection of a fused layer: q, k and v of qkv; gate and up. Widths may differ between slices, ranks
+and scales between any two entries, and an adapter may leave a slice alone: its rank there is 0 and nothing is read.
+The weights stay where they are; only their addresses are in the table, which keeps them alive.
+
+Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] and, where it has them, at its columns
+[0:width], and nowhere else.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from graftwork.engine.lora.weights import LoraPair
+
+
+@dataclass(frozen=True, slots=True)
+class SliceTerms:
+    """What one adapter does to one slice: y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T, in fp32.
+
+    For DoRA, column_scale is magnitude / norm(W + scale * B @ A) by output, B is already multiplied by it, and
+    column_shift gives back what column_scale took from the base's bias. The columns are kept in fp32: rounding
+    column_scale, which is near 1, to bf16 would err by as much as many an adapter adds.
+    """
+
+    pair: LoraPair | None = None
+    column_scale: torch.Tensor | None = None  # [width]; None is 1
+    column_shift: torch.Tensor | None = None  # [width]; None is 0
+
+
+SlotPairs = Sequence[LoraPair | SliceTerms | None]
+"""What one adapter does to a fused layer, by slice; a pair alone has no columns, None leaves the slice as it is."""
+
+_ALIGNED_ELEMENTS = 16
+_ALIGNED_BYTES = 16
+_NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
+
+
+def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
+    """An entry of SlotPairs in its general form.
+
+    Raises ValueError for a pair with a magnitude or bias of its own: those depend on the base's weights.
+    """
+    delta = entry if isinstance(entry, SliceTerms) else SliceTerms(entry)
+    if delta.pair is not None and (delta.pair.magnitude is not None or delta.pair.bias is not None):
+        raise ValueError("a pair with magnitude or bias cannot be served as it is: resolve it into columns first")
+    return delta
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot's part of a table, ready to be written."""
+
+    words: torch.Tensor  # [words of the table] int64, on the host
+    weights: tuple[torch.Tensor, ...]
+    """What the addresses among the words point to."""
+    max_rank: int
+    has_columns: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return self.max_rank == 0 and not self.has_columns
+
+
+@dataclass(frozen=True, slots=True)
+class SliceTable:
+    """One fused layer's adapters, by slot and slice. Entries change only through `replace_slot` and `keep`."""
+
+    words: torch.Tensor  # [num_slots, words of the table] int64: a slot's part of all the views below, side by side
+    a_pointers: torch.Tensor  # [num_slots, num_slices] int64, to A as [rank, in_features]
+    b_pointers: torch.Tensor  # [num_slots, num_slices] int64, to B as [rank, width]: the transpose of LoraPair.B
+    column_scales: torch.Tensor  # [num_slots, num_slices] int64, to [width] float32; 0 is none
+    column_shifts: torch.Tensor  # [num_slots, num_slices] int64, to [width] float32; 0 is none
+    ranks: torch.Tensor  # [num_slots, num_slices] int32, 0 where there is nothing to add
+    scales: torch.Tensor  # [num_slots, num_slices] float32
+    offsets: torch.Tensor  # [num_slices] int32, the first column of the slice in y
+    widths: torch.Tensor  # [num_slices] int32
+    slice_widths: tuple[int, ...]
+    """`widths`, as the host knows them."""
+    in_features: int
+    max_rank: int
+    """The largest rank that an entry may have."""
+    dtype: torch.dtype
+    rows: list[SlotRow]
+    """By slot: what its words say; keeps alive what they point to."""
+
+    @property
+    def num_slots(self) -> int:
+        return self.ranks.shape[0]
+
+    @property
+    def num_slices(self) -> int:
+        return len(self.slice_widths)
+
+    @property
+    def out_features(self) -> int:
+        return sum(self.slice_widths)
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether any adapter scales or shifts columns; if none does, the kernels are compiled without them."""
+        return any(row.has_columns for row in self.rows)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every row of every matrix starts on 16 elements, so that loads may be wide."""
+        return all(size % _ALIGNED_ELEMENTS == 0 for size in (self.in_features, *self.slice_widths))
+
+    def replace_slot(self, slot: int, pairs: SlotPairs) -> None:
+        """Point a slot at another adapter, in stream order and at unchanged table addresses.
+
+        The caller sees to it that no later step still means the former adapter by this slot.
+        Raises ValueError if a shape or rank does not fit the table; it is then as it was.
+        """
+        row = self.row_of(pairs)
+        self.words[slot] = row.words.to(self.words.device)
+        self.keep(slot, row)
+
+    def row_of(self, pairs: SlotPairs) -> SlotRow:
+        """What a slot with this adapter would hold. Raises ValueError if a shape or rank does not fit the table."""
+        if len(pairs) != self.num_slices:
+            raise ValueError(f"{len(pairs)} pairs were given for a layer of {self.num_slices} slices")
+        entries = [self._entry(index, slice_terms(pair)) for index, pair in enumerate(pairs)]
+        return SlotRow(
+            words=_words(entries),
+            weights=tuple(tensor for entry in entries for tensor in entry.tensors),
+            max_rank=max(entry.rank for entry in entries),
+            has_columns=any(entry.has_columns for entry in entries),
+        )
+
+    def keep(self, slot: int, row: SlotRow) -> None:
+        """Note that `row` has been written to a slot's words."""
+        self.rows[slot] = row
+
+    def _entry(self, index: int, delta: SliceTerms) -> "_Entry":
+        """Tensors as the kernels read them (copies only if need be), rank and scale."""
+        width = self.slice_widths[index]
+        for column in (delta.column_scale, delta.column_shift):
+            if column is not None and column.shape != (width,):
+                raise ValueError(f"slice {index}: columns of shape {tuple(column.shape)} do not fit [{width}]")
+        entry = _Entry(
+            column_scale=self._readable(delta.column_scale, torch.float32),
+            column_shift=self._readable(delta.column_shift, torch.float32),
+        )
+        pair = delta.pair
+        if pair is None or pair.rank == 0:
+            return entry
+        if pair.A.shape != (pair.rank, self.in_features) or pair.B.shape != (width, pair.rank):
+            raise ValueError(
+                f"slice {index}: A {tuple(pair.A.shape)} and B {tuple(pair.B.shape)} do not fit "
+                f"A [rank, {self.in_features}] and B [{width}, rank]"
+            )
+        if pair.rank > self.max_rank:
+            raise ValueError(f"slice {index}: rank {pair.rank} is above the table's {self.max_rank}")
+        A, B = self._readable(pair.A, self.dtype), self._readable(pair.B.t(), self.dtype)
+        return replace(entry, A=A, B=B, rank=pair.rank, scale=pair.scale)
+
+    def _readable(self, tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """The tensor on the table's device, row-major and aligned: itself if it is so already."""
+        if tensor is None:
+            return None
+        placed = tensor.to(self.words.device, dtype).contiguous()
+        return placed if placed.data_ptr() % _ALIGNED_BYTES == 0 else placed.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    A: torch.Tensor | None = None  # [rank, in_features]
+    B: torch.Tensor | None = None  # [rank, width]
+    column_scale: torch.Tensor | None = None  # [width] float32
+    column_shift: torch.Tensor | None = None  # [width] float32
+    rank: int = 0
+    scale: float = 0.0
+
+    @property
+    def has_columns(self) -> bool:
+        return self.column_scale is not None or self.column_shift is not None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(t for t in (self.A, self.B, self.column_scale, self.column_shift) if t is not None)
+
+
+def num_words(num_slices: int) -> int:
+    """64-bit words that a slot takes in a table: its addresses, then its ranks, then its scales."""
+    return _NUM_ADDRESSES * num_slices + 2 * -(-num_slices // 2)
+
+
+def _words(entries: Sequence[_Entry]) -> torch.Tensor:
+    """A slot's part of a table, as `_views` reads it; made at once, for an adapter has hundreds of entries."""
+    by_kind = zip(*((entry.A, entry.B, entry.column_scale, entry.column_shift) for entry in entries), strict=True)
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensors in by_kind for tensor in tensors]
+    padding = [0] * (len(entries) % 2)
+    ranks = [*(entry.rank for entry in entries), *padding]
+    scales = [*(entry.scale for entry in entries), *padding]
+    packed = struct.pack(f"{len(addresses)}q{len(ranks)}i{len(scales)}f", *addresses, *ranks, *scales)
+    return torch.frombuffer(bytearray(packed), dtype=torch.int64)
+
+
+def _views(words: torch.Tensor, num_slices: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Addresses by kind, ranks and scales, each [num_slots, num_slices], within [num_slots, words]."""
+    addresses = [words[:, kind * num_slices : (kind + 1) * num_slices] for kind in range(_NUM_ADDRESSES)]
+    numbers = words[:, _NUM_ADDRESSES * num_slices :]
+    half = numbers.shape[1] // 2
+    ranks = numbers[:, :half].view(torch.int32)[:, :num_slices]
+    scales = numbers[:, half:].view(torch.float32)[:, :num_slices]
+    return addresses, ranks, scales
+
+
+def empty_table(
+    num_slots: int,
+    slice_widths: Sequence[int],
+    in_features: int,
+    max_rank: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> SliceTable:
+    """A table in which no slot does anything. The slices lie side by side in y."""
+    words = torch.zeros(num_slots, num_words(len(slice_widths)), dtype=torch.int64, device=device)
+    return table_over(words, slice_widths, in_features, max_rank, dtype)
+
+
+def table_over(
+    words: torch.Tensor, slice_widths: Sequence[int], in_features: int, max_rank: int, dtype: torch.dtype
+) -> SliceTable:
+    """An empty table in words that are all zero, [num_slots, num_words(slices)] int64; its rows may lie apart."""
+    num_slices = len(slice_widths)
+    offsets = [sum(slice_widths[:index]) for index in range(num_slices)]
+    addresses, ranks, scales = _views(words, num_slices)
+    nothing = SlotRow(torch.zeros(words.shape[1], dtype=torch.int64), (), max_rank=0, has_columns=False)
+    return SliceTable(
+        words=words,
+        a_pointers=addresses[0],
+        b_pointers=addresses[1],
+        column_scales=addresses[2],
+        column_shifts=addresses[3],
+        ranks=ranks,
+        scales=scales,
+        offsets=torch.tensor(offsets, dtype=torch.int32, device=words.device),
+        widths=torch.tensor(slice_widths, dtype=torch.int32, device=words.device),
+        slice_widths=tuple(slice_widths),
+        in_features=in_features,
+        max_rank=max_rank,
+        dtype=dtype,
+        rows=[nothing] * words.shape[0],
+    )
+
+
+def build_table(
+    slots: Sequence[SlotPairs],
+    slice_widths: Sequence[int],
+    in_features: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> SliceTable:
+    """A table of these adapters, by slot."""
+    deltas = [slice_terms(entry) for pairs in slots for entry in pairs]
+    max_rank = max((delta.pair.rank for delta in deltas if delta.pair is not None), default=1)
+    table = empty_table(len(slots), slice_widths, in_features, max_rank, dtype, device)
+    for slot, pairs in enumerate(slots):
+        table.replace_slot(slot, pairs)
+    return table

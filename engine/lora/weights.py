@@ -1,0 +1,76 @@
+"""A LoRA adapter as it is read: pairs of matrices by layer and target, with their scales.
+
+The engine does not read artifact files. It asks an `AdapterSource` for a digest.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """The factors of one module's delta: y += scale * ((x @ A.T) @ B.T + bias).
+
+    With a magnitude (DoRA) the whole module is renormalised: each output but the base's own bias is scaled by
+    magnitude / norm(row of W + scale * B @ A).
+    """
+
+    A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]
+    B: torch.Tensor  # [out_features, rank]; of an embedding: [hidden, rank]
+    scale: float
+    """alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
+    magnitude: torch.Tensor | None = None  # [out_features]
+    bias: torch.Tensor | None = None  # [out_features] of lora_B, where the adapter has one (lora_bias)
+
+    @property
+    def rank(self) -> int:
+        return self.A.shape[0]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for tensor in (self.A, self.B, self.magnitude, self.bias) if tensor is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """Everything that one adapter version adds to the base, or replaces in it."""
+
+    digest: str
+    pairs: dict[tuple[int, str], LoraPair]
+    """By (layer index, target). An absent module is not changed."""
+    biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    """By (layer index, target): trained biases [out_features], which replace the base's."""
+    embedding: LoraPair | None = None
+    """LoRA on embed_tokens. A tied head keeps the base's weights, as in PEFT."""
+    head: LoraPair | None = None
+    """LoRA on lm_head."""
+    saved_embedding: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
+    saved_head: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
+
+    @property
+    def max_rank(self) -> int:
+        return max((pair.rank for pair in self._all_pairs()), default=0)
+
+    @property
+    def num_bytes(self) -> int:
+        saved = [tensor for tensor in (self.saved_embedding, self.saved_head) if tensor is not None]
+        tensors = [*saved, *self.biases.values(), *(tensor for pair in self._all_pairs() for tensor in pair.tensors)]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def _all_pairs(self) -> list[LoraPair]:
+        return [*self.pairs.values(), *(pair for pair in (self.embedding, self.head) if pair is not None)]
+
+
+class AdapterSource(Protocol):
+    """Reads adapter weights by digest."""
+
+    def load(self, digest: str) -> AdapterWeights:
+        """Read one version, on the CPU, in the dtype of its file.
+
+        Raises NotFound if there is no such artifact and ValidationFailed if its bytes no longer match the digest.
+        """
+        ...

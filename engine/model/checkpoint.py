@@ -1,0 +1,51 @@
+"""Reads a Hugging Face checkpoint from memory-mapped safetensors."""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from graftwork.engine.model.fingerprint import weight_files
+from graftwork.platform.errors import InvalidRequest
+
+_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+
+class Checkpoint:
+    """The tensors of a model folder by name, across its shards; read only when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = weight_files(folder)
+        self._file_by_name: dict[str, Path] = {}
+        for path in self._files:
+            with safe_open(path, framework="pt") as tensors:
+                self._file_by_name.update(dict.fromkeys(tensors.keys(), path))
+        self._unread = set(self._file_by_name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_by_name
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Names of the tensors that nobody has read yet."""
+        return frozenset(self._unread)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """One tensor on the CPU in its own dtype.
+
+        Raises InvalidRequest if it is missing, of another shape, or of a dtype that no unquantised model has.
+        """
+        path = self._file_by_name.get(name)
+        if path is None:
+            raise InvalidRequest(f"The checkpoint has no tensor {name!r}.", param="model")
+        with safe_open(path, framework="pt") as tensors:
+            tensor: torch.Tensor = tensors.get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise InvalidRequest(f"Tensor {name!r} has shape {tuple(tensor.shape)}, not {shape}.", param="model")
+        if tensor.dtype not in _DTYPES:
+            raise InvalidRequest(
+                f"Tensor {name!r} is of {tensor.dtype}, which is not served: float32, bfloat16 and float16 are.",
+                param="model",
+            )
+        self._unread.discard(name)
+        return tensor

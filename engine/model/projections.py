@@ -1,0 +1,43 @@
+"""The projections of a decoder layer that share an input, and so one matrix product."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graftwork.engine.model.config import ModelConfig
+
+HEAD_LAYER = -1
+"""The `layer` of the output head, whose group is the same for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionGroup:
+    """Linear layers that read the same input and are computed by one GEMM."""
+
+    name: str
+    targets: tuple[str, ...]
+
+
+GROUPS = (
+    ProjectionGroup("qkv", ("q_proj", "k_proj", "v_proj")),
+    ProjectionGroup("o", ("o_proj",)),
+    ProjectionGroup("gate_up", ("gate_proj", "up_proj")),
+    ProjectionGroup("down", ("down_proj",)),
+)
+
+
+HEAD = ProjectionGroup("head", ("lm_head",))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """The sizes of one group of projections."""
+
+    in_features: int
+    widths: tuple[int, ...]
+    """Output features of each projection, in the group's order."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, targets: Sequence[str]) -> "GroupShape":
+        """The shape of these projections in a model."""
+        shapes = [model.target_shapes[target] for target in targets]
+        return cls(shapes[0][1], tuple(out_features for out_features, _ in shapes))

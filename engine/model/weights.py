@@ -1,0 +1,157 @@
+"""The weights of a decoder on the device, and how they are read and fused from a checkpoint."""
+
+from dataclasses import dataclass
+
+import torch
+
+from graftwork.engine.model.checkpoint import Checkpoint
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.linear import Linear
+from graftwork.engine.model.projections import GROUPS, HEAD_LAYER
+from graftwork.platform.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer; projections that read the same input are fused along their outputs."""
+
+    attention_norm: torch.Tensor  # [hidden]
+    qkv: Linear  # [query + 2 * kv_width, hidden]
+    qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim], a row for each head of queries, then of keys
+    output: Linear  # [hidden, query]
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Linear  # [2 * intermediate, hidden]
+    down: Linear  # [hidden, intermediate]
+
+    def group(self, name: str) -> Linear:
+        """The fused weight and bias of one group of LoRA targets: qkv, o, gate_up or down."""
+        return {"qkv": self.qkv, "o": self.output, "gate_up": self.gate_up, "down": self.down}[name]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A whole checkpoint on the device."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    target_shapes: dict[str, tuple[int, int]]
+    """(out_features, in_features) of each LoRA target."""
+    norm: torch.Tensor  # [hidden]
+    head: Linear  # [vocab, hidden]; over the embedding itself where the two are tied
+
+    def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One LoRA target's weight and bias; `HEAD_LAYER`, "lm_head" is the head."""
+        if layer == HEAD_LAYER:
+            return self.head.weight, None
+        group = next(group for group in GROUPS if target in group.targets)
+        shapes = self.target_shapes
+        start = sum(shapes[other][0] for other in group.targets[: group.targets.index(target)])
+        return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
+
+    def shape(self, layer: int, target: str) -> tuple[int, int]:
+        """(out_features, in_features) of one LoRA target; `HEAD_LAYER`, "lm_head" is the head."""
+        if layer == HEAD_LAYER:
+            return self.head.out_features, self.embedding.shape[1]
+        return self.target_shapes[target]
+
+    def pack(self) -> None:
+        """Lay the weights out for the CPU. Loading has been checked by then: a tied head is packed as its own copy."""
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                linear.pack()
+        self.head.pack()
+
+
+def load_decoder_weights(
+    checkpoint: Checkpoint, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> DecoderWeights:
+    """Read and fuse a checkpoint.
+
+    Raises InvalidRequest naming a tensor that is missing, misshapen, or in the file but not in such a model.
+    """
+    reader = _Reader(checkpoint, config, device, dtype)
+    embedding = reader.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    weights = DecoderWeights(
+        embedding=embedding,
+        layers=tuple(reader.layer(index) for index in range(config.num_layers)),
+        target_shapes=config.target_shapes,
+        norm=reader.read("model.norm.weight", config.hidden_size),
+        head=Linear(reader.head(embedding)),
+    )
+    _refuse_leftovers(checkpoint)
+    weights.pack()
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    checkpoint: Checkpoint
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    def read(self, name: str, *shape: int) -> torch.Tensor:
+        return self.checkpoint.read(name, shape).to(self.device, self.dtype)
+
+    def fused(self, prefix: str, *targets: str) -> Linear:
+        shapes = [self.config.target_shapes[target] for target in targets]
+        weights = [
+            self.read(f"{prefix}.{target}.weight", *shape) for target, shape in zip(targets, shapes, strict=True)
+        ]
+        if not set(targets) & set(self.config.biased_targets):
+            return Linear(torch.cat(weights))
+        biases = [self.read(f"{prefix}.{target}.bias", shape[0]) for target, shape in zip(targets, shapes, strict=True)]
+        return Linear(torch.cat(weights), torch.cat(biases))
+
+    def layer(self, index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}"
+        attention, mlp, hidden = f"{prefix}.self_attn", f"{prefix}.mlp", self.config.hidden_size
+        return LayerWeights(
+            attention_norm=self.read(f"{prefix}.input_layernorm.weight", hidden),
+            qkv=self.fused(attention, "q_proj", "k_proj", "v_proj"),
+            qk_norm=self.qk_norm(attention) if self.config.has_qk_norm else None,
+            output=self.fused(attention, "o_proj"),
+            mlp_norm=self.read(f"{prefix}.post_attention_layernorm.weight", hidden),
+            gate_up=self.fused(mlp, "gate_proj", "up_proj"),
+            down=self.fused(mlp, "down_proj"),
+        )
+
+    def qk_norm(self, prefix: str) -> torch.Tensor:
+        config = self.config
+        query = self.read(f"{prefix}.q_norm.weight", config.head_dim)
+        key = self.read(f"{prefix}.k_norm.weight", config.head_dim)
+        return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
+
+    def head(self, embedding: torch.Tensor) -> torch.Tensor:
+        """The embedding where the two are tied; some files hold it twice."""
+        if self.config.tie_word_embeddings and "lm_head.weight" not in self.checkpoint:
+            return embedding
+        head = self.read("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
+        if not self.config.tie_word_embeddings:
+            return head
+        if not torch.equal(head, embedding):
+            raise InvalidRequest(
+                "The checkpoint ties lm_head.weight to the embedding, but holds another: "
+                "set tie_word_embeddings to false in config.json, or remove the tensor.",
+                param="model",
+            )
+        return embedding
+
+
+def _refuse_leftovers(checkpoint: Checkpoint) -> None:
+    """A tensor that is not applied means output that is not the model's.
+
+    Older files hold the rotary frequencies, which are computed; and some folders hold the weights a second time,
+    under their vendor's names.
+    """
+    left = sorted(
+        name
+        for name in checkpoint.unread
+        if name.startswith(("model.", "lm_head.")) and not name.endswith("rotary_emb.inv_freq")
+    )
+    if left:
+        raise InvalidRequest(
+            f"The checkpoint holds {len(left)} tensors that its config.json has no use for, {left[0]!r} among them: "
+            "one of the two belongs to another model.",
+            param="model",
+        )

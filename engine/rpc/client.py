@@ -1,0 +1,184 @@
+"""An EngineClient over one gRPC conversation, opened on first use and opened anew after a loss."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from graftwork.engine.core.events import EngineEvent, RequestFinished
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
+from graftwork.engine.core.stats import EngineDescription, EngineStats
+from graftwork.engine.rpc import codec, engine_pb2_grpc
+from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.platform.errors import CapacityAbsent, GraftworkError
+from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.wakeup import Wakeup
+
+_log = logging.getLogger(__name__)
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 * 2**20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_RETRY_AFTER_S = 1.0
+_ANSWER_WITHIN_S = 10.0
+_PROBED_WITHIN_S = 120.0
+_SESSION_COMMAND_WITHIN_S = 3.0
+"""A turn's end waits for it, and goes without it."""
+
+_LAST = (RequestFinished, GraftworkError)
+"""Nothing follows one of these."""
+
+
+class GrpcEngineClient:
+    """One engine at one address, for use from one event loop."""
+
+    def __init__(self, address: str) -> None:
+        """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
+        self._conversation: _Conversation | None = None
+
+    async def describe(self) -> EngineDescription:
+        return codec.description_from_wire(await self._ask(self._stub.Describe, wire.DescribeRequest()))
+
+    async def stats(self) -> EngineStats:
+        return codec.stats_from_wire(await self._ask(self._stub.ReadStats, wire.StatsRequest()))
+
+    async def forget_adapter(self, digest: str) -> None:
+        await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
+
+    async def forget_domain(self, domain: IsolationDomain) -> None:
+        await self._ask(self._stub.ForgetDomain, wire.ForgetDomainRequest(isolation=domain))
+
+    async def probe_adapter(self, digest: str) -> None:
+        reply = await self._ask(self._stub.ProbeAdapter, wire.ProbeAdapterRequest(digest=digest), _PROBED_WITHIN_S)
+        if reply.HasField("failed"):
+            raise codec.error_from_wire(reply.failed)
+
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        return codec.memory_from_wire(
+            await self._ask(self._stub.TendSession, codec.command_to_wire(command), _SESSION_COMMAND_WITHIN_S)
+        )
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        conversation = self._open_conversation()
+        inbox = await conversation.submit(request)
+        ended = False
+        try:
+            while not ended:
+                event = await inbox.get()
+                if isinstance(event, _LAST):
+                    ended = True
+                    if isinstance(event, GraftworkError):
+                        raise event
+                yield event
+        finally:
+            conversation.leave(request.request_id, cancel=not ended)
+
+    async def close(self) -> None:
+        if self._conversation is not None:
+            await self._conversation.close()
+        await self._channel.close(grace=None)
+
+    def _open_conversation(self) -> "_Conversation":
+        if self._conversation is None or self._conversation.is_over:
+            self._conversation = _Conversation(self._stub.Converse(), self._address)
+        return self._conversation
+
+    async def _ask(self, method: Any, message: Any, within_s: float = _ANSWER_WITHIN_S) -> Any:
+        try:
+            return await method(message, timeout=within_s)
+        except grpc.aio.AioRpcError as error:
+            raise _absent(self._address, error, logging.DEBUG) from error  # whoever asks may be waiting for it
+
+
+class _Inbox:
+    """The events of one request on their way to its one reader; never full."""
+
+    def __init__(self) -> None:
+        self._events: deque[EngineEvent | GraftworkError] = deque()
+        self._news = Wakeup()
+
+    def put(self, event: EngineEvent | GraftworkError) -> None:
+        self._events.append(event)
+        self._news.wake()
+
+    async def get(self) -> EngineEvent | GraftworkError:
+        while not self._events:
+            await self._news.wait()
+        return self._events.popleft()
+
+
+class _Conversation:
+    """One Converse stream: writes requests, and sorts what comes back by request."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._inboxes: dict[RequestId, _Inbox] = {}
+        self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
+        self._writing = asyncio.create_task(self._write())
+        self._reading = asyncio.create_task(self._read())
+        self.is_over = False
+
+    async def submit(self, request: EngineRequest) -> _Inbox:
+        inbox = _Inbox()
+        self._inboxes[request.request_id] = inbox
+        self._outgoing.put_nowait(wire.GatewayMessage(submit=codec.request_to_wire(request)))
+        return inbox
+
+    def leave(self, request_id: RequestId, *, cancel: bool) -> None:
+        """Stop listening for a request; `cancel` if it has not ended by itself. Never waits."""
+        self._inboxes.pop(request_id, None)
+        if cancel and not self.is_over:
+            self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
+
+    async def close(self) -> None:
+        self.is_over = True
+        self._call.cancel()
+        self._writing.cancel()
+        await asyncio.gather(self._reading, self._writing, return_exceptions=True)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._call.write(await self._outgoing.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reading side meets the same end and tells everyone
+
+    async def _read(self) -> None:
+        cause: grpc.aio.AioRpcError | None = None
+        try:
+            async for step in self._call:
+                for output in step.outputs:
+                    inbox = self._inboxes.get(RequestId(output.request_id))
+                    if inbox is not None:
+                        inbox.put(codec.event_from_wire(output))
+        except grpc.aio.AioRpcError as error:
+            cause = error
+        finally:
+            loss = _absent(self._address, cause, logging.DEBUG if self.is_over else logging.WARNING)
+            self.is_over = True
+            self._writing.cancel()
+            for inbox in self._inboxes.values():
+                inbox.put(loss)
+
+
+def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> CapacityAbsent:
+    """What clients are told, without addresses; the log has them."""
+    reason = error.details() if error is not None else "the engine hung up"
+    _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
+    return CapacityAbsent(
+        "No engine answers at present. It may be starting or restarting: try again shortly.",
+        code="engine_unavailable",
+        retry_after_s=_RETRY_AFTER_S,
+    )

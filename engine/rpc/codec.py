@@ -1,0 +1,272 @@
+"""Converts between the dataclasses of engine/core and the messages of engine.proto.
+
+Owns the mapping alone; checks no value. Sampling fields and engine figures are carried as their dataclasses define
+them, so that a new one changes nothing here.
+WARNING: the other messages have the fields of their dataclass; change both together.
+"""
+
+import json
+from dataclasses import asdict, fields, replace
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from graftwork.engine.core.events import (
+    CacheReport,
+    DraftReport,
+    EngineEvent,
+    FinishReason,
+    MissReason,
+    PromptAdmitted,
+    RequestFinished,
+    TokenLogprobs,
+    TokensGenerated,
+)
+from graftwork.engine.core.requests import (
+    AdapterUse,
+    EngineRequest,
+    GrammarKind,
+    GrammarSource,
+    KvLimits,
+    ServiceTier,
+    SessionKey,
+    SessionUse,
+)
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
+from graftwork.engine.core.stats import EngineDescription, EngineStats
+from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
+from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.metrics import HasFields
+
+T = TypeVar("T", bound=HasFields)
+
+
+def request_to_wire(request: EngineRequest) -> wire.Submit:
+    return wire.Submit(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_json=to_json(request.sampling),
+        isolation=request.domain,
+        adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in request.adapters],
+        tier=request.tier,
+        weight=request.weight,
+        session=None if request.session is None else wire.SessionUse(**asdict(request.session)),
+        kv_limits=wire.KvLimits(**asdict(request.kv_limits)),
+        public_tokens=request.public_tokens,
+        grammar=_grammar_to_wire(request.grammar),
+        prediction_token_ids=request.prediction_token_ids,
+    )
+
+
+def _grammar_to_wire(grammar: GrammarSource | None) -> wire.Grammar | None:
+    return wire.Grammar(kind=grammar.kind, text=grammar.text, strict=grammar.strict) if grammar is not None else None
+
+
+def request_from_wire(submit: wire.Submit) -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId(submit.request_id),
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        sampling=from_json(SamplingParams, json.loads(submit.sampling_json)),
+        domain=IsolationDomain(submit.isolation),
+        adapters=tuple(AdapterUse(use.digest, use.weight) for use in submit.adapters),
+        tier=ServiceTier(submit.tier),
+        weight=submit.weight,
+        session=_read(SessionUse, submit.session) if submit.HasField("session") else None,
+        kv_limits=_read(KvLimits, submit.kv_limits),
+        public_tokens=submit.public_tokens,
+        grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
+        prediction_token_ids=tuple(submit.prediction_token_ids),
+    )
+
+
+def _grammar_from_wire(grammar: wire.Grammar) -> GrammarSource:
+    return GrammarSource(GrammarKind(grammar.kind), grammar.text, grammar.strict)
+
+
+def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -> wire.RequestOutput:
+    match event:
+        case PromptAdmitted(cache):
+            return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
+        case TokensGenerated():
+            return wire.RequestOutput(request_id=request_id, tokens=_tokens_to_wire(event))
+        case RequestFinished(reason, completion_tokens, drafts):
+            finished = wire.Finished(
+                reason=reason, completion_tokens=completion_tokens, drafts=wire.Drafts(**asdict(drafts))
+            )
+            return wire.RequestOutput(request_id=request_id, finished=finished)
+        case GraftworkError():
+            return wire.RequestOutput(request_id=request_id, failed=error_to_wire(event))
+
+
+def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
+    match output.WhichOneof("event"):
+        case "admitted":
+            return PromptAdmitted(_cache_from_wire(output.admitted))
+        case "tokens":
+            return _tokens_from_wire(output.tokens)
+        case "finished":
+            return _finished_from_wire(output.finished)
+        case "failed":
+            return error_from_wire(output.failed)
+        case unknown:
+            return InternalFailure(f"The engine sent an event of unknown kind {unknown!r}.")
+
+
+def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
+    logprobs = [
+        wire.TokenLogprobs(
+            logprob=one.logprob,
+            top_token_ids=[token_id for token_id, _ in one.top],
+            top_logprobs=[logprob for _, logprob in one.top],
+        )
+        for one in tokens.logprobs
+    ]
+    return wire.Tokens(token_ids=tokens.token_ids, logprobs=logprobs)
+
+
+def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
+    if not tokens.logprobs:
+        return TokensGenerated(tuple(tokens.token_ids))
+    logprobs = (
+        TokenLogprobs(one.logprob, tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)))
+        for one in tokens.logprobs
+    )
+    return TokensGenerated(tuple(tokens.token_ids), tuple(logprobs))
+
+
+def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
+    cache = _read(CacheReport, admitted)
+    return cache if cache.miss_reason is None else replace(cache, miss_reason=MissReason(cache.miss_reason))
+
+
+def _finished_from_wire(finished: wire.Finished) -> RequestFinished:
+    return RequestFinished(
+        FinishReason(finished.reason), finished.completion_tokens, _read(DraftReport, finished.drafts)
+    )
+
+
+def error_to_wire(error: GraftworkError) -> wire.Failed:
+    return wire.Failed(
+        kind=type(error).__name__,
+        message=error.message,
+        code=error.code,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def error_from_wire(failed: wire.Failed) -> GraftworkError:
+    return error_classes().get(failed.kind, InternalFailure)(
+        failed.message,
+        code=failed.code,
+        param=failed.param if failed.HasField("param") else None,
+        retry_after_s=failed.retry_after_s if failed.HasField("retry_after_s") else None,
+    )
+
+
+def description_to_wire(description: EngineDescription) -> wire.Description:
+    fields = asdict(description)
+    shapes = fields.pop("target_shapes")
+    return wire.Description(
+        **fields,
+        target_shapes=[
+            wire.TargetShape(target=target, out_features=out_features, in_features=in_features)
+            for target, (out_features, in_features) in shapes.items()
+        ],
+    )
+
+
+def description_from_wire(message: wire.Description) -> EngineDescription:
+    return EngineDescription(
+        model_name=message.model_name,
+        fingerprint=message.fingerprint,
+        vocab_size=message.vocab_size,
+        context_tokens=message.context_tokens,
+        eos_token_ids=tuple(message.eos_token_ids),
+        num_layers=message.num_layers,
+        hidden_size=message.hidden_size,
+        biased_targets=tuple(message.biased_targets),
+        target_shapes={shape.target: (shape.out_features, shape.in_features) for shape in message.target_shapes},
+        max_lora_rank=message.max_lora_rank,
+        page_tokens=message.page_tokens,
+        device_pages=message.device_pages,
+    )
+
+
+def stats_to_wire(stats: EngineStats) -> wire.Stats:
+    return wire.Stats(fields_json=to_json(stats))
+
+
+def stats_from_wire(message: wire.Stats) -> EngineStats:
+    """Figures that this version does not know are left out."""
+    known = {field.name for field in fields(EngineStats)}
+    found = json.loads(message.fields_json)
+    return from_json(EngineStats, {name: value for name, value in found.items() if name in known})
+
+
+def command_to_wire(command: SessionCommand) -> wire.Tending:
+    return wire.Tending(
+        verb=command.verb,
+        session=command.session,
+        isolation=command.domain,
+        adapters=[wire.AdapterUse(digest=use.digest, weight=use.weight) for use in command.adapters],
+        token_ids=command.token_ids,
+        public_tokens=command.public_tokens,
+        waits=[wire.ToolWait(**asdict(wait)) for wait in command.waits],
+    )
+
+
+def command_from_wire(message: wire.Tending) -> SessionCommand:
+    return SessionCommand(
+        verb=SessionVerb(message.verb),
+        session=SessionKey(message.session),
+        domain=IsolationDomain(message.isolation),
+        adapters=tuple(AdapterUse(use.digest, use.weight) for use in message.adapters),
+        token_ids=tuple(message.token_ids),
+        public_tokens=message.public_tokens,
+        waits=tuple(_read(ToolWait, wait) for wait in message.waits),
+    )
+
+
+def memory_to_wire(memory: SessionMemory) -> wire.SessionMemory:
+    return wire.SessionMemory(**asdict(memory))
+
+
+def memory_from_wire(message: wire.SessionMemory) -> SessionMemory:
+    return _read(SessionMemory, message)
+
+
+# ---- any dataclass --------------------------------------------------------------------------------------------
+
+
+def to_json(value: HasFields) -> str:
+    """The fields of a flat dataclass as a JSON object."""
+    return json.dumps({field.name: getattr(value, field.name) for field in fields(value)})
+
+
+def from_json(kind: type[T], found: dict[str, Any]) -> T:
+    """The dataclass with these fields; lists become tuples. Raises ValueError for a field that it does not have."""
+    kinds = {field.name: field.type for field in fields(kind)}
+    unknown = found.keys() - kinds.keys()
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no field {min(unknown)!r}")
+    return kind(**{name: float(value) if kinds[name] is float else _frozen(value) for name, value in found.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _read(kind: type[T], message: Message) -> T:
+    """The dataclass with the fields that a message has by the same names; an optional one that is absent is None."""
+    found = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            value = None
+        elif field.is_repeated:
+            value = tuple(value)
+        found[field.name] = value
+    return kind(**found)

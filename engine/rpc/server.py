@@ -1,0 +1,194 @@
+"""The engine's gRPC face: one conversation for each gateway, on top of the loop's inbox."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from graftwork.engine.build.engine import Engine, SourceFor, build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.core.session_commands import SessionMemory
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.messages import (
+    CancelRequest,
+    CancelSink,
+    ForgetAdapter,
+    ForgetDomain,
+    ProbeAdapter,
+    ReadStats,
+    RunSessionCommand,
+    Sink,
+    Stop,
+    SubmitRequest,
+)
+from graftwork.engine.rpc import codec, engine_pb2_grpc
+from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
+from graftwork.platform.ids import IsolationDomain, RequestId
+
+_log = logging.getLogger(__name__)
+
+_OPTIONS = [("grpc.max_receive_message_length", 64 * 2**20), ("grpc.so_reuseport", 0)]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EngineServicer(engine_pb2_grpc.EngineServicer):
+    """Passes messages between gateways and the loop; decides nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._inbox = engine.loop.inbox
+        self._description = engine.description
+
+    async def Converse(  # noqa: N802 - gRPC's name
+        self, messages: AsyncIterator[wire.GatewayMessage], context: Context
+    ) -> AsyncIterator[wire.StepOutput]:
+        """Until the gateway hangs up; then everything it submitted is cancelled."""
+        event_loop = asyncio.get_running_loop()
+        outputs: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
+
+        def sink(step: list[RequestOutput]) -> None:
+            event_loop.call_soon_threadsafe(outputs.put_nowait, step)
+
+        reading = asyncio.create_task(self._read(messages, sink))
+        try:
+            while True:
+                step = await outputs.get()
+                yield wire.StepOutput(
+                    outputs=[codec.output_to_wire(output.request_id, output.event) for output in step]
+                )
+        finally:
+            reading.cancel()
+            self._inbox.put(CancelSink(sink))
+
+    async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Sink) -> None:
+        async for message in messages:
+            if message.WhichOneof("message") == "submit":
+                self._submit(message.submit, sink)
+            else:
+                self._inbox.put(CancelRequest(RequestId(message.cancel.request_id)))
+
+    def _submit(self, submit: wire.Submit, sink: Sink) -> None:
+        try:
+            request = codec.request_from_wire(submit)
+        except ValueError as error:  # a word of another version
+            refusal = InvalidRequest(
+                f"The engine does not know what is asked: {error}. Run gateway and engine of one version."
+            )
+            sink([RequestOutput(RequestId(submit.request_id), refusal)])
+        else:
+            self._inbox.put(SubmitRequest(request, sink))
+
+    async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.Description:  # noqa: N802
+        return codec.description_to_wire(self._description)
+
+    async def ReadStats(self, request: wire.StatsRequest, context: Context) -> wire.Stats:  # noqa: N802
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[EngineStats] = event_loop.create_future()
+
+        def settle(stats: EngineStats) -> None:
+            event_loop.call_soon_threadsafe(_settle, answer, stats)
+
+        self._inbox.put(ReadStats(settle))
+        return codec.stats_to_wire(await answer)
+
+    async def ProbeAdapter(  # noqa: N802
+        self, request: wire.ProbeAdapterRequest, context: Context
+    ) -> wire.ProbeAdapterReply:
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[GraftworkError | None] = event_loop.create_future()
+
+        def settle(error: GraftworkError | None) -> None:
+            event_loop.call_soon_threadsafe(_settle, answer, error)
+
+        self._inbox.put(ProbeAdapter(request.digest, settle))
+        error = await answer
+        return wire.ProbeAdapterReply(failed=codec.error_to_wire(error) if error is not None else None)
+
+    async def TendSession(self, request: wire.Tending, context: Context) -> wire.SessionMemory:  # noqa: N802
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[SessionMemory] = event_loop.create_future()
+
+        def settle(memory: SessionMemory) -> None:
+            event_loop.call_soon_threadsafe(_settle, answer, memory)
+
+        self._inbox.put(RunSessionCommand(codec.command_from_wire(request), settle))
+        return codec.memory_to_wire(await answer)
+
+    async def ForgetAdapter(  # noqa: N802
+        self, request: wire.ForgetAdapterRequest, context: Context
+    ) -> wire.ForgetAdapterReply:
+        self._inbox.put(ForgetAdapter(request.digest))
+        return wire.ForgetAdapterReply()
+
+    async def ForgetDomain(  # noqa: N802
+        self, request: wire.ForgetDomainRequest, context: Context
+    ) -> wire.ForgetDomainReply:
+        self._inbox.put(ForgetDomain(IsolationDomain(request.isolation)))
+        return wire.ForgetDomainReply()
+
+
+def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
+    if not answer.done():  # its caller may have gone meanwhile
+        answer.set_result(value)
+
+
+class EngineServer:
+    """The loop's thread and the gRPC server around it."""
+
+    def __init__(self, engine: Engine, listen: str) -> None:
+        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`; port 0 takes a free one."""
+        self._engine = engine
+        self._server = grpc.aio.server(options=_OPTIONS)
+        engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
+        self.port = self._server.add_insecure_port(listen)
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self.has_died = asyncio.Event()
+        """The loop has ended by an error of its own: nobody is served any more."""
+
+    async def start(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._thread.start()
+        await self._server.start()
+
+    def _run(self) -> None:
+        assert self._event_loop is not None
+        try:
+            self._engine.loop.run()
+        except Exception:  # noqa: BLE001 - the outermost loop: an engine without it must not seem to be alive
+            _log.exception("engine_loop_died")
+            self._event_loop.call_soon_threadsafe(self.has_died.set)
+
+    async def stop(self) -> None:
+        """Hang up on every gateway, then end the loop."""
+        await self._server.stop(grace=None)
+        self._engine.loop.inbox.put(Stop())
+        await asyncio.to_thread(self._thread.join)
+
+
+def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str) -> None:
+    """Build an engine and serve it until SIGTERM or SIGINT."""
+    asyncio.run(_serve(build_engine(config, source_for), listen))
+
+
+async def _serve(engine: Engine, listen: str) -> None:
+    server = EngineServer(engine, listen)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await server.start()
+    _log.info("engine_ready", extra={"listen": listen, "model": engine.description.model_name})
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, server.has_died)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if server.has_died.is_set():
+        raise InternalFailure("The engine's loop ended by an error; its log says which. It must be started again.")
+    await server.stop()

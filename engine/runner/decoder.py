@@ -1,0 +1,96 @@
+"""The forward pass of a decoder over a flat batch of tokens.
+
+Rows of all sequences stand behind one another; what belongs to a sequence is known to attention alone, and what
+belongs to an adapter to the LoRA segments alone. Every other layer sees [num_tokens, features].
+Architectures differ by what their weights and their configuration hold, never by a class.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.lora.backend import StepLora
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.rotary import RotaryTable
+from graftwork.engine.model.weights import DecoderWeights, LayerWeights
+from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.input_batch import BatchTensors, VisibleKeys
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers share in one step."""
+
+    batch: BatchTensors
+    attention: PagedAttention
+    lora: StepLora
+    cos: torch.Tensor  # [num_tokens, 1, head_dim]
+    sin: torch.Tensor  # [num_tokens, 1, head_dim]
+    visible_by_window: dict[int | None, VisibleKeys]
+
+
+class Decoder:
+    """Weights and the order in which they are applied. Changes nothing but the KV cache."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryTable) -> None:
+        self.config = config
+        self.weights = weights
+        self._rotary = rotary
+        self._windows = tuple(dict.fromkeys(config.windows))
+
+    def logits(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
+        """Logits of the rows that are sampled, in fp32.  # [num_sampled, vocab]"""
+        hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
+        lora.change_embedding(hidden, batch.token_ids)
+        cos, sin = self._rotary.at(batch.positions)
+        step = _Step(batch, attention, lora, cos, sin, {window: batch.visible_keys(window) for window in self._windows})
+        for index, layer in enumerate(self.weights.layers):
+            hidden = hidden + self._attention(hidden, layer, index, step)
+            hidden = hidden + self._mlp(hidden, layer, index, lora)
+        last = hidden.index_select(0, batch.sampled_rows)  # [num_sampled and repeats, hidden]
+        last = self._norm(last, self.weights.norm)
+        logits = self.weights.head(last)
+        lora.change_logits(logits, last)
+        return logits[: batch.num_sampled].float()
+
+    def _attention(self, hidden: torch.Tensor, layer: LayerWeights, index: int, step: _Step) -> torch.Tensor:
+        config = self.config
+        x = self._norm(hidden, layer.attention_norm)
+        qkv = layer.qkv(x)  # [num_tokens, query + 2 * kv_width]
+        step.lora.add_deltas(qkv, x, index, "qkv")
+        heads = qkv.view(len(qkv), -1, config.head_dim)  # [num_tokens, heads + 2 * kv_heads, head_dim]
+        queries_and_keys, value = torch.split(
+            heads, [config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1
+        )
+        if layer.qk_norm is not None:
+            queries_and_keys = self._norm(queries_and_keys, layer.qk_norm)
+        rotated = self._rotary.rotate(queries_and_keys, step.cos, step.sin)
+        query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        visible = step.visible_by_window[config.windows[index]]
+        mixed = step.attention.attend(index, query, key, value, step.batch, visible)  # [num_tokens, query]
+        output = layer.output(mixed)
+        step.lora.add_deltas(output, mixed, index, "o")
+        return output
+
+    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights, index: int, lora: StepLora) -> torch.Tensor:
+        x = self._norm(hidden, layer.mlp_norm)
+        gate_up = layer.gate_up(x)  # [num_tokens, 2 * intermediate]
+        lora.add_deltas(gate_up, x, index, "gate_up")
+        gate, up = gate_up.chunk(2, dim=1)
+        inner = functional.silu(gate) * up
+        output = layer.down(inner)
+        lora.add_deltas(output, inner, index, "down")
+        return output
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, self.config.rms_norm_eps)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """x over the root of its mean square in the last dimension, times a weight that is broadcast; in the dtype of x.
+
+    Computed in fp32 and rounded before the weight is applied, as transformers does. Given the weight, torch rounds
+    after it, and a quarter of all bf16 values differ.
+    """
+    return functional.rms_norm(x, (x.shape[-1],), eps=epsilon) * weight

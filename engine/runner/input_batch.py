@@ -1,0 +1,278 @@
+"""A StepPlan as tensors: made once a step, read by every layer.
+
+Rows are ordered by adapter, so that each adapter's rows are one run, its chunks behind the rest. Attention sees two
+kinds of rows: those that decode, each a query of its own, which are computed together over a padded page table, and
+those of a chunk.
+
+A row's bits must not depend on its neighbours. Where the arithmetic needs it (see BatchInvariance), a small batch is padded
+with rows of nobody, and rows decode together only with those whose page tables are padded to the same length,
+which follows from a row's own position alone.
+
+Nor may they depend on whether a token was known or guessed when it was computed. Attention over several queries sums
+in another order than over one (benchmarks/row_bits.py), so a draft's row is never part of a chunk: it decodes, over
+the pages that it would decode over if the tokens before it had come one by one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.core.step import RequestSlice, StepPlan
+from graftwork.engine.lora.torch_backend import padded_rows
+
+_KEY_BLOCK = 32
+"""Attention takes keys in vectors; page tables padded to whole ones leave no remainder that other code would sum."""
+_PAGES_WORTH_A_CALL = 96
+"""Pages that are gathered in the time that one more call of attention takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows that are one query each: one of every sequence that decodes, and one of every draft."""
+
+    rows: torch.Tensor  # [num_queries] row of each in the batch
+    pages: torch.Tensor  # [num_tables * max_pages] flat page tables, padded with the null page
+    num_tables: int
+    """One for each query, or 1 where all are of one sequence."""
+    visible: torch.Tensor  # [num_queries, 1, 1, max_pages * page_tokens] True where a key may be seen
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """Several known rows of one sequence."""
+
+    start_row: int
+    end_row: int
+    pages: torch.Tensor  # [num_pages]
+    num_keys: int
+    visible: torch.Tensor  # [end_row - start_row, num_keys] causal mask
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleKeys:
+    """Which keys each query may see in the layers of one window width."""
+
+    decodes: tuple[torch.Tensor, ...]  # as DecodeRows.visible, in the order of BatchTensors.decodes
+    chunks: tuple[torch.Tensor, ...]  # as ChunkRows.visible, in the order of BatchTensors.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRun:
+    """Rows [start_row, end_row), and sampled rows [first_sample, last_sample), use one adapter or mixture."""
+
+    adapters: tuple[AdapterUse, ...]
+    start_row: int
+    end_row: int
+    first_sample: int
+    last_sample: int
+    decoding: tuple[int, ...]
+    """Rows that decode, ascending; the others are of chunks. It follows from a row's own slice alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTensors:
+    """Everything that the forward pass needs besides weights and KV."""
+
+    slices: tuple[RequestSlice, ...]
+    """In the order of their rows."""
+    token_ids: torch.Tensor  # [num_tokens]
+    positions: torch.Tensor  # [num_tokens]
+    row_pages: torch.Tensor  # [num_tokens] the page where each row's KV is written
+    row_offsets: torch.Tensor  # [num_tokens] and the token's place in it
+    begun_pages: torch.Tensor  # pages whose first token is written in this step; scrubbed before
+    sampled_rows: torch.Tensor  # [num_sampled], repeated up to the least number of rows
+    num_sampled: int
+    decodes: tuple[DecodeRows, ...]
+    chunks: tuple[ChunkRows, ...]
+    adapter_runs: tuple[AdapterRun, ...]
+
+    def visible_keys(self, window: int | None) -> VisibleKeys:
+        """What layers of this window see: of the keys up to its own, a query sees the last `window`, or all if None.
+
+        Pages that lie wholly behind the window are still read, and masked.
+        """
+        decodes = tuple(part.visible for part in self.decodes)
+        chunks = tuple(part.visible for part in self.chunks)
+        if window is None:
+            return VisibleKeys(decodes, chunks)
+        own = [self.positions[part.rows, None, None, None] for part in self.decodes]
+        own_of_chunks = [self.positions[part.start_row : part.end_row, None] for part in self.chunks]
+        return VisibleKeys(
+            tuple(_last_keys(*part, window) for part in zip(decodes, own, strict=True)),
+            tuple(_last_keys(*part, window) for part in zip(chunks, own_of_chunks, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """One row that decodes, over the first pages of its sequence."""
+
+    row: int
+    start_row: int
+    piece: RequestSlice
+    num_pages: int
+
+    @property
+    def num_keys(self) -> int:
+        return self.piece.start + self.row - self.start_row + 1
+
+
+class BatchBuilder:
+    """Turns plans into tensors on one device."""
+
+    def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
+        """`null_page` is a page of zeros that pads page tables; the page behind it takes what nobody reads."""
+        self._page_tokens = page_tokens
+        self._null_page = null_page
+        self._device = device
+        self._rules = rules
+
+    def build(self, plan: StepPlan) -> BatchTensors:
+        slices = tuple(sorted(plan.slices, key=lambda piece: (piece.adapters, _num_known(piece) > 1)))
+        starts: list[int] = []
+        num_rows = 0
+        for piece in slices:
+            starts.append(num_rows)
+            num_rows += len(piece.token_ids)
+        placed = list(zip(starts, slices, strict=True))
+        adapted = any(piece.adapters for piece in slices)
+        padding = [0] * (padded_rows(num_rows, self._rules.min_rows, with_adapters=adapted) - num_rows)
+        sampled = [row for start, piece in placed for row in _sampled_rows(start, piece)]
+        repeated = sampled[-1:] * (
+            padded_rows(len(sampled), self._rules.min_rows, with_adapters=adapted) - len(sampled)
+        )
+        positions = self._tensor([position for piece in slices for position in range(piece.start, piece.end)] + padding)
+        return BatchTensors(
+            slices=slices,
+            token_ids=self._tensor([token for piece in slices for token in piece.token_ids] + padding),
+            positions=positions,
+            row_pages=self._tensor(
+                [page for piece in slices for page in self._row_pages(piece)] + [self._null_page + 1] * len(padding)
+            ),
+            row_offsets=positions % self._page_tokens,
+            begun_pages=self._tensor([page for piece in slices for page in self._begun_pages(piece)]),
+            sampled_rows=self._tensor(sampled + repeated),
+            num_sampled=len(sampled),
+            decodes=tuple(self._decodes([query for start, piece in placed for query in self._queries(start, piece)])),
+            chunks=tuple(self._chunk(start, piece) for start, piece in placed if _num_known(piece) > 1),
+            adapter_runs=_adapter_runs(placed),
+        )
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _row_pages(self, piece: RequestSlice) -> list[int]:
+        return [piece.pages[position // self._page_tokens] for position in range(piece.start, piece.end)]
+
+    def _begun_pages(self, piece: RequestSlice) -> list[int]:
+        first = -(-piece.start // self._page_tokens)
+        last = -(-piece.end // self._page_tokens)
+        return [piece.pages[index] for index in range(first, last)]
+
+    def _queries(self, start_row: int, piece: RequestSlice) -> Iterator[_Query]:
+        for row in _decoding_rows(start_row, piece):
+            yield _Query(row, start_row, piece, pages_for(piece.start + row - start_row + 1, self._page_tokens))
+
+    def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
+        """Queries whose page tables are padded to one length, together."""
+        if self._rules.is_free:
+            whole = pages_for(_KEY_BLOCK, self._page_tokens)
+            for group in _groups(queries):
+                most = max(query.num_pages for query in group)
+                yield self._decode(group, -(-most // whole) * whole)
+            return
+        by_pages: dict[int, list[_Query]] = {}
+        for query in queries:
+            by_pages.setdefault(padded_pages(query.num_pages), []).append(query)
+        for max_pages, group in by_pages.items():
+            yield self._decode(group, max_pages)
+
+    def _decode(self, queries: list[_Query], max_pages: int) -> DecodeRows:
+        """Of one sequence, the longest query's table serves all: what a shorter one may not see is masked."""
+        are_of_one = all(query.piece is queries[0].piece for query in queries)
+        tables = [query.piece.pages[: query.num_pages] for query in (queries[-1:] if are_of_one else queries)]
+        padded = [[*pages, *[self._null_page] * (max_pages - len(pages))] for pages in tables]
+        keys = torch.arange(max_pages * self._page_tokens, device=self._device)
+        num_keys = self._tensor([query.num_keys for query in queries])
+        return DecodeRows(
+            rows=self._tensor([query.row for query in queries]),
+            pages=self._tensor([page for pages in padded for page in pages]),
+            num_tables=len(tables),
+            visible=(keys < num_keys[:, None])[:, None, None, :],
+        )
+
+    def _chunk(self, start_row: int, piece: RequestSlice) -> ChunkRows:
+        queries = torch.arange(piece.start, piece.known_end, device=self._device)
+        keys = torch.arange(piece.known_end, device=self._device)
+        return ChunkRows(
+            start_row=start_row,
+            end_row=start_row + _num_known(piece),
+            pages=self._tensor(list(piece.pages[: pages_for(piece.known_end, self._page_tokens)])),
+            num_keys=piece.known_end,
+            visible=keys <= queries[:, None],
+        )
+
+
+def padded_pages(num_pages: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half as many again."""
+    power = 1 << (num_pages - 1).bit_length()  # the next power of two
+    return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
+
+
+def _groups(queries: list[_Query]) -> list[list[_Query]]:
+    """One group for all, but that a sequence whose table would be gathered many times over has one for itself."""
+    alone: list[list[_Query]] = []
+    together: list[_Query] = []
+    for _, run in groupby(queries, lambda query: query.start_row):
+        own = list(run)
+        if (len(own) - 1) * own[-1].num_pages >= _PAGES_WORTH_A_CALL:
+            alone.append(own)
+        else:
+            together += own
+    return [*alone, together] if together else alone
+
+
+def _num_known(piece: RequestSlice) -> int:
+    return len(piece.token_ids) - piece.num_drafts
+
+
+def _decoding_rows(start_row: int, piece: RequestSlice) -> range:
+    """The rows of a slice that decode: its drafts, and its known row where there is but one."""
+    num_known = _num_known(piece)
+    return range(start_row + (0 if num_known == 1 else num_known), start_row + len(piece.token_ids))
+
+
+def _sampled_rows(start_row: int, piece: RequestSlice) -> range:
+    end_row = start_row + len(piece.token_ids)
+    return range(end_row - len(piece.samples), end_row)
+
+
+def _last_keys(visible: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """`visible`, without the keys at or before position - window."""
+    keys = torch.arange(visible.shape[-1], device=visible.device)
+    return visible & (keys > positions - window)
+
+
+def _adapter_runs(placed: list[tuple[int, RequestSlice]]) -> tuple[AdapterRun, ...]:
+    runs: list[AdapterRun] = []
+    num_sampled = 0
+    for start, piece in placed:
+        first_sample, end = num_sampled, start + len(piece.token_ids)
+        num_sampled += len(piece.samples)
+        if not piece.adapters:
+            continue
+        decoding = tuple(_decoding_rows(start, piece))
+        if runs and runs[-1].adapters == piece.adapters:
+            decoding = runs[-1].decoding + decoding
+            runs[-1] = replace(runs[-1], end_row=end, last_sample=num_sampled, decoding=decoding)
+        else:
+            runs.append(AdapterRun(piece.adapters, start, end, first_sample, num_sampled, decoding))
+    return tuple(runs)

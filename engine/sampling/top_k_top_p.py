@@ -1,0 +1,88 @@
+"""The likeliest tokens of each row, cut by top-k, top-p and min-p.
+
+Owns the rule which tokens stay. Rows are ordered by logit and, where logits are equal, by token id, so that the cut is
+the same whatever stands beside a row: bf16 has few values, and many tokens share one.
+Never sorts a vocabulary to look at its top: a few hundred are taken out first, and more only for rows that need them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graftwork.engine.core.step import SampleSpec
+
+_FIRST_WIDTH = 256
+"""Without a top-k."""
+_SLACK = 32
+"""Taken beyond top-k, so that equal logits at its end are all seen."""
+_WIDER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What may be drawn in some rows."""
+
+    token_ids: torch.Tensor  # [rows, width] likeliest first
+    weights: torch.Tensor  # [rows, width] in fp64, not normalised; 0 for what is cut off
+    is_whole: torch.Tensor  # [rows] whether everything that stays is among them
+
+
+def truncates(spec: SampleSpec) -> bool:
+    """Whether a row's tokens must be ordered. Min-p alone needs no order."""
+    return spec.params.top_k is not None or spec.params.top_p < 1
+
+
+def first_width(specs: Sequence[SampleSpec]) -> int:
+    """How many tokens to look at, to begin with."""
+    return max(_FIRST_WIDTH if spec.params.top_k is None else spec.params.top_k + _SLACK for spec in specs)
+
+
+def wider(width: int) -> int:
+    return width * _WIDER
+
+
+def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int) -> Kept:
+    """Cut rows by their top-k, then the rest by top-p, then that by min-p; none of them cuts off the likeliest.
+
+    logits: [rows, vocab], scaled by temperature. `width` is at least every top-k, or the whole vocabulary.
+    """
+    width = min(width, logits.shape[-1])
+    ordered, token_ids = _top(logits, width)  # 2 × [rows, width]
+    weights = (ordered - ordered[:, :1]).double().exp()
+    cumulative = weights.cumsum(dim=-1)
+    top_k = _column([min(spec.params.top_k or width, width) for spec in specs], logits)  # [rows, 1]
+    kept = torch.arange(width, device=logits.device) < top_k
+    kept &= cumulative - weights < _mass_to_keep(logits, specs, cumulative, top_k)
+    kept &= (weights > 0) & (weights >= _column([spec.params.min_p for spec in specs], logits))
+    least = ordered.gather(1, kept.sum(dim=-1, keepdim=True).sub_(1).clamp_(min=0))  # [rows, 1]
+    is_whole = (ordered[:, -1:] < least).squeeze(1) | (width == logits.shape[-1])
+    return Kept(token_ids, weights * kept, is_whole)
+
+
+def _top(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest logits and their tokens; equal ones by ascending token."""
+    token_ids = logits.topk(width, dim=-1, sorted=False).indices.sort(dim=-1).values
+    ordered, order = logits.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
+    return ordered, token_ids.gather(1, order)
+
+
+def _mass_to_keep(
+    logits: torch.Tensor,
+    specs: Sequence[SampleSpec],
+    cumulative: torch.Tensor,
+    top_k: torch.Tensor,
+) -> torch.Tensor:
+    """The weight that the tokens before one must not have reached.  # [rows, 1] in fp64"""
+    share = [spec.params.top_p if spec.params.top_p < 1 else float("inf") for spec in specs]
+    total = cumulative.gather(1, top_k - 1)  # [rows, 1]; the likeliest weighs 1
+    if any(spec.params.top_k is None for spec in specs):
+        unlimited = _column([spec.params.top_k is None for spec in specs], logits)
+        # Not by logsumexp: with several threads its last bits depend on the number of rows.
+        of_all = 1 / logits.softmax(dim=-1).amax(dim=-1, keepdim=True).double()
+        total = torch.where(unlimited, of_all, total)
+    return total * _column(share, logits).double()
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, device=like.device)[:, None]

@@ -1,0 +1,83 @@
+"""The queue of waiting requests, in the order in which they are admitted.
+
+Owns the queues and the fair-share counters. Never changes a request, and does not know whether there is room for it.
+Order: service tier first, raised with waiting time so that nothing starves; then fair share among domains.
+Each domain has a counter of the service that it received, divided by its weight; the smallest is served first.
+A domain whose queue was empty starts again at the smallest counter of the waiting domains (or at the one served last),
+so that idling earns no credit.
+Source: Virtual Token Counter, Sheng et al. 2024 (arXiv 2401.00588).
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from graftwork.engine.core.requests import ServiceTier
+from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.platform.clock import Clock
+from graftwork.platform.ids import IsolationDomain
+
+INPUT_PRICE = 1.0
+OUTPUT_PRICE = 2.0
+_TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
+
+
+class FairShare:
+    """The waiting requests; iterating over it follows no particular order."""
+
+    def __init__(self, clock: Clock, seconds_per_tier: float = 10.0) -> None:
+        """Every `seconds_per_tier` of waiting raise a request by one service tier."""
+        self._clock = clock
+        self._seconds_per_tier = seconds_per_tier
+        self._waiting: dict[IsolationDomain, deque[RequestState]] = {}
+        self._counters: dict[IsolationDomain, float] = {}
+        self._last_served = 0.0
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._waiting.values())
+
+    def __iter__(self) -> Iterator[RequestState]:
+        for queue in self._waiting.values():
+            yield from queue
+
+    def enqueue(self, state: RequestState) -> None:
+        """Append a request to the queue of its domain."""
+        domain = state.domain
+        if domain not in self._waiting:
+            floor = min((self._counters[other] for other in self._waiting), default=self._last_served)
+            self._counters[domain] = max(self._counters.get(domain, 0.0), floor)
+            self._waiting[domain] = deque()
+        self._waiting[domain].append(state)
+
+    def remove(self, state: RequestState) -> None:
+        """Take a waiting request out of its queue."""
+        domain = state.domain
+        self._waiting[domain].remove(state)
+        if not self._waiting[domain]:
+            del self._waiting[domain]
+
+    def candidates(self) -> list[RequestState]:
+        """All waiting requests, the next one to admit first."""
+        priorities = {state.request_id: self.priority(state) for state in self}
+
+        def order(state: RequestState) -> tuple[int, float, float]:
+            return priorities[state.request_id], self._counters[state.domain], state.arrived_at
+
+        return sorted(self, key=order)
+
+    def priority(self, state: RequestState) -> int:
+        """The priority of a request by now; 0 is the highest. Waiting raises it."""
+        promotions = int((self._clock.monotonic() - state.arrived_at) / self._seconds_per_tier)
+        return max(_TIER_PRIORITY[state.request.tier] - promotions, 0)
+
+    def charge_input(self, state: RequestState, uncached_tokens: int) -> None:
+        """Charge a domain for the prompt tokens that must be computed."""
+        self._charge(state, INPUT_PRICE * uncached_tokens)
+
+    def charge_output(self, state: RequestState, num_tokens: int) -> None:
+        """Charge a domain for generated tokens."""
+        self._charge(state, OUTPUT_PRICE * num_tokens)
+
+    def _charge(self, state: RequestState, price: float) -> None:
+        domain = state.domain
+        self._counters[domain] = self._counters.get(domain, self._last_served) + price / state.request.weight
+        self._last_served = self._counters[domain]

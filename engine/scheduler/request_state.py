@@ -1,0 +1,142 @@
+"""A request while it is served.
+
+Owns its tokens, how many of them have been computed, and the list of pages that hold their KV.
+Never allocates or releases a page: the scheduler does, and tells it. `num_computed` never exceeds what `pages` hold.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from graftwork.engine.core.events import CacheReport, FinishReason, MissReason
+from graftwork.engine.core.prefix_keys import PrefixScope
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.core.token_counts import TokenHistory
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
+from graftwork.engine.kv.transfer.plan import TransferPlan
+from graftwork.engine.speculative.request_drafts import RequestDrafts
+from graftwork.platform.ids import IsolationDomain, RequestId
+
+
+def history_for(request: EngineRequest) -> TokenHistory | None:
+    """The tokens that penalties count; None without penalties. Only a repetition penalty counts the prompt."""
+    if not request.sampling.counts_tokens:
+        return None
+    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """Owned by the scheduler; nothing else changes it."""
+
+    request: EngineRequest
+    scope: PrefixScope
+    seed: int
+    arrived_at: float
+    stop_token_ids: frozenset[int]
+    max_total_tokens: int
+    """Prompt and answer together: what was asked for, cut to the context."""
+    token_ids: list[int] = field(default_factory=list)
+    """The prompt, then the answer so far."""
+    pages: list[PageId] = field(default_factory=list)
+    num_computed: int = 0
+    """Tokens whose KV is in `pages`, or will be once `pending_loads` have ended."""
+    pending_loads: set[TransferPlan] = field(default_factory=set)
+    """Loads into `pages` that must make progress before a step can compute this request."""
+    overlapped_loads: set[TransferPlan] = field(default_factory=set)
+    """Loads into `pages` that still run while steps compute this request, layer by layer behind them."""
+    tiers: tuple[Tier, ...] = ()
+    """The tier on which each of the first pages was found."""
+    miss_reason: MissReason | None = None
+    priority: int = 0
+    """At admission; 0 is the highest. See FairShare.priority."""
+    is_admitted: bool = False
+    """Whether its client has been told. It stays true when the request is preempted."""
+    drafts: RequestDrafts | None = None
+    """None until it runs."""
+    history: TokenHistory | None = None
+    """None without penalties. It may lack the last tokens: read it by `updated_history`."""
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.request_id
+
+    @property
+    def domain(self) -> IsolationDomain:
+        """The domain that its pages and its work are charged to."""
+        return self.request.domain
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens without KV: 1 while decoding, more while prefilling."""
+        return len(self.token_ids) - self.num_computed
+
+    def path(self, num_tokens: int) -> TokenPath:
+        """Its first `num_tokens` tokens, for the prefix cache."""
+        return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
+
+    def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
+        """Start with these pages, the cached ones first."""
+        self.pages, self.tiers = list(allocation.pages), allocation.tiers
+        self.pending_loads = set(allocation.loads)
+        self.num_computed = len(self.tiers) * page_tokens
+        self.miss_reason = miss_reason
+
+    def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
+        """Keep the first `num_pages`: the KV of the others could not be read. Returns the others, to be released."""
+        lost = self.pages[num_pages:]
+        self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
+        self.num_computed = min(self.num_computed, num_pages * page_tokens)
+        return lost
+
+    def cache_report(self, page_tokens: int) -> CacheReport:
+        """Where the KV of the prompt came from."""
+        found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
+        return CacheReport(
+            device_tokens=found[Tier.DEVICE],
+            host_tokens=found[Tier.HOST],
+            disk_tokens=found[Tier.DISK],
+            recomputed_tokens=self.num_prompt - sum(found.values()),
+            miss_reason=self.miss_reason,
+        )
+
+    def append_tokens(self, token_ids: Iterable[int]) -> tuple[int, ...]:
+        """Append tokens up to the first that ends the answer. Returns the appended ones."""
+        before = len(self.token_ids)
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            if self.finish_reason() is not None:
+                break
+        return tuple(self.token_ids[before:])
+
+    def max_draft_tokens(self) -> int:
+        """The most tokens to draft now: the step adds one of its own to those that it accepts."""
+        return max(self.max_total_tokens - len(self.token_ids) - 1, 0)
+
+    def banned_token_ids(self, num_drafted: int = 0) -> tuple[int, ...]:
+        """The tokens that must not be sampled behind `num_drafted` accepted draft tokens."""
+        if self.num_generated + num_drafted >= self.request.sampling.min_tokens:
+            return ()
+        return tuple(sorted(self.stop_token_ids))
+
+    def updated_history(self) -> TokenHistory | None:
+        """The history, brought up to the last known token."""
+        if self.history is not None:
+            self.history.extend(self.token_ids[self.num_prompt + self.history.num_generated_tokens :])
+        return self.history
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why the last token ends the answer; None if it does not."""
+        if self.token_ids[-1] in self.stop_token_ids:
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,377 @@
+"""Decides which requests run in the next step, and takes in the result of the last one.
+
+Owns every RequestState, from submit to the last token. It is pure Python, without torch, and never waits.
+There is no prefill mode and no decode mode: each step computes tokens that are known but have no KV yet.
+
+A request is admitted with pages for all its known tokens, and gets another whenever it has filled its last. Without a
+free page the lowest-priority request is preempted: its KV is offloaded to the host, and it continues from there later.
+Invariant: nothing is admitted while a running request lacks a page, so running requests finish.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from random import Random
+
+from graftwork.engine.core.events import (
+    FinishReason,
+    PromptAdmitted,
+    RequestFinished,
+    RequestOutput,
+    TokensGenerated,
+)
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.stats import EngineCounters
+from graftwork.engine.core.step import RequestSlice, StepPlan, StepResult
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
+from graftwork.engine.scheduler.fair_share import FairShare
+from graftwork.engine.scheduler.pending_loads import PendingLoads
+from graftwork.engine.scheduler.preemption import PageGrower
+from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
+from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
+from graftwork.engine.scheduler.step_builder import StepBuilder
+from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits, ThroughputEstimate
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import CapacityContended, Conflict, GraftworkError, InternalFailure
+from graftwork.platform.ids import RequestId
+
+_NO_GRAMMARS = NoGrammars()
+_NOT_LOADED = (
+    "KV could not be copied from the host to the device while this request was computed; the engine's log says why."
+)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill under a token budget."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        memory: KvCacheManager,
+        session_cache: SessionCache,
+        adapters: AdapterProvider,
+        scopes: CacheScopes,
+        *,
+        clock: Clock,
+        seeds: Random,
+        grammars: GrammarProvider = _NO_GRAMMARS,
+        speculator: Speculator | None = None,
+    ) -> None:
+        """Without a speculator, a request generates one token a step."""
+        self._limits = limits
+        self._memory = memory
+        self.session_cache = session_cache
+        self._adapters = adapters
+        self._grammars = grammars
+        self._validator = RequestValidator(limits, scopes, clock, seeds)
+        self._step_builder = StepBuilder(limits.page_tokens, grammars)
+        self._waiting = FairShare(clock)
+        self._running: dict[RequestId, RequestState] = {}
+        self._by_id: dict[RequestId, RequestState] = {}
+        self._page_grower = PageGrower(memory, self._running, limits.page_tokens, self._preempt)
+        self.pending_loads = PendingLoads(memory, self._running, limits.page_tokens)
+        self._throughput = ThroughputEstimate(clock)
+        self.speculator = speculator or no_drafts(clock)
+        self.counters = EngineCounters()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running_ids(self) -> Collection[RequestId]:
+        """The requests that have pages and a place in the batch."""
+        return self._running.keys()
+
+    def running_adapters(self) -> set[str]:
+        return _adapters_of(self._running.values())
+
+    def waiting_adapters(self) -> set[str]:
+        return _adapters_of(self._waiting)
+
+    # ---- submit and cancel ------------------------------------------------------------------------------------
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. Raises a typed error, and changes nothing, if it cannot be served."""
+        if request.request_id in self._by_id:
+            raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
+        self._validator.check(request)
+        free_places = self._limits.max_running - len(self._running)
+        if len(self._waiting) >= self._limits.max_waiting + free_places:
+            raise CapacityContended(
+                f"The queue is full: {self._limits.max_waiting} requests are waiting. Try again later.",
+                retry_after_s=self._throughput.retry_after_s(),
+            )
+        state = self._validator.new_state(request)
+        if request.session is not None:
+            self.session_cache.begin_turn(request.domain, request.session)
+        self._memory.set_limits(request.domain, request.kv_limits)
+        self._by_id[request.request_id] = state
+        self._waiting.enqueue(state)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Drop a request and free its pages and adapters. Does nothing for a request that has ended already."""
+        state = self._by_id.pop(request_id, None)
+        if state is None:
+            return
+        if request_id in self._running:
+            self._release(state)
+        else:
+            self._waiting.remove(state)
+
+    def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[RequestOutput]:
+        """End every waiting request that needs an adapter which could not be loaded."""
+        failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
+        return self.fail(failed, error)
+
+    def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[RequestOutput]:
+        """End requests with an error, without keeping their KV.
+
+        A request that has finished but was not reported yet gets the error too.
+        """
+        outputs = [RequestOutput(request_id, error) for request_id in request_ids]
+        for output in outputs:
+            self.cancel(output.request_id)
+        return outputs
+
+    # ---- admit ------------------------------------------------------------------------------------------------
+
+    def admit(self) -> list[RequestOutput]:
+        """Admit waiting requests in the order of FairShare, as far as resources allow.
+
+        Skips a request whose adapter is still loading or whose grammar is still compiling. Stops at a request that
+        lacks pages, so that small requests cannot starve a large one.
+        """
+        outputs: list[RequestOutput] = []
+        candidates = list(self._waiting.candidates()) if len(self._waiting) else []
+        self._adapters.want([digests for one in candidates if (digests := one.request.adapter_digests)])
+        self._grammars.want([one.request for one in candidates if one.request.grammar is not None])
+        for state in candidates:
+            refusal = self._adapters.refusal(state.request.adapters) or self._grammars.refusal(state.request)
+            if refusal is not None:
+                outputs += self.fail([state.request_id], refusal)
+                continue
+            if not all(self._adapters.is_ready(digest) for digest in state.request.adapter_digests):
+                continue
+            if not self._grammars.is_ready(state.request):
+                continue
+            while not (self._has_place() and self._allocate(state)):
+                if not self._preempt_for(state):
+                    return outputs
+            outputs += self._start(state)
+        return outputs
+
+    def _has_place(self) -> bool:
+        """Whether the batch has room, and no running request waits for a page."""
+        return len(self._running) < self._limits.max_running and not self._page_grower.starved
+
+    def _allocate(self, state: RequestState) -> bool:
+        """Allocate pages for all known tokens, with one page to spare for each running request. False without room."""
+        path = state.path(len(state.token_ids) - 1)  # the last token is always computed, because its logits are needed
+        match = self._memory.match(path)
+        if self._running and not self._memory.has_room(match, len(state.token_ids), len(self._running)):
+            return False
+        session = state.request.session
+        reason = self._memory.miss_reason(path, match, session)
+        allocation = self._memory.allocate_path(path, match, len(state.token_ids), session)
+        if allocation is None:
+            return False
+        state.hold(allocation, self._limits.page_tokens, reason)
+        return True
+
+    def _preempt_for(self, state: RequestState) -> bool:
+        """Preempt a running request of lower priority. False if there is none, or if copies will free pages soon."""
+        victim = self._page_grower.lowest_priority()
+        if victim is None or self._memory.page_store.device.in_flight_pages:
+            return False
+        if victim.priority <= self._waiting.priority(state):
+            return False
+        self._preempt(victim)
+        return True
+
+    def _start(self, state: RequestState) -> list[RequestOutput]:
+        state.priority = self._waiting.priority(state)
+        self._waiting.remove(state)
+        for digest in state.request.adapter_digests:
+            self._adapters.pin(digest)
+        generated = state.token_ids[state.num_prompt :]
+        self._grammars.open(state.request, state.stop_token_ids, generated)
+        self._running[state.request_id] = state
+        return [] if state.pending_loads else self._report_admitted(state)
+
+    def _report_admitted(self, state: RequestState) -> list[RequestOutput]:
+        """Report a request whose cached pages are all readable, unless it was reported before a preemption."""
+        if state.is_admitted:
+            return []
+        state.is_admitted = True
+        report = state.cache_report(self._limits.page_tokens)
+        self._waiting.charge_input(state, report.recomputed_tokens)
+        self.counters.prompt_tokens += report.prompt_tokens
+        self.counters.cached_tokens += report.cached_tokens
+        self.counters.host_tokens += report.host_tokens
+        self.counters.disk_tokens += report.disk_tokens
+        return [RequestOutput(state.request_id, PromptAdmitted(report))]
+
+    def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
+        """Follow pages that were moved on the device. `moves` maps old numbers to new ones."""
+        for state in self._running.values():
+            state.pages = [moves.get(page, page) for page in state.pages]
+
+    def overlap_load(self, plan: TransferPlan) -> list[RequestOutput]:
+        """Start the requests that waited for a load whose pages can now be read layer by layer."""
+        return [output for state in self.pending_loads.overlap(plan) for output in self._report_admitted(state)]
+
+    def finish_transfer(self, done: TransferDone) -> list[RequestOutput]:
+        """Start the requests that waited for a load; fail those that were computed with pages it could not read."""
+        outcome = self.pending_loads.finish(done)
+        outputs = self.fail(outcome.failed, InternalFailure(_NOT_LOADED))
+        return outputs + [output for state in outcome.ready for output in self._report_admitted(state)]
+
+    # ---- plan -------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step: the tokens of all decoding requests, then chunks of prompts; None if nothing can run.
+
+        Draft tokens take what is left of the token budget, so that no prompt waits for drafts.
+        """
+        self._memory.start_background_copies()
+        chunks = self._chunks()
+        sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed]
+        spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
+        drafts = self.speculator.draft(sampling, spare_rows)
+        slices = [
+            self._step_builder.slice(
+                state, num_tokens, self._page_grower.fit_draft(state, drafts.get(state.request_id, ()))
+            )
+            for state, num_tokens in chunks
+        ]
+        if not slices:
+            return None
+        plan = StepPlan(tuple(slices))
+        self.speculator.step_begins(plan)
+        return plan
+
+    def _chunks(self) -> list[tuple[RequestState, int]]:
+        """How many known tokens of each request the next step computes; all of them have pages."""
+        budget = self._limits.max_batch_tokens
+        chunks: list[tuple[RequestState, int]] = []
+        planned: set[RequestId] = set()
+        for state in sorted(self._running.values(), key=_step_order):
+            if budget == 0:
+                break
+            num_tokens = min(state.num_uncomputed, budget)
+            if state.request_id in self._running and self._page_grower.grow(state, num_tokens, planned):
+                chunks.append((state, num_tokens))
+                planned.add(state.request_id)
+                budget -= num_tokens
+        return chunks
+
+    def _preempt(self, state: RequestState) -> None:
+        """Offload the computed pages of a running request to the host, and queue the request again."""
+        path = state.path(state.num_computed)
+        self._memory.offload(path, state.pages, state.request.session)
+        self._remove_running(state)
+        state.num_computed = 0
+        self._waiting.enqueue(state)
+        self.counters.preemptions += 1
+
+    # ---- absorb -----------------------------------------------------------------------------------------------
+
+    def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Append the tokens that a step has chosen, and finish the requests that are complete."""
+        self.speculator.step_ended()
+        outputs: list[RequestOutput] = []
+        for piece in plan.slices:
+            state = self._running[piece.request_id]
+            state.num_computed = piece.known_end
+            if piece.start < state.num_prompt <= piece.known_end:
+                self._cache_pages(state)
+            if piece.samples:
+                outputs.extend(self._append(state, piece, result))
+        self.counters.steps += 1
+        self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
+        return outputs
+
+    def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
+        """Append the accepted tokens of one request. All but the last were drafted, so their KV is computed already."""
+        ends = result.ends.get(piece.request_id, {})
+        accepted = accepted_prefix(piece.draft_token_ids, result.token_ids[piece.request_id])
+        ended_at = next((row for row in range(len(accepted)) if row in ends), None)
+        token_ids = state.append_tokens(accepted[:ended_at])
+        for token_id in token_ids:
+            error = self._grammars.accept(state.request_id, token_id)
+            if error is not None:
+                return self.fail([state.request_id], error)
+        outputs: list[RequestOutput] = []
+        if token_ids:
+            state.num_computed = len(state.token_ids) - 1
+            self.counters.generated_tokens += len(token_ids)
+            self._waiting.charge_output(state, len(token_ids))
+            logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
+            outputs.append(RequestOutput(state.request_id, TokensGenerated(token_ids, logprobs)))
+        self.speculator.learn(state, piece.num_drafts, len(token_ids))
+        reason = state.finish_reason() if token_ids else None
+        if reason is None and ended_at is not None:
+            return outputs + self._end(state, ends[ended_at])
+        return outputs if reason is None else [*outputs, self._finish(state, reason)]
+
+    def _end(self, state: RequestState, error: GraftworkError | None) -> list[RequestOutput]:
+        """End a request whose grammar allows no further token: its answer is complete, or it has failed."""
+        return [self._finish(state, FinishReason.STOP)] if error is None else self.fail([state.request_id], error)
+
+    def _cache_pages(self, state: RequestState) -> None:
+        """Insert the computed pages of a request into the prefix cache; the request then uses the shared copies."""
+        path = state.path(state.num_computed)
+        nodes = self._memory.insert(path, state.pages, state.request.session)
+        state.pages = self._memory.deduplicate(nodes, state.pages)
+
+    def _finish(self, state: RequestState, reason: FinishReason) -> RequestOutput:
+        self._cache_pages(state)
+        if state.request.session is not None:
+            self._memory.set_history(state.path(state.num_computed), state.request.session)
+        report = self.speculator.finish(state)
+        del self._by_id[state.request_id]
+        self._release(state)
+        self._memory.enforce_limits(state.domain)
+        self._throughput.record_finished()
+        return RequestOutput(state.request_id, RequestFinished(reason, state.num_generated, report))
+
+    def _release(self, state: RequestState) -> None:
+        self._memory.release(state.pages)
+        self._remove_running(state)
+
+    def _remove_running(self, state: RequestState) -> None:
+        """Take a request out of the batch. Its pages must have been released or offloaded before."""
+        del self._running[state.request_id]
+        self._page_grower.starved.discard(state.request_id)
+        state.pages = []
+        state.overlapped_loads.clear()
+        self._grammars.close(state.request_id)
+        for digest in state.request.adapter_digests:
+            self._adapters.unpin(digest)
+
+    def check_integrity(self) -> None:
+        """Asserts that each page is held by the prefix tree and by the requests that list it, and by nothing else."""
+        self._memory.check_integrity()
+        device, tree = self._memory.page_store.device, self._memory.page_store.tree
+        held = sum(len(state.pages) for state in self._running.values())
+        in_tree = tree.num_copies(Tier.DEVICE)
+        assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
+        assert len(self._by_id) == len(self._running) + len(self._waiting)
+        assert self._page_grower.starved <= self._running.keys()
+
+
+def _step_order(state: RequestState) -> tuple[bool, int, float]:
+    """The order in which requests get their part of a step: decoding ones first, then by priority and arrival."""
+    return state.num_uncomputed > 1, state.priority, state.arrived_at
+
+
+def _adapters_of(states: Iterable[RequestState]) -> set[str]:
+    return {digest for state in states for digest in state.request.adapter_digests}

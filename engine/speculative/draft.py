@@ -1,0 +1,82 @@
+"""A draft: tokens that a request may continue with, and where they come from.
+
+A draft is a guess and never output. The step that verifies it samples the true token at each position and drops the
+draft from the first difference on. So a draft cannot change an answer; it can only make it faster.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class DraftSource(StrEnum):
+    """Where a draft token comes from."""
+
+    GRAMMAR = "grammar"
+    """The only tokens that the request's grammar allows."""
+    PREDICTION = "prediction"
+    """The answer that the client predicted."""
+    SESSION = "session"
+    """Earlier tokens of the same prompt and answer."""
+    CACHE = "cache"
+    """Earlier answers of the same domain under the same adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpan:
+    """Consecutive draft tokens from one source."""
+
+    source: DraftSource
+    match_length: int
+    """How many tokens before the span equal those before the place where it was found."""
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Consecutive spans."""
+
+    spans: tuple[DraftSpan, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(len(span.token_ids) for span in self.spans)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for span in self.spans for token in span.token_ids)
+
+    def first(self, num_tokens: int) -> "Draft":
+        """The first `num_tokens` of the draft."""
+        if num_tokens >= len(self):
+            return self
+        spans: list[DraftSpan] = []
+        for span in self.spans:
+            kept = span.token_ids[:num_tokens]
+            if kept:
+                spans.append(DraftSpan(span.source, span.match_length, kept))
+            num_tokens -= len(kept)
+        return Draft(tuple(spans))
+
+
+class Drafter(Protocol):
+    """One source of draft tokens for one request. Reads the request's tokens and changes only its own state."""
+
+    def observe(self) -> None:
+        """Take in the tokens that the request has gained since the last call."""
+        ...
+
+    def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
+        """Draft 1 to `max_tokens` tokens behind the request and `drafted`; None without an idea."""
+        ...
+
+
+class DraftConstraint(Protocol):
+    """What the grammar of a request allows. Its methods change nothing."""
+
+    def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
+        """The next tokens as far as the grammar leaves no choice of text, in the fewest tokens."""
+        ...
+
+    def allowed_length(self, token_ids: tuple[int, ...]) -> int:
+        """How many of these tokens the grammar allows next, in this order."""
+        ...

@@ -1,0 +1,89 @@
+"""Decides how many draft tokens of each request a step verifies, and in which steps drafting is worth its cost.
+
+A step generates one token for each request, and one more for each draft token that is accepted.
+The likeliest draft tokens of the batch are taken first, as many as give the most tokens per second by the measured
+cost of rows. A draft token is never likelier than the one before it, so each request gets a prefix of its draft.
+Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_LEAST_GAIN = 0.1
+"""Drafts must raise the tokens per second by this fraction; estimates are no more exact than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """The draft tokens that one step verifies."""
+
+    lengths: tuple[int, ...]
+    """By request."""
+    gain: float
+    """By which fraction they are expected to raise the tokens per second; 0 without drafts."""
+
+
+def budget_drafts(
+    survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], spare_rows: int
+) -> DraftBudget:
+    """How many tokens of each draft to verify, at most `spare_rows` in all.
+
+    survivals: for each request that generates a token in this step, the probability of each of its draft tokens to be
+    accepted; it never rises. seconds: of a step with that many rows. Prompt chunks in the same step are left out:
+    a draft token delays them by what it costs among decoding rows.
+    """
+    ranked = sorted(((chance, index) for index, chances in enumerate(survivals) for chance in chances), reverse=True)
+    num_rows = len(survivals)
+    expected_tokens = float(num_rows)
+    best = without_drafts = expected_tokens / seconds(num_rows)
+    num_taken = 0
+    for count, (chance, _) in enumerate(ranked[: max(spare_rows, 0)], start=1):
+        expected_tokens += chance
+        tokens_per_second = expected_tokens / seconds(num_rows + count)
+        if tokens_per_second > max(best, (1 + _LEAST_GAIN) * without_drafts):
+            best, num_taken = tokens_per_second, count
+    lengths = [0] * len(survivals)
+    for _, index in ranked[:num_taken]:
+        lengths[index] += 1
+    return DraftBudget(tuple(lengths), best / without_drafts - 1 if num_taken else 0.0)
+
+
+_SMOOTHING = 0.2
+
+
+_LEAST_RATIO = 2.0
+"""Of a draft's gain to the time that choosing it took. Learning from it takes about as much time again."""
+
+
+_LONGEST_PAUSE = 64
+"""Steps."""
+
+
+class DraftBackoff:
+    """Pauses drafting while it costs more than it gains; each pause is twice as long as the one before."""
+
+    def __init__(self) -> None:
+        self._gain = 0.2
+        """Average gain of drafts, as a fraction of a step's tokens."""
+        self._cost = 0.0
+        """Average time to choose them, as a fraction of a step's time."""
+        self._pause = 0
+        """Steps of the present pause."""
+        self._steps_left = 0
+        self._batch_size = 0
+        """Requests in the batch when the pause began."""
+
+    def should_draft(self, num_requests: int) -> bool:
+        """Whether to draft in this step. Call once a step. A batch of half the size ends the pause."""
+        if 2 * num_requests <= self._batch_size:
+            self._pause = self._steps_left = self._batch_size = 0
+        self._steps_left = max(self._steps_left - 1, 0)
+        return self._steps_left == 0
+
+    def record(self, num_requests: int, gain: float, cost: float) -> None:
+        """Take in a step's drafts: the expected gain in tokens, and the time to choose them, as fractions of the step."""
+        self._gain += _SMOOTHING * (gain - self._gain)
+        self._cost += _SMOOTHING * (cost - self._cost)
+        is_worth_it = self._gain >= _LEAST_RATIO * self._cost
+        self._pause = 0 if is_worth_it else min(max(2 * self._pause, 2), _LONGEST_PAUSE)
+        self._steps_left, self._batch_size = self._pause, num_requests

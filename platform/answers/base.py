@@ -1,0 +1,111 @@
+"""The base of every answer's shape.
+
+Owns how an answer is written by the server and read by the SDK.
+Never imports anything but pydantic: sessions, the API and the SDK all build on these shapes.
+Invariant: a newer or an older server never breaks a reader. Unknown fields stay in `raw`, and missing fields are empty.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Any, Generic, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+T = TypeVar("T")
+
+
+class Answer(BaseModel):
+    """Base of every answer. A field without a default is always in the JSON; an `absent()` one may be left out."""
+
+    model_config = ConfigDict(
+        frozen=True, protected_namespaces=(), defer_build=True, json_schema_serialization_defaults_required=True
+    )
+    _raw: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """The JSON that this answer was read from, unknown fields included."""
+        return self._raw
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Self:
+        """Read JSON without validating it. A value of an unexpected kind is kept as it is."""
+        values = {
+            name: _converted(field.annotation, data[name]) if name in data else _empty(field.annotation)
+            for name, field in cls.model_fields.items()
+            if name in data or field.is_required()
+        }
+        answer = cls.model_construct(**values)
+        answer._raw = data
+        return answer
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of this answer, as stored events carry it."""
+        return self.model_dump(mode="json")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+
+def absent() -> Any:
+    """A field that the answer leaves out while it is None."""
+    return Field(default=None, exclude_if=_is_none)
+
+
+class Page(Answer, Generic[T]):
+    """One page of a list, itself iterable. While `has_more`, pass `after=page.last_id` for the next page."""
+
+    object: Literal["list"] = "list"
+    data: tuple[T, ...]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """Name a page of `Adapter` `AdapterList`, in OpenAPI too."""
+        return f"{params[0].__name__}List"
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # pydantic iterates over the fields
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+class Deleted(Answer):
+    """What was deleted."""
+
+    id: str
+    object: str
+    deleted: Literal[True] = True
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _converted(hint: Any, value: Any) -> Any:
+    """Convert `value` to the type `hint` as far as it fits."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _converted(next(each for each in arguments if each is not type(None)), value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_converted(arguments[0], each) for each in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _converted(arguments[1], each) for key, each in value.items()}
+    if isinstance(hint, type) and issubclass(hint, Answer) and isinstance(value, Mapping):
+        return hint.read(value)
+    return value
+
+
+def _empty(hint: Any) -> Any:
+    """Return the value of a required field that the JSON lacks: zero, an empty text or container, or None."""
+    origin = get_origin(hint)
+    if origin in (tuple, dict, list):
+        return origin()
+    if origin is Literal:
+        return get_args(hint)[0] if len(get_args(hint)) == 1 else ""
+    if isinstance(hint, type) and issubclass(hint, Answer):
+        return hint.read({})
+    return hint() if hint in (str, int, float, bool) else None

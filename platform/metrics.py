@@ -1,0 +1,54 @@
+"""How a figure is shown to Prometheus: its name, kind, help text and labels.
+
+Owns the definition alone: rooms that count import this, and the collector shows what they define. It counts nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, fields
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
+
+_KEY = "metrics"
+
+
+class MetricKind(StrEnum):
+    """A counter only grows; a gauge goes up and down."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of `/metrics`, without its value."""
+
+    name: str
+    """The full name, without the `_total` at the end of a counter."""
+    kind: MetricKind
+    help: str
+    labels: tuple[tuple[str, str], ...] = ()
+    """(label, value); metrics of one name have the same labels in the same order."""
+
+
+class HasFields(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+def counter(name: str, help_text: str, **labels: str) -> dict[str, Any]:
+    """Metadata of a dataclass field that is shown as `graftwork_<name>_total`."""
+    return {_KEY: (Metric(f"graftwork_{name}", MetricKind.COUNTER, help_text, tuple(labels.items())),)}
+
+
+def gauge(name: str, help_text: str, *, also: str | None = None, **labels: str) -> dict[str, Any]:
+    """Metadata of a dataclass field that is shown as `graftwork_<name>`, and under the full name `also`."""
+    names = [f"graftwork_{name}", *([] if also is None else [also])]
+    return {_KEY: tuple(Metric(one, MetricKind.GAUGE, help_text, tuple(labels.items())) for one in names)}
+
+
+def samples(reading: HasFields) -> Iterator[tuple[Metric, float]]:
+    """Each metric of a dataclass with the value of its field, in the order of the fields."""
+    for field in fields(reading):
+        for metric in field.metadata.get(_KEY, ()):
+            yield metric, getattr(reading, field.name)

@@ -1,0 +1,155 @@
+"""Limits that are kept in this process. They are exact for one gateway and forgotten when it ends.
+
+Owns, for each tenant, the log of the last minute and the requests that run now.
+A check and its count are atomic, because there is no await between them.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.ids import TenantId, new_id
+from graftwork.platform.quotas.budgets import MonthlyBudget, TokenLedger
+from graftwork.platform.quotas.quota import WINDOW_S, Quota, Standing, limit_exceeded
+
+_SLOT_RETRY_S = 1.0  # nobody knows when a running request ends; the OpenAI SDK waits longer each time from here
+
+
+@dataclass(slots=True)
+class _Entry:
+    at: float
+    tokens: int
+
+
+class _TenantWindow:
+    """One tenant's last minute, oldest first, and the tokens that its running requests hold."""
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[str, _Entry] = OrderedDict()
+        self.window_tokens = 0
+        self.held_by_id: dict[str, int] = {}
+
+    @property
+    def held_tokens(self) -> int:
+        return sum(self.held_by_id.values())
+
+    def drop_old(self, now: float) -> None:
+        """Drop the entries that are older than a minute."""
+        while self.entries:
+            entry_id, entry = next(iter(self.entries.items()))
+            if entry.at + WINDOW_S > now:
+                return
+            del self.entries[entry_id]
+            self.window_tokens -= entry.tokens
+
+    def add(self, entry_id: str, now: float, tokens: int) -> None:
+        self.entries[entry_id] = _Entry(now, tokens)
+        self.window_tokens += tokens
+        self.held_by_id[entry_id] = tokens
+
+    def finish(self, entry_id: str, actual_tokens: int | None) -> None:
+        """Free the slot and set the entry to `actual_tokens`, or remove it for None. The first call counts."""
+        if self.held_by_id.pop(entry_id, None) is None:
+            return
+        entry = self.entries.get(entry_id)
+        if entry is None:
+            return
+        self.window_tokens += (actual_tokens or 0) - entry.tokens
+        entry.tokens = actual_tokens or 0
+        if actual_tokens is None:
+            del self.entries[entry_id]
+
+    def standing(self, now: float) -> Standing:
+        newest = next(reversed(self.entries.values()), None)
+        empty_in_s = newest.at + WINDOW_S - now if newest else 0.0
+        return Standing(len(self.entries), self.window_tokens, empty_in_s)
+
+    def check_integrity(self) -> None:
+        """Check that the running sum equals the sum of the entries, and that the log is in order."""
+        entries = list(self.entries.values())
+        assert self.window_tokens == sum(entry.tokens for entry in entries)
+        assert all(earlier.at <= later.at for earlier, later in pairwise(entries))
+
+    def waits(self, quota: Quota, tokens: int, now: float) -> dict[str, float | None]:
+        """The limits that refuse one more request, each with the seconds until it would fit. None means never."""
+        waits: dict[str, float | None] = {}
+        if quota.requests_per_minute is not None and len(self.entries) >= quota.requests_per_minute:
+            waits["requests_per_minute"] = self._until_count(quota.requests_per_minute - 1, now)
+        if quota.tokens_per_minute is not None and self.window_tokens + tokens > quota.tokens_per_minute:
+            waits["tokens_per_minute"] = self._until_tokens(quota.tokens_per_minute - tokens, now)
+        if quota.max_concurrent_requests is not None and len(self.held_by_id) >= quota.max_concurrent_requests:
+            waits["max_concurrent_requests"] = _SLOT_RETRY_S if quota.max_concurrent_requests else None
+        return waits
+
+    def _until_count(self, count: int, now: float) -> float | None:
+        """Seconds until at most `count` entries are left."""
+        if count < 0:
+            return None
+        last_to_leave = list(self.entries.values())[len(self.entries) - count - 1]
+        return last_to_leave.at + WINDOW_S - now
+
+    def _until_tokens(self, tokens: int, now: float) -> float | None:
+        """Seconds until the entries hold at most `tokens`."""
+        if tokens < 0:
+            return None
+        left_tokens = self.window_tokens
+        for entry in self.entries.values():
+            left_tokens -= entry.tokens
+            if left_tokens <= tokens:
+                return entry.at + WINDOW_S - now
+        raise AssertionError("an empty window holds no tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReservation:
+    """One request's hold on its tenant's window."""
+
+    entry_id: str
+    window: _TenantWindow
+    quota: Quota
+    standing: Standing
+
+    def rate_limit_headers(self) -> dict[str, str]:
+        return self.standing.headers(self.quota)
+
+    async def settle(self, actual_tokens: int) -> None:
+        self.window.finish(self.entry_id, actual_tokens)
+
+    async def refund(self) -> None:
+        self.window.finish(self.entry_id, None)
+
+
+class LocalQuotaKeeper:
+    """A `QuotaKeeper` for one gateway."""
+
+    def __init__(self, clock: Clock, ledger: TokenLedger) -> None:
+        self._clock = clock
+        self._budget = MonthlyBudget(ledger, clock)
+        self._window_by_tenant: dict[TenantId, _TenantWindow] = {}
+
+    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> LocalReservation:
+        now = self._clock.monotonic()
+        window = self._window_by_tenant.setdefault(tenant_id, _TenantWindow())
+        window.drop_old(now)
+        waits = window.waits(quota, estimated_tokens, now)
+        if waits:
+            limit, wait = max(waits.items(), key=_longest)
+            raise limit_exceeded(quota, limit, wait, window.standing(now))
+        entry_id = new_id("rsv")
+        window.add(entry_id, now, estimated_tokens)
+        reservation = LocalReservation(entry_id, window, quota, window.standing(now))
+        await self._budget.check(tenant_id, quota, window.held_tokens, reservation)
+        return reservation
+
+    async def close(self) -> None:
+        """Nothing needs to be closed."""
+
+    def check_integrity(self) -> None:
+        """Check every tenant's window."""
+        for window in self._window_by_tenant.values():
+            window.check_integrity()
+
+
+def _longest(wait: tuple[str, float | None]) -> float:
+    return float("inf") if wait[1] is None else wait[1]

@@ -1,0 +1,117 @@
+"""A tenant's limits, how much of them is used, and the errors that refuse more.
+
+Owns the names of the limits and the shape of the `x-ratelimit-*` headers. Counts nothing: keepers do.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Self
+
+from graftwork.platform.errors import BudgetSpent, LimitExceeded, ValidationFailed
+
+WINDOW_S = 60.0
+"""Per-minute limits hold in every span of this length, not only in calendar minutes."""
+
+_MAX_LIMIT = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a tenant may use. None is no limit; 0 allows nothing."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Prompt and completion tokens together, cached ones included."""
+    max_concurrent_requests: int | None = None
+    max_adapters: int | None = None
+    max_adapter_bytes: int | None = None
+    """All versions of all its adapters together."""
+    max_adapter_rank: int | None = None
+    max_sessions: int | None = None
+    max_device_kv_bytes: int | None = None
+    """Over it, the tenant's own cached pages are offloaded. No request is refused."""
+    max_host_kv_bytes: int | None = None
+    monthly_tokens: int | None = None
+    """Per calendar month in UTC. Spent and in flight together never pass it."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> Self:
+        """A quota from a request's body. Raises ValidationFailed naming the limit that is wrong or unknown."""
+        names = {limit.name for limit in fields(cls)}
+        checked: dict[str, int | None] = {}
+        for name, value in values.items():
+            if name not in names:
+                raise ValidationFailed(f"There is no limit named {name!r}.", param=name, code="unknown_field")
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not _fits(value)):
+                raise ValidationFailed(f"{name} must be a whole number from 0 to 2^53, or null.", param=name)
+            checked[name] = value
+        return cls(**checked)
+
+    def as_mapping(self) -> dict[str, int | None]:
+        """Every limit by its name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How much of the last minute's limits one tenant had used when a reservation was decided."""
+
+    requests: int
+    tokens: int
+    empty_in_s: float
+    """Seconds until nothing counts any more, if no request follows."""
+
+    def headers(self, quota: Quota) -> dict[str, str]:
+        """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
+        headers: dict[str, str] = {}
+        used_by_kind = {
+            "requests": (quota.requests_per_minute, self.requests),
+            "tokens": (quota.tokens_per_minute, self.tokens),
+        }
+        for kind, (limit, used) in used_by_kind.items():
+            if limit is not None:
+                headers[f"x-ratelimit-limit-{kind}"] = str(limit)
+                headers[f"x-ratelimit-remaining-{kind}"] = str(max(limit - used, 0))
+                headers[f"x-ratelimit-reset-{kind}"] = go_duration(self.empty_in_s if used else 0.0)
+        return headers
+
+
+def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standing: Standing) -> LimitExceeded:
+    """The error that refuses a request over `limit`. With `retry_after_s` None, the request can never fit."""
+    if retry_after_s is None:
+        advice = "This request alone is more than that; ask for fewer tokens or have the limit raised."
+    else:
+        advice = f"Try again in {go_duration(retry_after_s)}."
+    message = f"The limit {limit} = {getattr(quota, limit)} is reached. {advice}"
+    error = LimitExceeded(message, retry_after_s=retry_after_s, details={"limit": limit})
+    error.rate_limit_headers = standing.headers(quota)
+    return error
+
+
+def budget_spent(quota: Quota, spent_tokens: int) -> BudgetSpent:
+    """The error when this month's tokens are spent or reserved."""
+    return BudgetSpent(
+        f"The limit monthly_tokens = {quota.monthly_tokens} leaves too little for this request: "
+        f"{spent_tokens} tokens are spent or in flight. Ask for fewer tokens or have the limit raised.",
+        details={"limit": "monthly_tokens"},
+    )
+
+
+def go_duration(seconds: float) -> str:
+    """Seconds as Go writes durations, rounded up to milliseconds: `120ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
+    milliseconds = math.ceil(round(seconds * 1000, 6))
+    if milliseconds <= 0:
+        return "0s"
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+def _fits(value: int) -> bool:
+    return 0 <= value <= _MAX_LIMIT

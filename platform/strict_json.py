@@ -1,0 +1,40 @@
+"""Reads JSON from strangers. Text with two possible meanings is refused.
+
+Refuses what Python's parser lets through: repeated keys, NaN and Infinity, numbers of a million digits,
+and nesting that exhausts the stack.
+"""
+
+import json
+from typing import Any, NoReturn
+
+from graftwork.platform.errors import ValidationFailed
+
+
+class _Refused(ValueError):
+    """Raised inside the parser's hooks."""
+
+
+def read_object(raw: bytes, param: str) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises ValidationFailed naming `param`."""
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValidationFailed(f"{param}: the JSON is nested too deeply.", param=param) from None
+    except ValueError as error:  # also UnicodeDecodeError, and integers of too many digits
+        raise ValidationFailed(f"{param}: not readable as JSON: {str(error)[:300]}", param=param) from None
+    if not isinstance(value, dict):
+        raise ValidationFailed(f"{param}: must be a JSON object.", param=param)
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Refused(f"the key {key[:200]!a} occurs twice")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise _Refused(f"{constant} is not JSON")

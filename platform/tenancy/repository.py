@@ -1,0 +1,306 @@
+"""The platform's SQL: every statement over tenants, keys, quotas, usage, the audit log and idempotency keys.
+
+Owns the mapping between rows and the platform's own types. Never commits: the caller that opened the session does.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import CursorResult
+
+from graftwork.platform.database import Base, ReadSession, WriteSession
+from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.pagination import Order, Page, PageRequest, cut
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow, UsageRow
+from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
+from graftwork.platform.tenancy.usage import UsageEvent, UsageGroup, UsageSummary
+
+Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow)
+
+_GROUP_COLUMNS = {
+    UsageGroup.DAY: UsageRow.day,
+    UsageGroup.ADAPTER: UsageRow.adapter,
+    UsageGroup.SESSION: UsageRow.session_id,
+    UsageGroup.KEY: UsageRow.key_id,
+    UsageGroup.TENANT: UsageRow.tenant_id,
+}
+
+
+# Tenants
+
+
+async def add_tenant(session: WriteSession, tenant: Tenant) -> None:
+    session.add(
+        TenantRow(
+            id=tenant.id,
+            name=tenant.name,
+            status=str(tenant.status),
+            weight=tenant.weight,
+            service_tier_ceiling=tenant.service_tier_ceiling,
+            created_at=tenant.created_at,
+        )
+    )
+    await session.flush()
+
+
+async def find_tenant(session: ReadSession, tenant_id: TenantId) -> Tenant | None:
+    """The tenant, unless it was deleted."""
+    statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status != TenantStatus.DELETED)
+    row = await session.scalar(statement)
+    return _tenant(row) if row else None
+
+
+async def hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant | None:
+    """The tenant, unless it was deleted. The row is locked until this transaction ends."""
+    statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status != TenantStatus.DELETED)
+    row = await session.scalar(statement.with_for_update())
+    return _tenant(row) if row else None
+
+
+async def list_tenants(session: ReadSession, page: PageRequest) -> Page[Tenant]:
+    rows = await _page(session, select(TenantRow).where(TenantRow.status != TenantStatus.DELETED), TenantRow, page)
+    return cut([_tenant(row) for row in rows], page)
+
+
+async def change_tenant(session: WriteSession, tenant_id: TenantId, changes: Mapping[str, Any]) -> None:
+    await session.execute(update(TenantRow).where(TenantRow.id == tenant_id).values(**changes))
+
+
+async def delete_belongings(session: WriteSession, tenant_id: TenantId) -> None:
+    """Remove a tenant's keys, quota and stored answers; its usage and audit entries stay."""
+    await session.execute(delete(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id))
+    await session.execute(delete(QuotaRow).where(QuotaRow.tenant_id == tenant_id))
+    await session.execute(delete(IdempotencyRow).where(IdempotencyRow.owner == tenant_id))
+
+
+# Keys
+
+
+async def add_key(session: WriteSession, key: ApiKey) -> None:
+    session.add(
+        ApiKeyRow(
+            id=key.id,
+            tenant_id=key.tenant_id,
+            name=key.name,
+            public_id=key.public_id,
+            key_hash=key.key_hash,
+            scopes=sorted(key.scopes),
+            created_at=key.created_at,
+            expires_at=key.expires_at,
+        )
+    )
+    await session.flush()
+
+
+async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> ApiKey | None:
+    statement = select(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
+    row = await session.scalar(statement)
+    return _key(row) if row else None
+
+
+async def find_key_holder(session: ReadSession, public_id: str) -> tuple[ApiKey, Tenant] | None:
+    """A key and its tenant. The only statement without a tenant scope, because it finds the tenant."""
+    statement = (
+        select(ApiKeyRow, TenantRow)
+        .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
+        .where(ApiKeyRow.public_id == public_id)
+    )
+    found = (await session.execute(statement)).one_or_none()
+    return (_key(found[0]), _tenant(found[1])) if found else None
+
+
+async def list_keys(session: ReadSession, tenant_id: TenantId, page: PageRequest) -> Page[ApiKey]:
+    rows = await _page(session, select(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id), ApiKeyRow, page)
+    return cut([_key(row) for row in rows], page)
+
+
+async def change_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId, changes: Mapping[str, Any]) -> None:
+    statement = update(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
+    await session.execute(statement.values(**changes))
+
+
+# Quotas
+
+
+async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota | None:
+    row = await session.get(QuotaRow, tenant_id)
+    return Quota(**{limit: getattr(row, limit) for limit in Quota().as_mapping()}) if row else None
+
+
+async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) -> None:
+    await session.merge(QuotaRow(tenant_id=tenant_id, **quota.as_mapping()))
+    await session.flush()
+
+
+# Usage
+
+
+async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
+    """Add a request to the ledger. Returns False if it was there."""
+    values = {name: getattr(event, name) for name in UsageRow.__table__.columns.keys()}  # noqa: SIM118
+    return await _insert_once(session, UsageRow, values)
+
+
+async def sum_usage(
+    session: ReadSession, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup
+) -> list[UsageSummary]:
+    group = _GROUP_COLUMNS[group_by]
+    statement = (
+        select(
+            group,
+            func.count(),
+            func.sum(UsageRow.prompt_tokens),
+            func.sum(UsageRow.cached_tokens),
+            func.sum(UsageRow.completion_tokens),
+        )
+        .where(UsageRow.at >= start, UsageRow.at < end)
+        .group_by(group)
+    )
+    if tenant_id is not None:
+        statement = statement.where(UsageRow.tenant_id == tenant_id)
+    rows = (await session.execute(statement)).all()
+    return [UsageSummary(key, *(int(figure) for figure in figures)) for key, *figures in rows]
+
+
+async def sum_tokens(session: ReadSession, tenant_id: TenantId, start: float) -> int:
+    tokens = func.sum(UsageRow.prompt_tokens + UsageRow.completion_tokens)
+    total = await session.scalar(select(tokens).where(UsageRow.tenant_id == tenant_id, UsageRow.at >= start))
+    return int(total or 0)
+
+
+# The audit log
+
+
+async def add_audit_entry(session: WriteSession, entry: AuditEntry) -> None:
+    session.add(
+        AuditRow(
+            id=entry.id,
+            at=entry.at,
+            actor=entry.actor,
+            action=entry.action,
+            tenant_id=entry.tenant_id,
+            target=entry.target,
+            details=entry.details,
+        )
+    )
+    await session.flush()
+
+
+async def list_audit_entries(session: ReadSession, page: PageRequest) -> Page[AuditEntry]:
+    rows = await _page(session, select(AuditRow), AuditRow, page)
+    return cut([_audit_entry(row) for row in rows], page)
+
+
+# Idempotency keys
+
+
+async def claim_idempotency_key(session: WriteSession, values: Mapping[str, Any]) -> bool:
+    """Claim a free key for this attempt. Returns False if another attempt holds it."""
+    return await _insert_once(session, IdempotencyRow, values)
+
+
+async def drop_lapsed_idempotency_key(
+    session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
+) -> None:
+    """Free a key if its answer is too old, or if its attempt is too old and has no answer. Each age has its own limit."""
+    mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
+    await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
+
+
+async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
+    """Free all such keys, of all owners. Returns how many."""
+    lapsed = delete(IdempotencyRow).where(_has_lapsed(answered_before, begun_before))
+    return cast(CursorResult[Any], await session.execute(lapsed)).rowcount
+
+
+async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> IdempotencyRow:
+    """The row of a key that an attempt holds."""
+    statement = select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
+    return (await session.execute(statement)).scalar_one()
+
+
+async def answer_idempotency_key(
+    session: WriteSession, owner: str, key: str, claim: str, values: Mapping[str, Any]
+) -> None:
+    """Store an answer, if this attempt still holds the key."""
+    await session.execute(update(IdempotencyRow).where(*_attempt(owner, key, claim)).values(**values))
+
+
+async def free_idempotency_key(session: WriteSession, owner: str, key: str, claim: str) -> None:
+    """Free the key, if this attempt still holds it and has stored no answer."""
+    await session.execute(delete(IdempotencyRow).where(*_attempt(owner, key, claim), IdempotencyRow.status.is_(None)))
+
+
+# What the above share
+
+
+def _has_lapsed(answered_before: float, begun_before: float) -> ColumnElement[bool]:
+    return or_(
+        and_(IdempotencyRow.status.is_not(None), IdempotencyRow.created_at < answered_before),
+        and_(IdempotencyRow.status.is_(None), IdempotencyRow.created_at < begun_before),
+    )
+
+
+def _attempt(owner: str, key: str, claim: str) -> tuple[ColumnElement[bool], ...]:
+    return IdempotencyRow.owner == owner, IdempotencyRow.key == key, IdempotencyRow.claim == claim
+
+
+async def _page(session: ReadSession, statement: Select[Row], row: type[Row], page: PageRequest) -> Sequence[Row]:
+    """The rows of one page, plus one more if further rows follow."""
+    if page.order is Order.ASCENDING:
+        statement = statement.order_by(row.id)
+        behind = row.id > page.after if page.after else None
+    else:
+        statement = statement.order_by(row.id.desc())
+        behind = row.id < page.after if page.after else None
+    if behind is not None:
+        statement = statement.where(behind)
+    return (await session.scalars(statement.limit(page.limit + 1))).all()
+
+
+async def _insert_once(session: WriteSession, row: type[Base], values: Mapping[str, Any]) -> bool:
+    """Insert a row, unless its primary key exists. Returns whether it was inserted."""
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    result = await session.execute(insert(row).values(**values).on_conflict_do_nothing())
+    return cast(CursorResult[Any], result).rowcount == 1
+
+
+def _tenant(row: TenantRow) -> Tenant:
+    return Tenant(
+        id=TenantId(row.id),
+        name=row.name,
+        status=TenantStatus(row.status),
+        weight=row.weight,
+        service_tier_ceiling=row.service_tier_ceiling,
+        created_at=row.created_at,
+    )
+
+
+def _key(row: ApiKeyRow) -> ApiKey:
+    return ApiKey(
+        id=KeyId(row.id),
+        tenant_id=TenantId(row.tenant_id),
+        name=row.name,
+        public_id=row.public_id,
+        scopes=frozenset(row.scopes),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+        key_hash=row.key_hash,
+    )
+
+
+def _audit_entry(row: AuditRow) -> AuditEntry:
+    return AuditEntry(
+        id=row.id,
+        at=row.at,
+        actor=row.actor,
+        action=row.action,
+        tenant_id=TenantId(row.tenant_id),
+        target=row.target,
+        details=row.details,
+    )

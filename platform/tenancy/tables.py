@@ -1,0 +1,106 @@
+"""The platform's tables. Times are seconds since the Unix epoch; ids are prefixed text that sorts by time."""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from graftwork.platform.database import Base
+
+
+class TenantRow(Base):
+    """A tenant. The row of a deleted tenant stays, so that its usage has a name."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    status: Mapped[str] = mapped_column(String(16))
+    weight: Mapped[float] = mapped_column(Float)
+    service_tier_ceiling: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class ApiKeyRow(Base):
+    """A key. It is found by its public id and checked by the hash of the whole key."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    name: Mapped[str] = mapped_column(String(200))
+    public_id: Mapped[str] = mapped_column(String(64), unique=True)
+    key_hash: Mapped[bytes] = mapped_column(LargeBinary)
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    created_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float | None] = mapped_column(Float)
+    revoked_at: Mapped[float | None] = mapped_column(Float)
+    last_used_at: Mapped[float | None] = mapped_column(Float)
+
+
+class QuotaRow(Base):
+    """A tenant's limits. A null is no limit; without a row there are no limits."""
+
+    __tablename__ = "quotas"
+
+    tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+    requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    max_concurrent_requests: Mapped[int | None] = mapped_column(BigInteger)
+    max_adapters: Mapped[int | None] = mapped_column(BigInteger)
+    max_adapter_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    max_adapter_rank: Mapped[int | None] = mapped_column(BigInteger)
+    max_sessions: Mapped[int | None] = mapped_column(BigInteger)
+    max_device_kv_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    max_host_kv_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    monthly_tokens: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class UsageRow(Base):
+    """One request in the ledger. It has no foreign keys, because it outlives keys, sessions and adapters."""
+
+    __tablename__ = "usage_events"
+    __table_args__ = (Index(None, "tenant_id", "at"),)
+
+    tenant_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    request_id: Mapped[str] = mapped_column(String(200), primary_key=True)
+    key_id: Mapped[str] = mapped_column(String(64))
+    model: Mapped[str] = mapped_column(String(400))
+    adapter: Mapped[str | None] = mapped_column(String(400))
+    session_id: Mapped[str | None] = mapped_column(String(64))
+    outcome: Mapped[str] = mapped_column(String(32))
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[float] = mapped_column(Float)
+    day: Mapped[str] = mapped_column(String(10))
+    """The date of `at` in UTC. It is stored, because the two databases round times differently."""
+
+
+class AuditRow(Base):
+    """One act of an administrator; rows are only ever added."""
+
+    __tablename__ = "audit_entries"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    at: Mapped[float] = mapped_column(Float)
+    actor: Mapped[str] = mapped_column(String(200))
+    action: Mapped[str] = mapped_column(String(64))
+    tenant_id: Mapped[str] = mapped_column(String(64), index=True)
+    target: Mapped[str] = mapped_column(String(200))
+    details: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class IdempotencyRow(Base):
+    """A request that was sent under an Idempotency-Key, with its answer once there is one."""
+
+    __tablename__ = "idempotency_keys"
+
+    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    request_digest: Mapped[str] = mapped_column(String(64))
+    claim: Mapped[str] = mapped_column(String(64))
+    """The attempt that holds the key."""
+    status: Mapped[int | None] = mapped_column(Integer)
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    created_at: Mapped[float] = mapped_column(Float, index=True)

@@ -1,0 +1,277 @@
+"""Tenants, their keys and their quotas.
+
+Owns every change to them, each with its entry in the audit log in the same transaction.
+Shows a plaintext key only in the answer that made it, and never logs one.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database, ReadSession, WriteSession
+from graftwork.platform.errors import Conflict, NotAuthenticated, NotFound, NotPermitted, ValidationFailed
+from graftwork.platform.ids import KeyId, TenantId, new_id
+from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy import repository
+from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key, make_key, matches, parse_key, with_new_secret
+from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Principal
+from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
+
+_MAX_NAME_CHARACTERS = 200
+_LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so that most requests write nothing
+
+
+class Tenancy:
+    """The register of tenants. `actor` names the administrator in the audit log."""
+
+    def __init__(self, database: Database, pepper: bytes, clock: Clock) -> None:
+        self._database = database
+        self._pepper = pepper
+        self._clock = clock
+
+    # Tenants
+
+    async def create_tenant(
+        self, name: str, *, weight: float = 1.0, service_tier_ceiling: str = "default", actor: str = "admin"
+    ) -> Tenant:
+        """A new tenant, without keys. Raises ValidationFailed."""
+        _check_tenant(name, weight, service_tier_ceiling)
+        now = self._clock.now()
+        tenant = Tenant(
+            TenantId(new_id("ten")), name, TenantStatus.ACTIVE, float(weight), service_tier_ceiling, created_at=now
+        )
+        async with self._database.write() as session:
+            await repository.add_tenant(session, tenant)
+            details = {"name": name, "weight": weight, "service_tier_ceiling": service_tier_ceiling}
+            await self._audit(session, actor, "tenant.created", tenant.id, tenant.id, details)
+        return tenant
+
+    async def list_tenants(self, page: PageRequest = FIRST_PAGE) -> Page[Tenant]:
+        async with self._database.read() as session:
+            return await repository.list_tenants(session, page)
+
+    async def get_tenant(self, tenant_id: TenantId) -> Tenant:
+        """Raises NotFound."""
+        async with self._database.read() as session:
+            return await _tenant(session, tenant_id)
+
+    async def update_tenant(
+        self,
+        tenant_id: TenantId,
+        *,
+        name: str | None = None,
+        weight: float | None = None,
+        service_tier_ceiling: str | None = None,
+        actor: str = "admin",
+    ) -> Tenant:
+        """Change what is given. Raises NotFound, ValidationFailed."""
+        given = {"name": name, "weight": weight, "service_tier_ceiling": service_tier_ceiling}
+        changes = {field: value for field, value in given.items() if value is not None}
+        return await self._change_tenant(tenant_id, changes, "tenant.updated", actor)
+
+    async def suspend_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
+        """Refuse the tenant's keys with 403 until it is resumed. Raises NotFound."""
+        return await self._change_tenant(tenant_id, {"status": TenantStatus.SUSPENDED}, "tenant.suspended", actor)
+
+    async def resume_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
+        """Undo a suspension. Raises NotFound."""
+        return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
+
+    async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
+        """Remove the tenant with its keys and quota; its usage and audit entries stay. Raises NotFound."""
+        async with self._database.write() as session:
+            await _hold_tenant(session, tenant_id)
+            await repository.change_tenant(session, tenant_id, {"status": str(TenantStatus.DELETED)})
+            await repository.delete_belongings(session, tenant_id)
+            await self._audit(session, actor, "tenant.deleted", tenant_id, tenant_id, {})
+
+    # Keys
+
+    async def create_key(
+        self,
+        tenant_id: TenantId,
+        name: str,
+        *,
+        scopes: Collection[str] | None = None,
+        expires_at: float | None = None,
+        actor: str = "admin",
+    ) -> tuple[ApiKey, str]:
+        """Make a key. Returns it with its plaintext, which is never shown again. With `scopes` None it has all scopes.
+
+        Raises NotFound, ValidationFailed.
+        """
+        _check_name(name)
+        parts = make_key(KeyKind.TENANT)
+        key = ApiKey(
+            id=KeyId(new_id("key")),
+            tenant_id=tenant_id,
+            name=name,
+            public_id=parts.public_id,
+            scopes=_checked_scopes(scopes),
+            created_at=self._clock.now(),
+            expires_at=_checked_time(expires_at),
+            revoked_at=None,
+            last_used_at=None,
+            key_hash=hash_key(parts, self._pepper),
+        )
+        async with self._database.write() as session:
+            await _hold_tenant(session, tenant_id)
+            await repository.add_key(session, key)
+            details = {"name": name, "scopes": sorted(key.scopes), "expires_at": expires_at}
+            await self._audit(session, actor, "key.created", tenant_id, key.id, details)
+        return key, parts.plaintext
+
+    async def list_keys(self, tenant_id: TenantId, page: PageRequest = FIRST_PAGE) -> Page[ApiKey]:
+        """The tenant's keys, revoked ones too. Raises NotFound."""
+        async with self._database.read() as session:
+            await _tenant(session, tenant_id)
+            return await repository.list_keys(session, tenant_id, page)
+
+    async def rotate_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> tuple[ApiKey, str]:
+        """Give a key a new secret and return its plaintext. The old secret ends at once. Raises NotFound, Conflict."""
+        async with self._database.write() as session:
+            key = await _hold_key(session, tenant_id, key_id)
+            if key.revoked_at is not None:
+                raise Conflict("A revoked key cannot be rotated; create a new one.", code="key_revoked")
+            parts = with_new_secret(key.public_id)
+            rotated = replace(key, key_hash=hash_key(parts, self._pepper))
+            await repository.change_key(session, tenant_id, key_id, {"key_hash": rotated.key_hash})
+            await self._audit(session, actor, "key.rotated", tenant_id, key_id, {})
+        return rotated, parts.plaintext
+
+    async def revoke_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> ApiKey:
+        """End a key for good. A second call changes nothing. Raises NotFound."""
+        async with self._database.write() as session:
+            key = await _hold_key(session, tenant_id, key_id)
+            if key.revoked_at is not None:
+                return key
+            revoked = replace(key, revoked_at=self._clock.now())
+            await repository.change_key(session, tenant_id, key_id, {"revoked_at": revoked.revoked_at})
+            await self._audit(session, actor, "key.revoked", tenant_id, key_id, {})
+        return revoked
+
+    async def authenticate(self, token: str) -> Principal:
+        """Find the tenant of a key. Raises NotAuthenticated, or NotPermitted if the tenant is suspended."""
+        parts = parse_key(token)
+        if parts is None or parts.kind is not KeyKind.TENANT:
+            raise _wrong_key()
+        now = self._clock.now()
+        async with self._database.read() as session:
+            key, tenant = await self._prove(session, parts)
+        if key.revoked_at is not None:
+            raise NotAuthenticated("This API key was revoked; use another one.")
+        if key.is_expired(now):
+            raise NotAuthenticated("This API key has expired; use another one.", code="expired_api_key")
+        if tenant.status is not TenantStatus.ACTIVE:
+            raise NotPermitted("This tenant is suspended; ask the operator.", code="tenant_suspended")
+        if key.last_used_at is None or now - key.last_used_at >= _LAST_USED_STEP_S:
+            async with self._database.write() as session:
+                await repository.change_key(session, tenant.id, key.id, {"last_used_at": now})
+        return Principal(tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes)
+
+    # Quotas and the audit log
+
+    async def get_quota(self, tenant_id: TenantId) -> Quota:
+        """The tenant's limits; no limits if none were set."""
+        async with self._database.read() as session:
+            return await repository.find_quota(session, tenant_id) or Quota()
+
+    async def set_quota(self, tenant_id: TenantId, quota: Quota, *, actor: str = "admin") -> Quota:
+        """Replace the tenant's limits, all of them. Raises NotFound."""
+        async with self._database.write() as session:
+            await _hold_tenant(session, tenant_id)
+            await repository.put_quota(session, tenant_id, quota)
+            await self._audit(session, actor, "quota.set", tenant_id, tenant_id, quota.as_mapping())
+        return quota
+
+    async def audit(self, page: PageRequest = FIRST_PAGE) -> Page[AuditEntry]:
+        """The audit log, newest first by default."""
+        async with self._database.read() as session:
+            return await repository.list_audit_entries(session, page)
+
+    async def _prove(self, session: ReadSession, parts: KeyParts) -> tuple[ApiKey, Tenant]:
+        """Check a key's secret and return the key with its tenant.
+
+        Takes the same time for an unknown key as for a wrong secret.
+        """
+        holder = await repository.find_key_holder(session, parts.public_id)
+        if not matches(parts, holder[0].key_hash if holder else None, self._pepper) or holder is None:
+            raise _wrong_key()
+        return holder
+
+    async def _change_tenant(self, tenant_id: TenantId, changes: Mapping[str, Any], action: str, actor: str) -> Tenant:
+        async with self._database.write() as session:
+            tenant = replace(await _hold_tenant(session, tenant_id), **changes)
+            _check_tenant(tenant.name, tenant.weight, tenant.service_tier_ceiling)
+            if changes:
+                await repository.change_tenant(session, tenant_id, changes)
+            await self._audit(session, actor, action, tenant_id, tenant_id, dict(changes))
+        return tenant
+
+    async def _audit(
+        self, session: WriteSession, actor: str, action: str, tenant_id: TenantId, target: str, details: dict[str, Any]
+    ) -> None:
+        entry = AuditEntry(new_id("aud"), self._clock.now(), actor, action, tenant_id, target, details)
+        await repository.add_audit_entry(session, entry)
+
+
+async def _tenant(session: ReadSession, tenant_id: TenantId) -> Tenant:
+    return _existing(await repository.find_tenant(session, tenant_id), tenant_id)
+
+
+async def _hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant:
+    """Lock the tenant's row until the transaction ends, so that rows that belong to it may be written."""
+    return _existing(await repository.hold_tenant(session, tenant_id), tenant_id)
+
+
+def _existing(tenant: Tenant | None, tenant_id: TenantId) -> Tenant:
+    if tenant is None:
+        raise NotFound(f"There is no tenant {tenant_id!r}.")
+    return tenant
+
+
+async def _hold_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId) -> ApiKey:
+    await _hold_tenant(session, tenant_id)
+    key = await repository.find_key(session, tenant_id, key_id)
+    if key is None:
+        raise NotFound(f"There is no key {key_id!r}.")
+    return key
+
+
+def _wrong_key() -> NotAuthenticated:
+    return NotAuthenticated("This API key is not valid; check that it was copied whole.")
+
+
+def _check_tenant(name: str, weight: float, service_tier_ceiling: str) -> None:
+    _check_name(name)
+    if not 0 < weight < math.inf:
+        raise ValidationFailed("weight must be a number above 0.", param="weight")
+    if service_tier_ceiling not in SERVICE_TIERS:
+        raise ValidationFailed(
+            f"service_tier_ceiling must be one of {', '.join(SERVICE_TIERS)}.", param="service_tier_ceiling"
+        )
+
+
+def _check_name(name: str) -> None:
+    if not name.strip() or len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
+        raise ValidationFailed(f"name must have 1 to {_MAX_NAME_CHARACTERS} printable characters.", param="name")
+
+
+def _checked_scopes(scopes: Collection[str] | None) -> frozenset[str]:
+    if scopes is None:
+        return ALL_SCOPES
+    unknown = sorted(set(scopes) - ALL_SCOPES)
+    if unknown:
+        raise ValidationFailed(
+            f"There is no scope {unknown[0]!r}; give some of {', '.join(sorted(ALL_SCOPES))}.", param="scopes"
+        )
+    return frozenset(scopes)
+
+
+def _checked_time(at: float | None) -> float | None:
+    if at is not None and not math.isfinite(at):
+        raise ValidationFailed("expires_at must be a time in unix seconds.", param="expires_at")
+    return at

@@ -1,0 +1,69 @@
+"""The types of the room: a tenant, one of its keys, an entry of the audit log."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.tenancy.keys import redacted
+
+
+class TenantStatus(StrEnum):
+    """The state of a tenant. The row of a deleted tenant is kept for its usage."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A customer of the platform. It sees nothing but what it owns."""
+
+    id: TenantId
+    name: str
+    """A name for people. It need not be unique."""
+    status: TenantStatus
+    weight: float
+    service_tier_ceiling: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret. Only the holder has the secret."""
+
+    id: KeyId
+    tenant_id: TenantId
+    name: str
+    public_id: str
+    scopes: frozenset[str]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+    """Correct to a minute."""
+    key_hash: bytes = field(repr=False)
+
+    @property
+    def redacted(self) -> str:
+        """The form in which the key may be shown: `gw_<public id>_…`."""
+        return redacted(self.public_id)
+
+    def is_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who did what to whom. It holds no secret."""
+
+    id: str
+    at: float
+    actor: str
+    action: str
+    """`tenant.created`, `key.rotated`, …"""
+    tenant_id: TenantId
+    target: str
+    """The id of the changed object."""
+    details: dict[str, Any]

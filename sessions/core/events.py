@@ -1,0 +1,156 @@
+"""The events of sessions, numbered without a gap.
+
+Owns the shapes of events, and the feed that wakes the readers of a running turn.
+Never stores anything: an event is added to a feed after it is stored.
+Invariant: a feed holds the newest events in order, each once. A slow reader reads older ones from the store, so no
+reader can slow a turn down or fill the memory.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+
+from graftwork.platform.ids import CallId, SessionId, TurnId
+
+_FEED_EVENTS = 1024
+
+
+class EventType(StrEnum):
+    TURN_CREATED = "turn.created"
+    OUTPUT_TEXT_DELTA = "output_text.delta"
+    TOOL_CALL_STARTED = "tool_call.started"
+    TOOL_CALL_ARGUMENTS_DELTA = "tool_call.arguments.delta"
+    TOOL_CALL_DONE = "tool_call.done"
+    TURN_AWAITING_TOOL = "turn.awaiting_tool"
+    TURN_COMPLETED = "turn.completed"
+    TURN_FAILED = "turn.failed"
+    TURN_CANCELLED = "turn.cancelled"
+
+
+TERMINAL_TYPES = frozenset(
+    {EventType.TURN_AWAITING_TOOL, EventType.TURN_COMPLETED, EventType.TURN_FAILED, EventType.TURN_CANCELLED}
+)
+"""Each turn has exactly one of these, its last."""
+
+_DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUMENTS_DELTA})
+
+
+@dataclass(frozen=True, slots=True)
+class EventDraft:
+    """An event without a number."""
+
+    type: EventType
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvent:
+    """An event as the store and the clients have it."""
+
+    session_id: SessionId
+    turn_id: TurnId
+    seq: int
+    """Counts from 1, per session."""
+    type: EventType
+    fields: Mapping[str, Any]
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.type in TERMINAL_TYPES
+
+    def data(self) -> dict[str, Any]:
+        """The event's JSON body for clients."""
+        head = {"type": self.type.value, "seq": self.seq, "session_id": self.session_id, "turn_id": self.turn_id}
+        return {**head, **self.fields}
+
+
+def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
+    """The first event of every turn. `cache` is None if the turn ended before the engine admitted it."""
+    return EventDraft(EventType.TURN_CREATED, {"cache": cache})
+
+
+def output_text_delta(delta: str) -> EventDraft:
+    return EventDraft(EventType.OUTPUT_TEXT_DELTA, {"delta": delta})
+
+
+def tool_call_started(call_id: CallId, name: str) -> EventDraft:
+    return EventDraft(EventType.TOOL_CALL_STARTED, {"call_id": call_id, "name": name})
+
+
+def tool_call_arguments_delta(call_id: CallId, delta: str) -> EventDraft:
+    return EventDraft(EventType.TOOL_CALL_ARGUMENTS_DELTA, {"call_id": call_id, "delta": delta})
+
+
+def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
+    return EventDraft(EventType.TOOL_CALL_DONE, {"call_id": call_id, "name": name, "arguments": arguments})
+
+
+def number_events(
+    drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
+) -> tuple[SessionEvent, ...]:
+    """Number the drafts so that the last one gets `last_seq`."""
+    first = last_seq - len(drafts) + 1
+    return tuple(
+        SessionEvent(session_id, turn_id, seq, draft.type, draft.fields) for seq, draft in enumerate(drafts, first)
+    )
+
+
+def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -> None:
+    """Append a draft to `drafts`, or join it to the last one if both are deltas of the same text.
+
+    The first `num_fixed` drafts stay as they are.
+    """
+    if len(drafts) > num_fixed and _continues(drafts[-1], draft):
+        delta = drafts[-1].fields["delta"] + draft.fields["delta"]
+        drafts[-1] = replace(draft, fields={**draft.fields, "delta": delta})
+    else:
+        drafts.append(draft)
+
+
+def _continues(earlier: EventDraft, later: EventDraft) -> bool:
+    same_call = earlier.fields.get("call_id") == later.fields.get("call_id")
+    return later.type in _DELTA_TYPES and earlier.type is later.type and same_call
+
+
+class EventFeed:
+    """The newest stored events of one running turn, for readers in this process."""
+
+    def __init__(self, last_seq: int, max_events: int = _FEED_EVENTS) -> None:
+        self._events: deque[SessionEvent] = deque(maxlen=max_events)
+        self.last_seq = last_seq
+        """The number of the newest event that is shown."""
+        self._changed = asyncio.Event()
+        self.is_closed = False
+
+    def publish(self, events: Sequence[SessionEvent]) -> None:
+        """Add stored events, and wake the readers."""
+        for event in events:
+            assert event.seq == self.last_seq + 1
+            self._events.append(event)
+            self.last_seq = event.seq
+        self._wake()
+
+    def close(self) -> None:
+        """Mark the turn as ended. Events that are missing here are in the store."""
+        self.is_closed = True
+        self._wake()
+
+    def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
+        """The events whose number is above `seq`, or None if the feed does not have them all."""
+        first = self._events[0].seq if self._events else self.last_seq + 1
+        if seq + 1 < first:
+            return None
+        return tuple(islice(self._events, max(0, seq + 1 - first), None))
+
+    def next_change(self) -> asyncio.Event:
+        """An event that is set by the next `publish` or `close`. Take it before you read the feed."""
+        return self._changed
+
+    def _wake(self) -> None:
+        # Present waiters hold the old event; later ones take the new one.
+        self._changed.set()
+        self._changed = asyncio.Event()

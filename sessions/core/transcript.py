@@ -1,0 +1,146 @@
+"""A session's history as token ids: a chain of checkpoints, each with the ids that its turn added.
+
+Owns how a prompt is built: the stored ids of the history, then the ids of the new items.
+Never stores anything, and never encodes a stored history again unless its opening (instructions, tools) changes.
+Invariant: the stored ids since the last change of the opening are exactly the prompt and answer that made the head.
+"""
+
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from graftwork.platform.ids import CheckpointId, SessionId, TurnId
+from graftwork.sessions.core.items import Item, prompt_messages
+from graftwork.sessions.text.messages import Message
+
+ToolDefinition = dict[str, Any]
+"""A tool in chat.completions' form."""
+
+
+class TurnEncoder(Protocol):
+    """The methods of the prompt encoder that sessions use."""
+
+    template_digest: str
+    tokenizer_digest: str
+
+    def encode_messages(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[int, ...]:
+        """Encode a whole conversation, up to the start of the next answer."""
+        ...
+
+    def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
+        """Encode what `new` messages add after an answer. `closed`: the answer ends with an end-of-sequence token."""
+        ...
+
+    def ends_turn(self, token_ids: Sequence[int]) -> bool:
+        """Whether an answer of these tokens ends with an end-of-sequence token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A stored point of a history. `token_ids` are those that its turn added: prompt ids, then generated ids.
+
+    If the turn has another opening than its parent, `token_ids` holds the whole history, encoded again.
+    """
+
+    checkpoint_id: CheckpointId
+    session_id: SessionId
+    """The session whose turn made it. Forks share it."""
+    parent_id: CheckpointId | None
+    turn_id: TurnId
+    depth: int
+    """Turns from the start of the history, 1 for the first."""
+    num_items: int
+    """Items from the start of the history."""
+    num_answer_items: int
+    """How many of its last items the model made: at most one text, then its calls."""
+    num_tokens: int
+    """Tokens from the start of the history."""
+    token_ids: tuple[int, ...]
+    closed: bool
+    """Whether the answer ended with the model's own end-of-sequence token."""
+    awaits_tools: bool
+    created_at: float
+    opening: str | None = None
+    """The digest of the opening. None for checkpoints of older versions, which could not change it."""
+
+
+UNENCODED = "unencoded"
+"""Used as the digest of a checkpoint that has items but no token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The start of a session's prompt, before the first message."""
+
+    instructions: str | None
+    tools: tuple[ToolDefinition, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the instructions and tools."""
+        text = json.dumps([self.instructions, self.tools], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The history up to `head`. Empty for a new session."""
+
+    token_ids: tuple[int, ...]
+    head: Checkpoint | None
+    head_items: tuple[Item, ...]
+    """The items of the head: its turn's input, then the answer. If `must_encode_all`, the items of the whole history."""
+    opening: str | None = None
+    """The digest of the next checkpoint's opening."""
+    must_encode_all: bool = False
+    """Whether the opening has changed, so that the whole history must be encoded again."""
+
+    def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
+        """Encode the ids that `new_items` and the start of the next answer add to this history."""
+        if self.head is None or self.must_encode_all:
+            instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
+            return encoder.encode_messages(
+                (*instructions, *prompt_messages((*self.head_items, *new_items))), opening.tools or None
+            )
+        answer_items = self.head_items[-self.head.num_answer_items :]
+        answer, *new_messages = prompt_messages((*answer_items, *new_items))
+        return encoder.encode_delta(answer, new_messages, closed=self.head.closed)
+
+
+EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
+
+
+def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
+    """Join the token ids of a chain of checkpoints, oldest first, since the last change of the opening."""
+    token_ids: list[int] = []
+    opening: str | None = None
+    for checkpoint in chain:
+        if checkpoint.opening != opening:
+            token_ids, opening = [], checkpoint.opening
+        token_ids += checkpoint.token_ids
+    return tuple(token_ids)
+
+
+def pack_token_ids(token_ids: Sequence[int]) -> bytes:
+    """Pack token ids as little-endian int32."""
+    packed = array("i", token_ids)
+    assert packed.itemsize == 4
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_token_ids(packed: bytes) -> tuple[int, ...]:
+    """Unpack what `pack_token_ids` packed."""
+    token_ids = array("i")
+    token_ids.frombytes(packed)
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return tuple(token_ids)

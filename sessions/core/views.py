@@ -1,0 +1,212 @@
+"""How sessions, turns and their figures are shown to clients.
+
+Owns how the answers' shapes are filled, for every route and event that carries them. Never computes anything new.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.engine.core.session_commands import SessionMemory
+from graftwork.platform.answers import sessions as answers
+from graftwork.platform.answers import usage as figures
+from graftwork.platform.answers.errors import ErrorFields
+from graftwork.platform.ids import CallId, CheckpointId
+from graftwork.sessions.core.items import Item, ItemType
+from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, TurnStatus
+
+
+def session_answer(session: AgentSession, base_name: str) -> answers.SessionState:
+    """A session as its routes answer it."""
+    return answers.SessionState(**_session_fields(session, base_name))
+
+
+def session_change_answer(
+    session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
+) -> answers.ChangedSession:
+    """A session after a PATCH, and the history whose KV another adapter cannot use."""
+    given_up = answers.GivenUpKv(tokens=given_up_tokens, bytes=given_up_bytes)
+    return answers.ChangedSession(**_session_fields(session, base_name), kv_given_up=given_up)
+
+
+def _session_fields(session: AgentSession, base_name: str) -> dict[str, Any]:
+    settings = session.settings
+    return {
+        "id": session.session_id,
+        "status": session.status.value,
+        "model": _pinned_model(session, base_name),
+        "head": session.head_id,
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+        "closed_at": session.closed_at,
+        "forked_from": session.forked_from,
+        "running_turn": session.running_turn_id,
+        "awaiting": session.awaited_call_ids,
+        "last_seq": session.last_seq,
+        "instructions": settings.instructions,
+        "tools": settings.tools,
+        "tool_choice": settings.tool_choice,
+        "parallel_tool_calls": settings.parallel_tool_calls,
+        "response_format": settings.response_format,
+        "sampling": dict(settings.sampling),
+        "metadata": dict(session.metadata),
+        "retention": answers.Retention(ttl_s=session.retention_s),
+    }
+
+
+def _pinned_model(session: AgentSession, base_name: str) -> answers.PinnedModel:
+    version = session.model.version
+    if version is None:
+        return answers.PinnedModel(name=base_name, version=None, digest=None)
+    return answers.PinnedModel(name=version.name, version=version.version, digest=version.digest)
+
+
+def turn_answer(turn: Turn) -> answers.Turn:
+    """A turn as its routes answer it."""
+    return answers.Turn(
+        id=turn.turn_id,
+        session_id=turn.session_id,
+        status=turn.status.value,
+        output=tuple(item_answer(item) for item in turn.output),
+        tool_calls=tuple(_pending_call(item) for item in awaited_calls(turn)),
+        checkpoint_id=turn.checkpoint_id,
+        finish_reason=turn.finish_reason,
+        usage=None if turn.usage is None else figures.Usage.read(turn.usage),
+        cache=None if turn.cache is None else figures.CacheReport.read(turn.cache),
+        error=cast(ErrorFields | None, turn.error),
+        made_with=None if turn.made_with is None else dict(turn.made_with),
+        created_at=turn.created_at,
+        finished_at=turn.finished_at,
+    )
+
+
+def item_answer(item: Item) -> answers.Item:
+    """An item as lists and turns show it."""
+    return answers.Item.read(item.body)
+
+
+def awaited_calls(turn: Turn) -> list[Item]:
+    """The calls that a turn ended with. A call that the token limit cut off waits for nothing."""
+    if turn.status is not TurnStatus.AWAITING_TOOL:
+        return []
+    return [item for item in turn.output if item.type is ItemType.FUNCTION_CALL]
+
+
+def _pending_call(item: Item) -> answers.PendingCall:
+    body = item.body
+    return answers.PendingCall(call_id=body["call_id"], name=body["name"], arguments=body["arguments"])
+
+
+def given_outputs_answer(
+    session: AgentSession, outputs: Sequence[ToolOutput], missing: Collection[CallId]
+) -> answers.GivenOutputs:
+    """The stored outputs of the calls that a history ends in, and the calls that still wait."""
+    return answers.GivenOutputs(
+        session_id=session.session_id,
+        status=session.status.value,
+        outputs=tuple(answers.StoredOutput(call_id=each.call_id, output=each.output) for each in outputs),
+        tool_calls=tuple(
+            answers.AwaitedCall(
+                call_id=call.call_id, name=call.name, arguments=call.arguments, deadline_at=call.deadline_at
+            )
+            for call in session.ledger
+            if call.call_id in missing
+        ),
+    )
+
+
+def cache_body(cache: CacheReport) -> dict[str, Any]:
+    """Where a turn's prompt came from, as JSON to store."""
+    reason = None if cache.miss_reason is None else cache.miss_reason.value
+    return figures.CacheReport(**_prompt_tokens(cache), miss_reason=reason).body()
+
+
+def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) -> dict[str, Any]:
+    """What a turn used, as JSON to store."""
+    return figures.Usage(
+        prompt_tokens=cache.prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=cache.prompt_tokens + completion_tokens,
+        prompt_tokens_details=figures.PromptTokensDetails(**_prompt_tokens(cache)),
+        completion_tokens_details=completion_details(drafts),
+    ).body()
+
+
+def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
+    return {
+        "cached_tokens": cache.cached_tokens,
+        "device_tokens": cache.device_tokens,
+        "host_tokens": cache.host_tokens,
+        "disk_tokens": cache.disk_tokens,
+        "recomputed_tokens": cache.recomputed_tokens,
+    }
+
+
+def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
+    """How an answer's tokens were found. OpenAI's own two figures are there only if the client predicted something."""
+    was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
+    return figures.CompletionTokensDetails(
+        drafted_tokens=drafts.drafted_tokens,
+        accepted_tokens=drafts.accepted_tokens,
+        forced_tokens=drafts.forced_tokens,
+        accepted_prediction_tokens=drafts.accepted_prediction_tokens if was_predicted else None,
+        rejected_prediction_tokens=drafts.rejected_prediction_tokens if was_predicted else None,
+    )
+
+
+def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | None:
+    """Until when the device keeps a session's pages in preference to others. None without such a promise."""
+    if memory is None or memory.lease_s is None:
+        return None
+    return answers.Lease(tier="device", seconds=round(memory.lease_s, 3), until=now + memory.lease_s)
+
+
+def session_cache_answer(session: AgentSession, memory: SessionMemory | None, now: float) -> answers.SessionCache:
+    """Where a session's history is cached, and how its latest turn found it.
+
+    `memory` is None while no engine answers. A token counts on the nearest tier that has it, bytes on every tier.
+    """
+    last: Mapping[str, Any] = session.last_cache or {}
+    if memory is None:
+        tiers = {
+            tier: answers.TierUse(tokens=last.get(f"{tier}_tokens", 0), bytes=None)
+            for tier in ("device", "host", "disk")
+        }
+    else:
+        tiers = {
+            "device": answers.TierUse(tokens=memory.device_tokens, bytes=memory.device_bytes),
+            "host": answers.TierUse(tokens=memory.host_tokens, bytes=memory.host_bytes),
+            "disk": answers.TierUse(tokens=memory.disk_tokens, bytes=memory.disk_bytes),
+        }
+    return answers.SessionCache(
+        session_id=session.session_id,
+        tiers=tiers,
+        missing_tokens=None if memory is None else memory.missing_tokens,
+        recomputed_tokens=last.get("recomputed_tokens", 0),
+        lease=lease_answer(memory, now),
+        last_miss_reason=last.get("miss_reason"),
+    )
+
+
+def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> answers.Prefetch:
+    """What a prefetch found. `num_tokens` is the history's length; `memory` is None while no engine answers."""
+    held = 0 if memory is None else memory.device_tokens + memory.host_tokens + memory.disk_tokens
+    return answers.Prefetch(
+        session_id=session.session_id,
+        history_tokens=num_tokens,
+        prefetched_tokens=held,
+        missing_tokens=num_tokens if memory is None else memory.missing_tokens,
+    )
+
+
+def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
+    """What `turn.completed` says."""
+    return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
+
+
+def awaiting_fields(
+    checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: answers.Lease | None
+) -> dict[str, Any]:
+    """What `turn.awaiting_tool` says."""
+    told = None if lease is None else lease.body()
+    return {"call_ids": call_ids, "lease": told, "checkpoint_id": checkpoint_id, "usage": usage}

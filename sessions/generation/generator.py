@@ -1,0 +1,211 @@
+"""One metered generation: the way of every answer from the engine, for chat completions, messages and session turns.
+
+    EngineClient.generate ──► times, counts ──► OutputParser ──► text and tool calls
+
+Owns the engine's stream while somebody reads it. Closing the stream early cancels the request; a stop string does too.
+Never stores anything and never renders a prompt.
+Invariant: what the engine made is counted when it arrives, whether or not the reader takes it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.events import (
+    CacheReport,
+    DraftReport,
+    FinishReason,
+    PromptAdmitted,
+    RequestFinished,
+    TokensGenerated,
+)
+from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits, ServiceTier, SessionUse
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import InternalFailure, InvalidRequest
+from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.telemetry import Telemetry
+from graftwork.sessions.generation.constraints import AnswerGrammar
+from graftwork.sessions.generation.events import (
+    AnswerEvent,
+    GenerationEvent,
+    GenerationFinished,
+    StopReason,
+    TextDelta,
+    ToolCallArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
+from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
+from graftwork.sessions.generation.usage import Usage
+from graftwork.sessions.text.tokenizer import TextTokenizer
+from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+
+__all__ = [
+    "AnswerEvent",
+    "Generation",
+    "GenerationEvent",
+    "GenerationFinished",
+    "GenerationRequest",
+    "Generator",
+    "PromptAdmitted",
+    "StopReason",
+    "TextDelta",
+    "ToolCallArgumentsDelta",
+    "ToolCallFinished",
+    "ToolCallStarted",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue, and how to read the output."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    resolved: ResolvedModel
+    isolation: IsolationDomain
+    stop: tuple[str, ...] = ()
+    """Strings that end the text."""
+    weight: float = 1.0
+    tier: ServiceTier = ServiceTier.DEFAULT
+    parse_tool_calls: bool = False
+    """False: all output is text."""
+    parallel_tool_calls: bool = True
+    """False: the generation ends with its first call."""
+    session: SessionUse | None = None
+    """The session that the prompt continues."""
+    kv_limits: KvLimits = NO_KV_LIMITS
+    prediction_token_ids: tuple[int, ...] = ()
+    """The expected answer. It changes the speed, never the output."""
+    grammar: AnswerGrammar | None = None
+    """The grammar that the answer must match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """Starts generations on one engine."""
+
+    engine: EngineClient
+    tokenizer: TextTokenizer
+    description: EngineDescription
+    telemetry: Telemetry
+    clock: Clock
+    tool_call_form: ToolCallForm = HERMES
+    """How the model writes tool calls."""
+    public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
+
+    def start(self, request: GenerationRequest) -> "Generation":
+        """A generation that sends its request when `events` is first read."""
+        return Generation(self, request)
+
+
+class Generation:
+    """One request to the engine, and what it has used so far."""
+
+    def __init__(self, generator: Generator, request: GenerationRequest) -> None:
+        self.request = request
+        self.cache: CacheReport | None = None
+        """None until the prompt has left the engine's queue."""
+        self.completion_tokens = 0
+        self.drafts = DraftReport()
+        """Reported when the engine finishes; stays empty for a generation that was cut off."""
+        self.prompt_computed = asyncio.Event()
+        """Set by the first token, and when the generation ends without one."""
+        self._generator = generator
+        self._started_at = 0.0
+        self._last_tokens_at = 0.0
+
+    @property
+    def usage(self) -> Usage | None:
+        """None until the prompt has left the engine's queue."""
+        return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """The events in the order that `events.py` describes. To be read once.
+
+        Raises InvalidRequest, and whatever the engine raises.
+        """
+        try:
+            parser = OutputParser(self._generator.tokenizer, self._rules())
+            reason: FinishReason | None = None
+            self._started_at = self._generator.clock.monotonic()
+            async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
+                async for event in engine_events:
+                    if isinstance(event, TokensGenerated):
+                        self._count_tokens(len(event.token_ids))
+                        for output in parser.push(event.token_ids, event.logprobs):
+                            yield output
+                        if parser.is_over:
+                            break
+                    elif isinstance(event, PromptAdmitted):
+                        self._count_prompt(event)
+                        yield event
+                    else:
+                        self._count_end(event)
+                        reason = event.reason
+        except InvalidRequest as error:
+            raise error if self.request.grammar is None else self.request.grammar.blamed(error) from error
+        finally:
+            self.prompt_computed.set()
+        if reason is None and not parser.is_over:
+            raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
+        for output in parser.finish():
+            yield output
+        self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are nobody's usage
+        yield parser.finished(reason, self.cache or CacheReport())
+
+    def _count_prompt(self, event: PromptAdmitted) -> None:
+        self.cache = event.cache
+        self._generator.telemetry.queue.observe(self._generator.clock.monotonic() - self._started_at)
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = self._generator.clock.monotonic()
+        if self.completion_tokens:
+            self._generator.telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
+        else:
+            self._generator.telemetry.time_to_first_token.observe(now - self._started_at)
+            self.prompt_computed.set()
+        self._last_tokens_at = now
+        self.completion_tokens += num_tokens
+
+    def _count_end(self, event: RequestFinished) -> None:
+        self.drafts = event.drafts
+        self._generator.telemetry.e2e.observe(self._generator.clock.monotonic() - self._started_at)
+
+    def _rules(self) -> OutputRules:
+        request, generator = self.request, self._generator
+        own_stops = () if request.sampling.ignore_eos else generator.description.eos_token_ids
+        return OutputRules(
+            stop=request.stop,
+            stop_token_ids=frozenset((*request.sampling.stop_token_ids, *own_stops)),
+            min_tokens=request.sampling.min_tokens,
+            tool_calls=generator.tool_call_form if request.parse_tool_calls else None,
+            parallel_tool_calls=request.parallel_tool_calls,
+            with_logprobs=request.sampling.logprobs is not None,
+        )
+
+    def _engine_request(self) -> EngineRequest:
+        request = self.request
+        return EngineRequest(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            domain=request.isolation,
+            adapters=request.resolved.adapters,
+            tier=request.tier,
+            weight=request.weight,
+            session=request.session,
+            kv_limits=request.kv_limits,
+            prediction_token_ids=request.prediction_token_ids,
+            grammar=None if request.grammar is None else request.grammar.source,
+            public_tokens=self._generator.public_prefixes.tokens_of(request.prompt_token_ids),
+        )

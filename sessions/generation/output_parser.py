@@ -1,0 +1,200 @@
+"""Reads one answer token by token: text, stop strings and tool calls.
+
+    token -> Detokenizer -> tool call parser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
+                                             -> calls ------------------------------------------------------> ToolCall…
+
+Owns all text that is held back between tokens, and knows before the engine when the answer is over.
+Invariant: stop strings are searched in plain text only, never inside or across calls.
+White space before a call is dropped, because chat templates write their own there.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from graftwork.engine.core.events import CacheReport, FinishReason, TokenLogprobs
+from graftwork.platform.ids import CallId, new_id
+from graftwork.sessions.generation.events import (
+    AnswerEvent,
+    GenerationFinished,
+    StopReason,
+    TextDelta,
+    ToolCallArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from graftwork.sessions.generation.logprobs import LogprobCollector
+from graftwork.sessions.text.detokenizer import Detokenizer
+from graftwork.sessions.text.stop_strings import StopStrings
+from graftwork.sessions.text.tokenizer import TextTokenizer
+from graftwork.sessions.tools.formats import CallSyntax, ToolCallForm
+from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
+from graftwork.sessions.tools.python_parser import PythonicCallParser
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """How to read one answer."""
+
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer and are no part of its text."""
+    min_tokens: int = 0
+    """Stop strings are ignored in the text of the first `min_tokens` tokens."""
+    tool_calls: ToolCallForm | None = None
+    """None: all output is text."""
+    parallel_tool_calls: bool = True
+    """False: the answer ends with its first call."""
+    with_logprobs: bool = False
+    """Text deltas and the final event carry log-probabilities."""
+
+
+class OutputParser:
+    """Reads one answer. Every method changes the parser's state."""
+
+    def __init__(self, tokenizer: TextTokenizer, rules: OutputRules) -> None:
+        """Raises InvalidRequest for an empty stop string."""
+        self.token_ids: list[int] = []
+        """All tokens of the answer, with stop tokens."""
+        self.is_over = False
+        """A stop string was found, or the only call that is allowed has ended."""
+        self._stop_string: str | None = None
+        self._tool_calls: list[ToolCallFinished] = []
+        self._num_characters = 0
+        self._rules = rules
+        self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
+        self._parser = None if rules.tool_calls is None else _parser(rules.tool_calls)
+        self._stops = StopStrings(rules.stop)
+        self._logprobs = LogprobCollector(tokenizer) if rules.with_logprobs else None
+        self._is_plain = self._parser is None and not rules.stop and self._logprobs is None
+        self._space = ""
+        self._call_id = CallId("")
+        self._texts: list[str] = []
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[AnswerEvent]:
+        """The events that the tokens of one step bring. Tokens after the answer's end are dropped.
+
+        `logprobs` has one entry for each token, if the rules ask for log-probabilities.
+        """
+        events: list[AnswerEvent] = []
+        for place, token_id in enumerate(token_ids):
+            if self.is_over:
+                break
+            self.token_ids.append(token_id)
+            if token_id in self._rules.stop_token_ids:
+                continue
+            if self._logprobs is not None:
+                self._logprobs.add(token_id, logprobs[place], self._next_offset())
+            text = self._detokenizer.push(token_id)
+            self._num_characters += len(text)
+            if not self._is_plain:
+                events += self._told(self._read(text))
+            elif text:
+                self._texts.append(text)
+                events.append(TextDelta(text))
+        return events
+
+    def finish(self) -> list[AnswerEvent]:
+        """The events of the text that was held back, when no token follows."""
+        return self._told(self._rest())
+
+    def finished(self, engine_reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
+        """The last event. `engine_reason` is None if the engine was stopped before it finished."""
+        logprobs = self._logprobs
+        if logprobs is not None and self._stop_string is not None:
+            logprobs.cut()
+        return GenerationFinished(
+            reason=self._reason(engine_reason),
+            token_ids=tuple(self.token_ids),
+            text="".join(self._texts),
+            tool_calls=tuple(self._tool_calls),
+            cache=cache,
+            scores=None if logprobs is None else tuple(logprobs.scores),
+            num_scores_told=0 if logprobs is None else logprobs.num_told,
+            stop_string=self._stop_string,
+        )
+
+    def _reason(self, engine_reason: FinishReason | None) -> StopReason:
+        """Why the answer ended. A call that the length limit cut off counts as the limit."""
+        reached_limit = engine_reason is FinishReason.LENGTH
+        if reached_limit and not all(call.complete for call in self._tool_calls):
+            return "length"
+        if self._tool_calls:
+            return "tool_calls"
+        return "length" if reached_limit and not self.is_over else "stop"
+
+    def _next_offset(self) -> int:
+        """Where the next token's text begins, in characters; always 0 if tool calls are parsed."""
+        return 0 if self._parser is not None else self._num_characters
+
+    def _told(self, events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+        """Notes the text of the events, and adds log-probabilities to it."""
+        told: list[AnswerEvent] = []
+        for event in events:
+            if isinstance(event, TextDelta):
+                self._texts.append(event.text)
+                if self._logprobs is not None:
+                    event = TextDelta(event.text, self._logprobs.told_with(event.text))
+            told.append(event)
+        return told
+
+    def _rest(self) -> Iterator[AnswerEvent]:
+        if not self.is_over:
+            yield from self._read(self._detokenizer.flush())
+        if not self.is_over and self._parser is not None:
+            yield from self._sorted(self._parser.flush())
+        if not self.is_over:
+            yield from self._spoken(self._stops.flush())
+        if self._space:
+            yield TextDelta(self._space)
+
+    def _read(self, text: str) -> Iterator[AnswerEvent]:
+        yield from self._sorted(self._parser.push(text) if self._parser else [PlainText(text)])
+
+    def _sorted(self, events: Iterable[ParserEvent]) -> Iterator[AnswerEvent]:
+        for event in events:
+            match event:
+                case PlainText(text):
+                    yield from self._plain(text)
+                case CallStarted(index, name):
+                    yield from self._spoken(self._stops.flush())
+                    self._space = ""
+                    self._call_id = CallId(new_id("call"))
+                    yield ToolCallStarted(self._call_id, index, name)
+                case CallArguments(index, delta):
+                    yield ToolCallArgumentsDelta(self._call_id, index, delta)
+                case CallFinished(index, name, arguments, complete):
+                    call = ToolCallFinished(self._call_id, index, name, arguments, complete)
+                    self._tool_calls.append(call)
+                    self.is_over = not self._rules.parallel_tool_calls
+                    yield call
+            if self.is_over:
+                return
+
+    def _plain(self, text: str) -> Iterator[AnswerEvent]:
+        """Text outside of calls, up to a stop string."""
+        if len(self.token_ids) <= self._rules.min_tokens:
+            yield from self._spoken(text)
+            return
+        outcome = self._stops.push(text)
+        self._stop_string = outcome.matched
+        self.is_over = outcome.matched is not None
+        yield from self._spoken(outcome.text)
+
+    def _spoken(self, text: str) -> Iterator[AnswerEvent]:
+        """Text that is certain, but for the white space that a call behind it would swallow."""
+        text = self._space + text
+        self._space = text[len(text.rstrip()) :] if self._parser is not None else ""
+        text = text[: len(text) - len(self._space)]
+        if text:
+            yield TextDelta(text)
+
+
+def _parser(form: ToolCallForm) -> ToolCallParser | PythonicCallParser:
+    return PythonicCallParser() if form.syntax is CallSyntax.PYTHON else ToolCallParser(form)
+
+
+def _marker_ids(tokenizer: TextTokenizer, form: ToolCallForm | None) -> frozenset[int]:
+    """Where a call's markers are special tokens, they are text to the parser all the same."""
+    markers = (form.open, form.close) if form else ()
+    return frozenset(token_id for token_id, text in tokenizer.added_tokens.items() if text in markers)

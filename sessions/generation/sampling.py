@@ -1,0 +1,189 @@
+"""The sampling fields of every API, and how they become the engine's parameters.
+
+Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions.
+Ranges and descriptions come from the engine's `SamplingParams`; only the rules of the API's own spelling stand here.
+Never knows the size of a vocabulary or of a context; both are given.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+
+from graftwork.engine.core.sampling import DESCRIPTIONS, RANGES, SamplingParams
+from graftwork.platform.errors import ContextLengthExceeded
+
+MAX_STOP_STRINGS = 16
+"""OpenAI takes 4; clients of other engines send more."""
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 128
+MAX_BIASED_TOKENS = 1024
+_MAX_BIAS = 100
+_MAX_BIAS_DIGITS = 10
+_SEED_MASK = (1 << 64) - 1
+
+ASSUMED_TOKENS = 256
+"""Tokens reserved for an answer without a limit. The rest of the context would spend a small quota on one short answer;
+what the answer makes beyond this is charged when it ends."""
+
+StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
+
+
+def _number(name: str) -> Any:
+    """The range and the description that the engine gives a field."""
+    bounds: dict[str, Any] = RANGES[name].bounds()
+    return Field(description=DESCRIPTIONS[name], **bounds)
+
+
+def _described(name: str) -> Any:
+    return Field(description=DESCRIPTIONS[name])
+
+
+class SamplingFields(BaseModel):
+    """Null means absent everywhere: clients send it for what their user left out.
+
+    A new field of `SamplingParams` is one line here, if the API spells it as the engine does.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    max_tokens: Annotated[int | None, _number("max_tokens")] = None
+    temperature: Annotated[float | None, _number("temperature")] = None
+    top_p: Annotated[float | None, _number("top_p")] = None
+    top_k: Annotated[
+        int | None, Field(ge=-1, le=1 << 30, description="Keep only the k likeliest tokens; -1 and 0 keep all.")
+    ] = None
+    min_p: Annotated[float | None, _number("min_p")] = None
+    seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 64, description=DESCRIPTIONS["seed"])] = None
+    min_tokens: Annotated[int | None, _number("min_tokens")] = None
+    ignore_eos: Annotated[bool | None, _described("ignore_eos")] = None
+    stop: Annotated[StopStrings | None, Field(description="A text, or several texts, that end the answer.")] = None
+    stop_token_ids: Annotated[
+        list[Annotated[int, Field(ge=0)]] | None,
+        Field(max_length=MAX_STOP_TOKENS, description=DESCRIPTIONS["stop_token_ids"]),
+    ] = None
+    presence_penalty: Annotated[float | None, _number("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, _number("frequency_penalty")] = None
+    repetition_penalty: Annotated[float | None, _number("repetition_penalty")] = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    """Sent as an object of token ids, as text, to numbers."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def one_stop_is_a_list_of_one(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def empty_stops_match_everywhere(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and "" in value:
+            raise ValueError("an empty stop string would end every answer at once; leave it out")
+        return value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def biases_by_token(cls, value: object) -> object:
+        return None if value is None else parse_logit_bias(value)
+
+    @field_serializer("logit_bias")
+    def biases_as_sent(self, value: tuple[tuple[int, float], ...] | None) -> dict[str, float] | None:
+        return None if value is None else {str(token_id): bias for token_id, bias in value}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report beside each chosen one; None for no report."""
+        return None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens that the request wants; None if it does not say."""
+        return self.max_tokens
+
+    def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
+        """The engine's parameters. `choice` is the answer's index among those to one prompt."""
+        given = {name: value for name in _SPELLED_ALIKE if (value := getattr(self, name)) is not None}
+        return SamplingParams(
+            max_tokens=max_tokens,
+            top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
+            seed=None if self.seed is None else self.seed & _SEED_MASK,
+            min_tokens=min(self.min_tokens or 0, max_tokens),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.num_logprobs,
+            choice=choice,
+            **given,
+        )
+
+    def sent(self) -> dict[str, Any]:
+        """The fields that were sent, as JSON values."""
+        return self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
+
+
+_SPELLED_ALIKE = {field.name for field in fields(SamplingParams)} & set(SamplingFields.model_fields) - {
+    "max_tokens",
+    "top_k",
+    "seed",
+    "min_tokens",
+    "stop_token_ids",
+}
+"""Fields whose value goes to the engine as it was sent."""
+
+
+class SessionSampling(SamplingFields):
+    """The `sampling` of a session or of a turn; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_completion_tokens: Annotated[int | None, _number("max_tokens")] = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """How many tokens an answer may have."""
+
+    max_tokens: int
+    expected_tokens: int
+    """What the quota reserves for it."""
+
+
+def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
+    """The budget of an answer: what was asked for, or all that the prompt leaves of the context.
+
+    Raises ContextLengthExceeded with both numbers if they do not fit. `param` is the field of the prompt.
+    """
+    if prompt_tokens + (asked or 1) <= context_tokens:
+        left = context_tokens - prompt_tokens
+        return TokenBudget(left, min(left, ASSUMED_TOKENS)) if asked is None else TokenBudget(asked, asked)
+    wanted = f"the prompt has {prompt_tokens} tokens"
+    if asked is not None:
+        wanted += f" and {asked} more were asked for, {prompt_tokens + asked} together"
+    message = f"This model's context is {context_tokens} tokens, but {wanted}. Shorten the prompt or the answer."
+    raise ContextLengthExceeded(message, param=param)
+
+
+def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs by ascending token id. Raises ValueError that says what is wrong."""
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"must be an object of at most {MAX_BIASED_TOKENS} token ids, with a number for each")
+    biases = {_token_id(key): _bias(key, bias) for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise ValueError("names a token twice")
+    return tuple(sorted(biases.items()))
+
+
+def _token_id(key: Any) -> int:
+    if not isinstance(key, str) or not key.isascii() or not key.isdecimal() or len(key) > _MAX_BIAS_DIGITS:
+        raise ValueError(f"{key!r} is no token id; write the id's digits")
+    return int(key)
+
+
+def _bias(key: Any, bias: Any) -> float:
+    is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+    if not is_number or not math.isfinite(bias) or abs(bias) > _MAX_BIAS:
+        raise ValueError(f"the bias of token {key} must be a number from -{_MAX_BIAS} to {_MAX_BIAS}")
+    return float(bias)

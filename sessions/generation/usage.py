@@ -1,0 +1,151 @@
+"""What a request used, and who pays for it: the quota reservation, the usage row and the metrics.
+
+Owns the order in which a request is reserved, recorded and settled.
+Never generates anything, and never prices what was used.
+Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.engine.core.requests import KvLimits
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import LimitExceeded
+from graftwork.platform.ids import RequestId, SessionId, TenantId
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.views import usage_body
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request: device + host + disk = cached, cached + recomputed = prompt."""
+
+    cache: CacheReport
+    completion_tokens: int
+    drafts: DraftReport
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.cache.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.cache.cached_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        return self.cache.prompt_tokens + self.completion_tokens
+
+    @property
+    def prompt_tokens_by_tier(self) -> dict[str, int]:
+        """Where the prompt's KV came from, under the names that the metrics use."""
+        return {
+            "device": self.cache.device_tokens,
+            "host": self.cache.host_tokens,
+            "disk": self.cache.disk_tokens,
+            "recomputed": self.cache.recomputed_tokens,
+        }
+
+    def as_body(self) -> dict[str, Any]:
+        """The `usage` object of every answer."""
+        return usage_body(self.cache, self.completion_tokens, self.drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a usage row says about a request besides its tokens."""
+
+    request_id: RequestId
+    principal: Principal
+    model: ResolvedModel
+    session_id: SessionId | None = None
+    """None for a request outside sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Opens an account for each request of a gateway."""
+
+    quota_of: Callable[[TenantId], Awaitable[Quota]]
+    quotas: QuotaKeeper
+    ledger: UsageMeter
+    telemetry: Telemetry
+    clock: Clock
+
+    async def open(self, charge: Charge, quota: Quota, estimated_tokens: int) -> "RequestAccount":
+        """Reserve the estimate with the tenant's quota. Raises LimitExceeded."""
+        tenant_id = charge.principal.tenant_id
+        try:
+            reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens)
+        except LimitExceeded:
+            self.telemetry.count_request(tenant_id, "refused")
+            raise
+        return RequestAccount(self, charge, reservation)
+
+
+class RequestAccount:
+    """The account of one request, closed once.
+
+    `usage` is None in all methods if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
+    """
+
+    def __init__(self, accounting: Accounting, charge: Charge, reservation: Reservation) -> None:
+        self.reservation = reservation
+        self._accounting = accounting
+        self._charge = charge
+
+    async def record(self, usage: Usage | None, outcome: str) -> None:
+        """Write the usage row and count it in the metrics. A second call changes nothing.
+
+        Raises CapacityAbsent if the database does not answer.
+        """
+        if usage is None:
+            return
+        accounting, charge = self._accounting, self._charge
+        principal = charge.principal
+        is_new = await accounting.ledger.record(
+            UsageEvent(
+                request_id=charge.request_id,
+                tenant_id=principal.tenant_id,
+                key_id=principal.key_id,
+                model=charge.model.requested,
+                adapter=charge.model.adapter_label,
+                session_id=charge.session_id,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                at=accounting.clock.now(),
+                outcome=outcome,
+            )
+        )
+        if is_new:
+            telemetry = accounting.telemetry
+            telemetry.count_tokens(principal.tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
+            telemetry.count_request(principal.tenant_id, outcome)
+
+    async def close(self, usage: Usage | None, outcome: str) -> None:
+        """Record, then settle, even if recording fails."""
+        try:
+            await self.record(usage, outcome)
+        finally:
+            await self.settle(usage, outcome)
+
+    async def settle(self, usage: Usage | None, outcome: str) -> None:
+        """Charge the quota with what was used, or refund the reservation if nothing was."""
+        if usage is not None:
+            await self.reservation.settle(usage.total_tokens)
+            return
+        self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
+        await self.reservation.refund()
+
+
+def kv_limits(quota: Quota) -> KvLimits:
+    """The limits of a quota that the engine enforces."""
+    return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

@@ -1,0 +1,158 @@
+"""From a turn's events to those of the Responses API, one way and without a look at anything else.
+
+    turn.created ──► response.in_progress
+    text ──────────► output_item.added, content_part.added, output_text.delta … .done, content_part.done, item.done
+    a call ────────► output_item.added, function_call_arguments.delta … .done, output_item.done
+    the turn's end ► response.completed, .incomplete or .failed
+
+Owns the sequence numbers and the output as it grows. The turn's events are stored as they were sent, so whoever reads
+them again, from the start, sees the same responses' events; the response at rest is what they add up to.
+Invariant: items are closed in the order they were opened, and every item is closed before the end.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from graftwork.platform.ids import CallId
+from graftwork.sessions.core.events import EventType, SessionEvent
+from graftwork.sessions.core.items import answer_message_id, call_item_id
+from graftwork.sessions.core.session import Turn
+from graftwork.sessions.responses.record import ResponseRecord
+from graftwork.sessions.responses.views import IN_PROGRESS, QUEUED, final_status, response_body
+
+Event = dict[str, Any]
+
+
+class ResponseEvents:
+    """Reads one turn's events: `begin`, `read` for each but the last, `end`."""
+
+    def __init__(self, record: ResponseRecord) -> None:
+        self.output: list[dict[str, Any]] = []
+        self._record = record
+        self._next_number = 0
+        self._is_open = False
+        """Whether the last item of the output is still growing."""
+        self._space = ""
+        """White space behind a call, which is nothing said unless text follows."""
+
+    def begin(self) -> list[Event]:
+        """What is sent before anything has happened."""
+        if not self._record.is_background:
+            return [self._lifecycle("response.created", IN_PROGRESS)]
+        return [self._lifecycle("response.created", QUEUED), self._lifecycle("response.queued", QUEUED)]
+
+    def read(self, event: SessionEvent) -> list[Event]:
+        """What a turn's event is here; not the terminal one."""
+        fields = event.fields
+        match event.type:
+            case EventType.TURN_CREATED:
+                return [self._lifecycle("response.in_progress", IN_PROGRESS)]
+            case EventType.OUTPUT_TEXT_DELTA:
+                return list(self._say(fields["delta"]))
+            case EventType.TOOL_CALL_STARTED:
+                return list(self._open_call(fields["call_id"], fields["name"]))
+            case EventType.TOOL_CALL_ARGUMENTS_DELTA:
+                return [self._arguments_delta(fields["delta"])]
+            case _:
+                assert event.type is EventType.TOOL_CALL_DONE
+                return list(self._end_call(fields["arguments"]))
+
+    def end(self, turn: Turn) -> list[Event]:
+        """What closes the response, once its turn has ended and is stored so."""
+        status = final_status(turn)
+        events = [] if self.output or status not in ("completed", "incomplete") else list(self._open_message())
+        events += self._close("completed" if status == "completed" else "incomplete")
+        body = response_body(self._record, status, self.output, turn)
+        name = "incomplete" if status == "cancelled" else status  # the API has no event for a cancelled one
+        return [*events, self._event(f"response.{name}", response=body)]
+
+    def _say(self, delta: str) -> Iterator[Event]:
+        if not self._speaks:
+            delta = self._space + delta
+            if self.output and not delta.strip():
+                self._space = delta
+                return
+            yield from self._open_message()
+        part = self.output[-1]["content"][0]
+        part["text"] += delta
+        yield self._event("response.output_text.delta", **self._at(), content_index=0, delta=delta, logprobs=[])
+
+    @property
+    def _speaks(self) -> bool:
+        return self._is_open and self.output[-1]["type"] == "message"
+
+    def _open_message(self) -> Iterator[Event]:
+        """A second message, behind a call, stands in the stored history as one with the first."""
+        yield from self._close("completed")
+        item_id: str = answer_message_id(self._record.turn_id)
+        if any(item["id"] == item_id for item in self.output):
+            item_id = f"{item_id}_{len(self.output)}"
+        message: dict[str, Any] = {
+            "id": item_id,
+            "type": "message",
+            "status": IN_PROGRESS,
+            "role": "assistant",
+            "content": [],
+        }
+        yield self._open(message)
+        message["content"] = [{"type": "output_text", "text": "", "annotations": []}]
+        yield self._event("response.content_part.added", **self._at(), content_index=0, part=self._part())
+
+    def _open_call(self, call_id: CallId, name: str) -> Iterator[Event]:
+        yield from self._close("completed")
+        call = {"id": call_item_id(call_id), "type": "function_call", "status": IN_PROGRESS}
+        yield self._open({**call, "call_id": call_id, "name": name, "arguments": ""})
+
+    def _arguments_delta(self, delta: str) -> Event:
+        self.output[-1]["arguments"] += delta
+        return self._event("response.function_call_arguments.delta", **self._at(), delta=delta)
+
+    def _end_call(self, arguments: str) -> Iterator[Event]:
+        """A call whose arguments are no object may have been cut off: it stays open until that is known."""
+        call = self.output[-1]
+        call["arguments"] = arguments
+        yield self._event("response.function_call_arguments.done", **self._at(), arguments=arguments, name=call["name"])
+        if _is_object(arguments):
+            yield from self._close("completed")
+
+    def _open(self, item: dict[str, Any]) -> Event:
+        self._space = ""
+        self._is_open = True
+        self.output.append(item)
+        return self._event("response.output_item.added", output_index=len(self.output) - 1, item=deepcopy(item))
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self.output[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            at, part = {**self._at(), "content_index": 0}, self._part()
+            yield self._event("response.output_text.done", **at, text=part["text"], logprobs=[])
+            yield self._event("response.content_part.done", **at, part=part)
+        yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=deepcopy(item))
+
+    def _at(self) -> dict[str, Any]:
+        return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
+
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = deepcopy(self.output[-1]["content"][0])
+        return part
+
+    def _lifecycle(self, name: str, status: str) -> Event:
+        return self._event(name, response=response_body(self._record, status))
+
+    def _event(self, name: str, /, **fields: Any) -> Event:
+        event = {"type": name, "sequence_number": self._next_number, **fields}
+        self._next_number += 1
+        return event
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), Mapping)
+    except (ValueError, RecursionError):
+        return False

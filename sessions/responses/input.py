@@ -1,0 +1,122 @@
+"""The `input` of a response, or the `items` of a conversation, as clients write them, to the items that a history is made of.
+
+Owns what is read and what is refused by name; fields that say nothing here (`status`, `phase`, …) are ignored.
+Never looks at what is stored: whether an output answers a call is checked against the calls that are awaited.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from graftwork.platform.errors import ValidationFailed
+from graftwork.platform.ids import CallId
+from graftwork.sessions.core.items import Item, ItemType, function_call, function_call_output, message, parse_output
+from graftwork.sessions.text.messages import PartRules, read_content
+
+_ROLES = ("user", "system", "developer", "assistant")
+_MAX_ITEMS = 4096
+_MAX_CALL_ID_CHARACTERS = 64
+
+
+def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
+    """A text is a user's message. Raises ValidationFailed naming the field."""
+    if isinstance(raw, str):
+        return (message("user", raw),)
+    if not isinstance(raw, Sequence) or not 0 < len(raw) <= _MAX_ITEMS:
+        raise ValidationFailed(f"{param} must be a text or a list of 1 to {_MAX_ITEMS} items.", param=param)
+    return tuple(_read_item(entry, f"{param}[{index}]") for index, entry in enumerate(raw))
+
+
+def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
+    """Raises ValidationFailed unless the items answer every call, awaited or their own, once and behind it."""
+    open_calls = dict.fromkeys(awaited)
+    for index, item in enumerate(items):
+        if item.type is ItemType.FUNCTION_CALL:
+            if item.call_id in open_calls:
+                place = f"{param}[{index}].call_id"
+                raise ValidationFailed(f"{place}: a call {item.call_id} waits for its output already.", param=place)
+            open_calls[item.call_id] = None
+        elif item.type is ItemType.FUNCTION_CALL_OUTPUT:
+            if item.call_id not in open_calls:
+                place = f"{param}[{index}].call_id"
+                raise ValidationFailed(f"{place}: no call {item.call_id} waits for an output here.", param=place)
+            del open_calls[item.call_id]
+    if open_calls:
+        missing = ", ".join(open_calls)
+        raise ValidationFailed(f"No output for the function call {missing}: add it to {param}.", param=param)
+
+
+def _read_item(raw: object, param: str) -> Item:
+    if not isinstance(raw, Mapping):
+        raise ValidationFailed(f"{param} must be an object.", param=param)
+    type_ = raw.get("type") or ItemType.MESSAGE.value
+    read = _READERS.get(type_) if isinstance(type_, str) else None
+    if read is None:
+        raise ValidationFailed(
+            f"{param}.type {type_!r} is not served: send {', '.join(_READERS)}.",
+            param=f"{param}.type",
+            code="unsupported_value",
+        )
+    return read(raw, param)
+
+
+def _read_message(raw: Mapping[str, Any], param: str) -> Item:
+    role = raw.get("role")
+    if role not in _ROLES:
+        raise ValidationFailed(f"{param}.role must be one of {', '.join(_ROLES)}.", param=f"{param}.role")
+    return message(role, *_texts(raw.get("content"), f"{param}.content"))
+
+
+def _read_call(raw: Mapping[str, Any], param: str) -> Item:
+    name, arguments = _text(raw, "name", param), _text(raw, "arguments", param)
+    return function_call(_call_id(raw, param), name, arguments)
+
+
+def _read_output(raw: Mapping[str, Any], param: str) -> Item:
+    """A list of parts is read as a message's; any other JSON is given to the model as it is written."""
+    output, param_of_output = raw.get("output"), f"{param}.output"
+    if output is None:
+        raise ValidationFailed(f"{param_of_output} is missing.", param=param_of_output)
+    if isinstance(output, list) and output and all(isinstance(part, Mapping) and "type" in part for part in output):
+        return function_call_output(_call_id(raw, param), "\n".join(_texts(output, param_of_output)))
+    return function_call_output(_call_id(raw, param), parse_output(output, param_of_output))
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], Item]] = {
+    ItemType.MESSAGE.value: _read_message,
+    ItemType.FUNCTION_CALL.value: _read_call,
+    ItemType.FUNCTION_CALL_OUTPUT.value: _read_output,
+}
+
+
+def _refuse_part(kind: object, param: str) -> ValidationFailed:
+    return ValidationFailed(
+        f"{param}.type {kind!r} is not served: this model reads only text.",
+        param=f"{param}.type",
+        code="unsupported_value",
+    )
+
+
+_PARTS = PartRules(error=ValidationFailed, refusal=_refuse_part)
+
+
+def _texts(content: object, param: str) -> list[str]:
+    """The texts of a message or of an output, at least one."""
+    texts = read_content(content, param, _PARTS)
+    if not texts:
+        raise ValidationFailed(f"{param} must be a text or a list of parts.", param=param)
+    return texts
+
+
+def _call_id(raw: Mapping[str, Any], param: str) -> CallId:
+    call_id = _text(raw, "call_id", param)
+    if not 0 < len(call_id) <= _MAX_CALL_ID_CHARACTERS:
+        limit = f"{param}.call_id must have 1 to {_MAX_CALL_ID_CHARACTERS} characters."
+        raise ValidationFailed(limit, param=f"{param}.call_id")
+    return CallId(call_id)
+
+
+def _text(raw: Mapping[str, Any], field: str, param: str) -> str:
+    value = raw.get(field)
+    if not isinstance(value, str):
+        raise ValidationFailed(f"{param}.{field} must be a text.", param=f"{param}.{field}")
+    return value

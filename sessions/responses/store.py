@@ -1,0 +1,60 @@
+"""The stored responses: what each one asked for, under the id of the turn that answers it.
+
+Owns the transactions. What was answered is stored with the turn.
+"""
+
+from sqlalchemy import delete, insert, select
+
+from graftwork.platform.database import Database
+from graftwork.platform.ids import SessionId, TenantId
+from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
+from graftwork.sessions.responses.record import ResponseRecord, turn_of
+from graftwork.sessions.store.tables import ResponseRow
+
+
+class ResponseStore:
+    """Stores the responses of all tenants. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def insert(self, scope: TenantScope, record: ResponseRecord) -> None:
+        """Store a response whose turn has begun."""
+        async with self._database.write() as database:
+            await database.execute(
+                insert(ResponseRow).values(
+                    id=record.response_id,
+                    tenant_id=scope,
+                    session_id=record.session_id,
+                    request=dict(record.echo),
+                    created_at=record.created_at,
+                )
+            )
+
+    async def find(self, scope: TenantScope, response_id: str) -> ResponseRecord | None:
+        """Return a stored response, or None. A text that cannot be an id finds nothing."""
+        if not (response_id.isascii() and response_id.isprintable()):
+            return None
+        async with self._database.read() as database:
+            row = await database.scalar(
+                select(ResponseRow).where(ResponseRow.id == response_id, ResponseRow.tenant_id == scope)
+            )
+            return None if row is None else _record(row)
+
+    async def find_older(self, before: float, limit: int) -> list[tuple[TenantScope, ResponseRecord]]:
+        """Return up to `limit` responses of all tenants that are older than `before`, the oldest first."""
+        statement = select(ResponseRow).where(ResponseRow.created_at < before).order_by(ResponseRow.created_at)
+        async with self._database.read() as database:
+            rows = await database.scalars(statement.limit(limit))
+            return [(scope_of_tenant(AdminPrincipal(), TenantId(row.tenant_id)), _record(row)) for row in rows]
+
+    async def delete(self, scope: TenantScope, response_id: str) -> None:
+        """Delete a response. Its turn stays. Does nothing if there is no such response."""
+        async with self._database.write() as database:
+            await database.execute(
+                delete(ResponseRow).where(ResponseRow.id == response_id, ResponseRow.tenant_id == scope)
+            )
+
+
+def _record(row: ResponseRow) -> ResponseRecord:
+    return ResponseRecord(turn_of(row.id), SessionId(row.session_id), row.request, row.created_at)

@@ -1,0 +1,219 @@
+"""Deletes the rows of sessions.
+
+Owns the statements, never a rule or a transaction. No other module deletes rows of a history.
+A row that a fork or a response still needs is kept. Every statement is scoped by tenant, except the two searches for
+sessions to delete.
+"""
+
+from dataclasses import asdict
+from typing import Any, cast
+
+from sqlalchemy import CTE, ColumnElement, and_, delete, exists, func, or_, select, update
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.orm import aliased
+
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.ids import CheckpointId, SessionId, TenantId
+from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.sessions.core.session import SessionKind, SessionSettings, SessionStatus
+from graftwork.sessions.store.tables import (
+    CheckpointRow,
+    EventRow,
+    ItemRow,
+    ResponseRow,
+    SessionRow,
+    ToolCallRow,
+    TurnRow,
+)
+
+
+async def is_used(database: ReadSession, scope: TenantScope, session_id: SessionId) -> bool:
+    """Whether a response refers to the session, or another session was forked from it."""
+    statement = select(SessionRow.id).where(SessionRow.id == session_id, SessionRow.tenant_id == scope, _is_used())
+    return await database.scalar(statement) is not None
+
+
+async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
+    """Find response chains that no response refers to, not running and unchanged since `before`."""
+    statement = select(SessionRow.tenant_id, SessionRow.id).where(
+        SessionRow.kind == SessionKind.RESPONSES.value,
+        SessionRow.status != SessionStatus.RUNNING.value,
+        SessionRow.updated_at < before,
+        ~_is_used(),
+    )
+    rows = (await database.execute(statement)).all()
+    return [(TenantId(tenant_id), SessionId(session_id)) for tenant_id, session_id in rows]
+
+
+async def find_session_of_checkpoint(
+    database: ReadSession, scope: TenantScope, checkpoint_id: CheckpointId
+) -> SessionId | None:
+    """Find the session whose turn made a checkpoint."""
+    statement = select(CheckpointRow.session_id).where(
+        CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope
+    )
+    found = await database.scalar(statement)
+    return None if found is None else SessionId(found)
+
+
+async def delete_unused_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
+    """Delete a session that is not used, with all its rows."""
+    own = select(CheckpointRow.id).where(CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope)
+    await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(own), ItemRow.tenant_id == scope))
+    for table in (EventRow, ToolCallRow, CheckpointRow, TurnRow):
+        await database.execute(delete(table).where(table.session_id == session_id, table.tenant_id == scope))
+    await database.execute(delete(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope))
+
+
+def _is_used() -> ColumnElement[bool]:
+    """Whether a row of `sessions` is used. A session that shares its checkpoints was forked from one of them."""
+    fork = aliased(SessionRow)
+    response = exists().where(ResponseRow.session_id == SessionRow.id)
+    own = select(CheckpointRow.id).where(CheckpointRow.session_id == SessionRow.id).correlate(SessionRow)
+    forked = exists().where(fork.id != SessionRow.id, fork.origin_id.in_(own)).correlate(SessionRow)
+    return or_(response, forked)
+
+
+async def find_expired(
+    database: ReadSession, now: float, retention_s: float, before: SessionId | None, limit: int
+) -> list[tuple[TenantId, SessionId]]:
+    """Find sessions that are over, and expired ones of which more rows can be deleted; newest ids first.
+
+    `before` continues a search. A fork is newer than its origin, so it is found first.
+    """
+    statement = select(SessionRow.tenant_id, SessionRow.id).where(
+        or_(is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _has_more_to_delete()))
+    )
+    if before is not None:
+        statement = statement.where(SessionRow.id < before)
+    rows = (await database.execute(statement.order_by(SessionRow.id.desc()).limit(limit))).all()
+    return [(TenantId(tenant_id), SessionId(session_id)) for tenant_id, session_id in rows]
+
+
+async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
+    """Mark a session as expired, so that nobody can read it, and empty its row. The transaction has locked it.
+
+    Deletes its ledger and its responses.
+    """
+    await database.execute(
+        update(SessionRow)
+        .where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
+        .values(
+            status=SessionStatus.EXPIRED.value,
+            settings=asdict(SessionSettings()),
+            labels={},
+            head_id=None,
+            origin_id=None,
+            ends_at=None,
+            last_cache=None,
+            epoch=SessionRow.epoch + 1,
+        )
+    )
+    for table in (ToolCallRow, ResponseRow):
+        await database.execute(delete(table).where(table.session_id == session_id, table.tenant_id == scope))
+
+
+async def delete_events(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
+    """Delete the oldest events of a session, at most `limit`, and return how many."""
+    mine = and_(EventRow.session_id == session_id, EventRow.tenant_id == scope)
+    oldest = await database.scalar(select(func.min(EventRow.seq)).where(mine))
+    if oldest is None:
+        return 0
+    result = await database.execute(delete(EventRow).where(mine, EventRow.seq < oldest + limit))
+    return cast(CursorResult[Any], result).rowcount
+
+
+async def delete_checkpoints(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
+    """Delete checkpoints that no other session needs, with their items, deepest first, and return how many."""
+    kept = _kept_checkpoints(scope, session_id)
+    statement = (
+        select(CheckpointRow.id)
+        .where(
+            CheckpointRow.session_id == session_id,
+            CheckpointRow.tenant_id == scope,
+            CheckpointRow.id.not_in(select(kept.c.id)),
+        )
+        .order_by(CheckpointRow.depth.desc())
+        .limit(limit)
+    )
+    loose = (await database.scalars(statement)).all()
+    if loose:
+        await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(loose), ItemRow.tenant_id == scope))
+        await database.execute(
+            delete(CheckpointRow).where(CheckpointRow.id.in_(loose), CheckpointRow.tenant_id == scope)
+        )
+    return len(loose)
+
+
+async def delete_turns(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
+    """Delete the turns that have no checkpoint, or whose checkpoint is deleted."""
+    made_checkpoints = select(CheckpointRow.turn_id).where(
+        CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope
+    )
+    await database.execute(
+        delete(TurnRow).where(
+            TurnRow.session_id == session_id, TurnRow.tenant_id == scope, TurnRow.id.not_in(made_checkpoints)
+        )
+    )
+
+
+async def delete_expired_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> bool:
+    """Delete an expired session's row unless it still has checkpoints, and return whether it is deleted."""
+    result = await database.execute(
+        delete(SessionRow).where(
+            SessionRow.id == session_id,
+            SessionRow.tenant_id == scope,
+            SessionRow.status == SessionStatus.EXPIRED.value,
+            ~exists().where(CheckpointRow.session_id == session_id),
+        )
+    )
+    return cast(CursorResult[Any], result).rowcount == 1
+
+
+def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
+    """`AgentSession.is_over` in SQL, without the sessions marked as expired. Null for a session without an end."""
+    closed_without_its_own = and_(
+        SessionRow.status == SessionStatus.CLOSED.value,
+        SessionRow.retention_s.is_(None),
+        SessionRow.closed_at <= now - retention_s,
+    )
+    return or_(SessionRow.ends_at <= now, closed_without_its_own)
+
+
+def _has_more_to_delete() -> ColumnElement[bool]:
+    """Whether an expired session has events, or no checkpoints, or a last checkpoint that no fork needs."""
+    its_checkpoints = exists().where(CheckpointRow.session_id == SessionRow.id)
+    child = aliased(CheckpointRow)
+    loose = exists().where(
+        CheckpointRow.session_id == SessionRow.id,
+        ~exists().where(child.parent_id == CheckpointRow.id),
+        ~_is_fork_point(CheckpointRow.tenant_id),
+    )
+    return or_(exists().where(EventRow.session_id == SessionRow.id), ~its_checkpoints, loose)
+
+
+def _is_fork_point(tenant: Any) -> ColumnElement[bool]:
+    """Whether a session was forked at a checkpoint. An expired session has no origin any more."""
+    fork = aliased(SessionRow)
+    return exists().where(fork.tenant_id == tenant, fork.origin_id == CheckpointRow.id)
+
+
+def _kept_checkpoints(scope: TenantScope, session_id: SessionId) -> CTE:
+    """The ids of a session's checkpoints that other sessions share, walked back from their fork points."""
+    child = aliased(CheckpointRow)
+    is_continued = exists().where(child.parent_id == CheckpointRow.id, child.session_id != session_id)
+    kept = (
+        select(CheckpointRow.id, CheckpointRow.parent_id)
+        .where(
+            CheckpointRow.session_id == session_id,
+            CheckpointRow.tenant_id == scope,
+            or_(is_continued, _is_fork_point(scope)),
+        )
+        .cte("kept", recursive=True)
+    )
+    parents: Any = (
+        select(CheckpointRow.id, CheckpointRow.parent_id)
+        .join(kept, CheckpointRow.id == kept.c.parent_id)
+        .where(CheckpointRow.session_id == session_id)
+    )
+    return kept.union(parents)

@@ -1,0 +1,209 @@
+"""Stores the events of all running turns of this process: one commit for many turns.
+
+    turn ── put ──► EventStream ┐
+    turn ── put ──► EventStream ┼──► EventLog ── one transaction ──► database ──► the feed of each turn
+    turn ── put ──► EventStream ┘
+
+Owns the order: an event is stored first and shown after that. It waits at most 20 ms for its commit to begin.
+While a commit runs, the next group gathers. Never stores the last events of a turn: they go with its outcome.
+Invariant: an event keeps its number from the first attempt to store it, so a second attempt stores it once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import CapacityAbsent
+from graftwork.sessions.core.events import EventDraft, EventFeed, SessionEvent, add_draft, number_events
+from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease
+
+_log = logging.getLogger("graftwork.sessions")
+
+GROUP_WINDOW_S = 0.02
+"""The longest time that an event waits for its commit to begin, unless another commit still runs."""
+RETRY_AFTER_S = 0.5
+"""The time between two attempts to reach a database that is away."""
+MAX_WAITING_EVENTS = 1024
+"""Of one turn. The turn generates no further until some are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events of one turn for one transaction."""
+
+    lease: SessionLease
+    events: tuple[SessionEvent, ...]
+
+
+Append = Callable[[Sequence[EventBatch]], Awaitable[Sequence[bool | None]]]
+"""Stores batches in one transaction, and answers for each whether a cancel is requested. None: the lease is lost.
+
+Raises CapacityAbsent if no transaction could begin.
+"""
+
+
+class EventLog:
+    """Commits what the streams of all running turns have put. Runs a task only while events wait."""
+
+    def __init__(self, append: Append, clock: Clock, pause: Pause) -> None:
+        self._append = append
+        self._clock = clock
+        self._pause = pause
+        self._waiting: dict[EventStream, None] = {}
+        self._waiting_since = 0.0
+        """When the first event of the next group came."""
+        self._committed_at = float("-inf")
+        """When the latest commit began."""
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> "EventStream":
+        """Open the stream of a turn that has begun. `on_cancel` is called if a commit finds a cancel request."""
+        return EventStream(self, lease, feed, on_cancel)
+
+    def add(self, stream: "EventStream") -> None:
+        """Store what the stream holds with the next group."""
+        if not self._waiting:
+            self._waiting_since = self._clock.monotonic()
+        self._waiting[stream] = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    def discard(self, stream: "EventStream") -> None:
+        """Leave the stream out of the next group."""
+        self._waiting.pop(stream, None)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                await self._gather()
+                await self._commit()
+        finally:
+            self._task = None
+
+    async def _gather(self) -> None:
+        """Wait until the next group may go. The first event of a quiet moment goes at once."""
+        wait_s = self._waiting_since + GROUP_WINDOW_S - self._clock.monotonic()
+        is_quiet = self._waiting_since - self._committed_at >= GROUP_WINDOW_S
+        if not is_quiet and wait_s > 0:
+            await self._pause(wait_s)
+
+    async def _commit(self) -> None:
+        streams, self._waiting = list(self._waiting), {}
+        self._committed_at = self._clock.monotonic()
+        batches = [stream.begin_attempt() for stream in streams]
+        results = await self._store(batches)
+        for stream, result in zip(streams, results, strict=True):
+            stream.end_attempt(result)
+            if isinstance(result, CapacityAbsent) and not stream.is_closed:
+                self.add(stream)
+        if any(isinstance(result, CapacityAbsent) for result in results):
+            await self._pause(RETRY_AFTER_S)
+
+    async def _store(self, batches: Sequence[EventBatch]) -> Sequence[bool | BaseException]:
+        """Store the batches together. If that fails, store each alone, so that only the faulty one fails."""
+        (answers,) = await asyncio.gather(self._append(batches), return_exceptions=True)
+        if isinstance(answers, CapacityAbsent):
+            return [answers] * len(batches)
+        if isinstance(answers, BaseException):
+            _log.warning("a group of events could not be stored; each turn's are stored alone", exc_info=answers)
+            return [await self._store_alone(batch) for batch in batches]
+        return [_result(batch, answer) for batch, answer in zip(batches, answers, strict=True)]
+
+    async def _store_alone(self, batch: EventBatch) -> bool | BaseException:
+        (answers,) = await asyncio.gather(self._append([batch]), return_exceptions=True)
+        return answers if isinstance(answers, BaseException) else _result(batch, answers[0])
+
+
+def _result(batch: EventBatch, answer: bool | None) -> bool | LeaseLost:
+    return LeaseLost(batch.lease.session_id) if answer is None else answer
+
+
+class EventStream:
+    """The events of one running turn on their way into the store. The turn puts, the log takes."""
+
+    def __init__(self, log: EventLog, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> None:
+        self.is_closed = False
+        self.error: BaseException | None = None
+        """Why the turn's events could not be stored."""
+        self.last_seq = feed.last_seq
+        """The number of the last event that is stored."""
+        self._log = log
+        self._lease = lease
+        self._feed = feed
+        self._on_cancel = on_cancel
+        self._waiting: list[EventDraft] = []
+        """Not stored yet, neighbouring deltas joined."""
+        self._num_attempted = 0
+        """So many of the first waiting drafts have been sent to the store. They must not change any more."""
+        self._num_put = 0
+        """Events that wait, counted before deltas were joined."""
+        self._num_put_attempted = 0
+        self._has_room = _set_event()
+        self._is_idle = _set_event()
+        self._has_failed = asyncio.Event()
+
+    async def put(self, draft: EventDraft) -> None:
+        """Take an event; it is stored shortly. Waits first while too many of the turn's events are not stored."""
+        await self._has_room.wait()
+        if self.error is not None:
+            return
+        add_draft(self._waiting, draft, num_fixed=self._num_attempted)
+        self._num_put += 1
+        if self._num_put >= MAX_WAITING_EVENTS:
+            self._has_room.clear()
+        if not self.is_closed:
+            self._log.add(self)
+
+    async def failure(self) -> None:
+        """Wait until an event could not be stored, then raise `error`."""
+        await self._has_failed.wait()
+        assert self.error is not None
+        raise self.error
+
+    async def close(self) -> None:
+        """Send nothing more to the store, and wait for the commit that runs."""
+        self.is_closed = True
+        self._log.discard(self)
+        await self._is_idle.wait()
+
+    def rest(self) -> tuple[EventDraft, ...]:
+        """The drafts of a closed stream that are still to be stored, behind `last_seq`."""
+        return tuple(self._waiting)
+
+    def begin_attempt(self) -> EventBatch:
+        """Return everything that waits, numbered."""
+        self._is_idle.clear()
+        self._num_attempted = len(self._waiting)
+        self._num_put_attempted = self._num_put
+        return EventBatch(self._lease, self._numbered(self._waiting))
+
+    def end_attempt(self, result: bool | BaseException) -> None:
+        """Show what is stored, or note why it is not. `result`: whether a cancel is requested, or an error."""
+        self._is_idle.set()
+        if isinstance(result, CapacityAbsent):
+            return
+        attempted, self._waiting = self._waiting[: self._num_attempted], self._waiting[self._num_attempted :]
+        self._num_attempted = 0
+        self._num_put -= self._num_put_attempted
+        self._has_room.set()
+        if isinstance(result, BaseException):
+            self.error = result
+            self._log.discard(self)
+            self._has_failed.set()
+            return
+        events = self._numbered(attempted)
+        self.last_seq = events[-1].seq
+        self._feed.publish(events)
+        if result:
+            self._on_cancel()
+
+    def _numbered(self, drafts: Sequence[EventDraft]) -> tuple[SessionEvent, ...]:
+        return number_events(drafts, self._lease.session_id, self._lease.turn_id, self.last_seq + len(drafts))
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event

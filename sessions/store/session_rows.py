@@ -1,0 +1,308 @@
+"""The rows of sessions and of their ledgers of tool calls.
+
+Owns the statements, never a rule or a transaction.
+Every statement is scoped by tenant, except the count by status and the search for interrupted turns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import BigInteger, case, delete, false, func, insert, literal, not_, or_, select, tuple_, update
+
+from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
+from graftwork.platform.pagination import Order, Page, PageRequest, cut
+from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.platform.tenancy.tables import TenantRow
+from graftwork.sessions.core.lease import SessionLease
+from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionKind, SessionSettings, SessionStatus
+from graftwork.sessions.store.deletion_rows import is_over
+from graftwork.sessions.store.tables import SessionRow, ToolCallRow
+
+
+async def insert_session(database: WriteSession, session: AgentSession) -> None:
+    """Store a new session, without its ledger."""
+    await database.execute(
+        insert(SessionRow).values(
+            id=session.session_id,
+            tenant_id=session.tenant_id,
+            origin_id=session.origin_id,
+            forked_from=session.forked_from,
+            settings=_settings_to_json(session.settings),
+            created_at=session.created_at,
+            **_changing_columns(session),
+        )
+    )
+
+
+async def update_session(database: WriteSession, session: AgentSession) -> None:
+    """Store a changed session, without its ledger. The transaction has locked it."""
+    await database.execute(
+        update(SessionRow)
+        .where(SessionRow.id == session.session_id, SessionRow.tenant_id == session.tenant_id)
+        .values(**_changing_columns(session))
+    )
+
+
+async def find_session(
+    database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
+) -> AgentSession | None:
+    """Find a session with the ledger of its head. `lock` keeps other writers out until the transaction ends."""
+    statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
+    row = await database.scalar(statement.with_for_update() if lock else statement)
+    if row is None:
+        return None
+    ledger = await find_ledger(database, scope, session_id, row.head_id) if row.head_id else ()
+    return _session_from_row(row, ledger)
+
+
+async def list_sessions(
+    database: ReadSession, scope: TenantScope, page: PageRequest, now: float, retention_s: float
+) -> Page[AgentSession]:
+    """Read one page of a tenant's sessions by creation time, each with its ledger.
+
+    Leaves out sessions of other kinds, and those that are over.
+    """
+    ascending = page.order is Order.ASCENDING
+    statement = select(SessionRow).where(
+        SessionRow.tenant_id == scope,
+        SessionRow.kind == SessionKind.SESSION.value,
+        SessionRow.status != SessionStatus.EXPIRED.value,
+        not_(func.coalesce(is_over(now, retention_s), false())),
+    )
+    if page.after is not None:
+        statement = statement.where(SessionRow.id > page.after if ascending else SessionRow.id < page.after)
+    statement = statement.order_by(SessionRow.id if ascending else SessionRow.id.desc()).limit(page.limit + 1)
+    rows = (await database.scalars(statement)).all()
+    heads = [row.head_id for row in rows if row.head_id is not None]
+    ledgers = await _ledgers_by_session(database, scope, [row.id for row in rows], heads)
+    return cut([_session_from_row(row, ledgers.get((row.id, row.head_id), ())) for row in rows], page)
+
+
+async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
+    """Lock the tenant, so that two requests cannot both take its last free session."""
+    await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
+
+
+async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
+    """Count a tenant's sessions that are neither closed nor over."""
+    ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
+    statement = select(func.count()).where(
+        SessionRow.tenant_id == scope,
+        SessionRow.kind == SessionKind.SESSION.value,
+        SessionRow.status.not_in(ended),
+        or_(SessionRow.ends_at.is_(None), SessionRow.ends_at > now),
+    )
+    return await database.scalar(statement) or 0
+
+
+async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
+    """Count the sessions of all tenants by status, without conversations and response chains. Reads an index alone."""
+    statement = (
+        select(SessionRow.status, func.count())
+        .where(SessionRow.kind == SessionKind.SESSION.value, SessionRow.status != SessionStatus.EXPIRED.value)
+        .group_by(SessionRow.status)
+    )
+    return {SessionStatus(status): count for status, count in (await database.execute(statement)).all()}
+
+
+async def find_interrupted(database: ReadSession, owner: str, now: float) -> list[tuple[TenantId, SessionId, TurnId]]:
+    """Find running turns whose lease has expired or belongs to `owner`, of all tenants."""
+    statement = select(SessionRow.tenant_id, SessionRow.id, SessionRow.running_turn_id).where(
+        SessionRow.status == SessionStatus.RUNNING.value,
+        or_(SessionRow.lease_expires_at <= now, SessionRow.lease_owner == owner),
+    )
+    rows = (await database.execute(statement)).all()
+    return [(TenantId(tenant), SessionId(session), TurnId(turn)) for tenant, session, turn in rows if turn is not None]
+
+
+async def extend_leases(
+    database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
+) -> dict[SessionId, bool]:
+    """Renew leases, and return for each session whether a cancel is requested. Locks the rows.
+
+    Leaves out sessions whose lease is lost. `last_seqs`, if given, holds each session's new last event number.
+    """
+    held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
+    values: dict[str, Any] = {"lease_expires_at": expires_at}
+    if last_seqs:
+        numbers = {lease.session_id: literal(seq, BigInteger) for lease, seq in zip(leases, last_seqs, strict=True)}
+        values["last_seq"] = case(numbers, value=SessionRow.id)
+    statement = (
+        update(SessionRow)
+        .where(held.in_([(lease.session_id, lease.scope, lease.epoch, lease.turn_id) for lease in leases]))
+        .values(**values)
+        .returning(SessionRow.id, SessionRow.cancel_requested)
+        .execution_options(synchronize_session=False)
+    )
+    rows = (await database.execute(statement)).all()
+    return {SessionId(session_id): cancel_requested for session_id, cancel_requested in rows}
+
+
+async def insert_ledger(
+    database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall]
+) -> None:
+    """Open a session's ledger at a checkpoint with every call unanswered. Replaces an earlier one."""
+    if not calls:
+        return
+    await database.execute(
+        delete(ToolCallRow).where(
+            ToolCallRow.tenant_id == scope,
+            ToolCallRow.session_id == session_id,
+            ToolCallRow.checkpoint_id == calls[0].checkpoint_id,
+        )
+    )
+    shared = {"tenant_id": scope, "session_id": session_id, "answered_at": None}
+    await database.execute(insert(ToolCallRow), [asdict(call) | shared for call in calls])
+
+
+async def find_ledger(
+    database: ReadSession, scope: TenantScope, session_id: str, checkpoint_id: str
+) -> tuple[LedgerCall, ...]:
+    """Find the calls at the end of a checkpoint, with the outputs that this session has."""
+    ledgers = await _ledgers_by_session(database, scope, [session_id], [checkpoint_id])
+    return tuple(ledgers.get((session_id, checkpoint_id), ()))
+
+
+async def find_answered_calls(
+    database: ReadSession, scope: TenantScope, session_id: SessionId, call_ids: Sequence[CallId]
+) -> list[LedgerCall]:
+    """Find calls by id at all checkpoints that were the session's head. The latest answered comes last."""
+    statement = (
+        select(ToolCallRow)
+        .where(
+            ToolCallRow.tenant_id == scope,
+            ToolCallRow.session_id == session_id,
+            ToolCallRow.call_id.in_(call_ids),
+        )
+        .order_by(ToolCallRow.answered_at.is_not(None), ToolCallRow.answered_at)
+    )
+    return [_call_from_row(row) for row in await database.scalars(statement)]
+
+
+async def save_output(
+    database: WriteSession, scope: TenantScope, session_id: SessionId, call: LedgerCall, output: str, at: float
+) -> None:
+    """Store the output of one call."""
+    await database.execute(_update_call(scope, session_id, call).values(output=output, answered_at=at))
+
+
+async def note_turn_of_outputs(
+    database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall], turn_id: TurnId
+) -> None:
+    """Note the turn that uses the outputs of these calls."""
+    for call in calls:
+        await database.execute(_update_call(scope, session_id, call).values(turn_id=turn_id))
+
+
+def _update_call(scope: TenantScope, session_id: SessionId, call: LedgerCall) -> Any:
+    return update(ToolCallRow).where(
+        ToolCallRow.tenant_id == scope,
+        ToolCallRow.session_id == session_id,
+        ToolCallRow.checkpoint_id == call.checkpoint_id,
+        ToolCallRow.position == call.position,
+    )
+
+
+async def _ledgers_by_session(
+    database: ReadSession, scope: TenantScope, session_ids: Sequence[str], checkpoint_ids: Sequence[str]
+) -> dict[tuple[str, str | None], list[LedgerCall]]:
+    statement = (
+        select(ToolCallRow)
+        .where(
+            ToolCallRow.tenant_id == scope,
+            ToolCallRow.session_id.in_(session_ids),
+            ToolCallRow.checkpoint_id.in_(checkpoint_ids),
+        )
+        .order_by(ToolCallRow.position)
+    )
+    found: dict[tuple[str, str | None], list[LedgerCall]] = {}
+    for row in await database.scalars(statement):
+        found.setdefault((row.session_id, row.checkpoint_id), []).append(_call_from_row(row))
+    return found
+
+
+def _changing_columns(session: AgentSession) -> dict[str, Any]:
+    return {
+        "kind": session.kind.value,
+        "status": session.status.value,
+        "model": _model_to_json(session.model),
+        "labels": dict(session.metadata),
+        "retention_s": session.retention_s,
+        "ends_at": session.ends_at,
+        "head_id": session.head_id,
+        "epoch": session.epoch,
+        "running_turn_id": session.running_turn_id,
+        "lease_owner": session.lease_owner,
+        "lease_expires_at": session.lease_expires_at,
+        "cancel_requested": session.cancel_requested,
+        "last_seq": session.last_seq,
+        "last_cache": session.last_cache,
+        "updated_at": session.updated_at,
+        "closed_at": session.closed_at,
+    }
+
+
+def _session_from_row(row: SessionRow, ledger: Sequence[LedgerCall]) -> AgentSession:
+    return AgentSession(
+        session_id=SessionId(row.id),
+        tenant_id=TenantId(row.tenant_id),
+        status=SessionStatus(row.status),
+        model=_model_from_json(row.model),
+        settings=_settings_from_json(row.settings),
+        metadata=row.labels,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        retention_s=row.retention_s,
+        head_id=_checkpoint_id(row.head_id),
+        origin_id=_checkpoint_id(row.origin_id),
+        forked_from=None if row.forked_from is None else SessionId(row.forked_from),
+        epoch=row.epoch,
+        running_turn_id=None if row.running_turn_id is None else TurnId(row.running_turn_id),
+        lease_owner=row.lease_owner,
+        lease_expires_at=row.lease_expires_at,
+        cancel_requested=row.cancel_requested,
+        last_seq=row.last_seq,
+        last_cache=row.last_cache,
+        closed_at=row.closed_at,
+        kind=SessionKind(row.kind),
+        ledger=tuple(ledger),
+    )
+
+
+def _call_from_row(row: ToolCallRow) -> LedgerCall:
+    return LedgerCall(
+        checkpoint_id=CheckpointId(row.checkpoint_id),
+        position=row.position,
+        call_id=CallId(row.call_id),
+        name=row.name,
+        arguments=row.arguments,
+        output=row.output,
+        turn_id=None if row.turn_id is None else TurnId(row.turn_id),
+        deadline_at=row.deadline_at,
+    )
+
+
+def _checkpoint_id(stored: str | None) -> CheckpointId | None:
+    return None if stored is None else CheckpointId(stored)
+
+
+def _model_to_json(model: ResolvedModel) -> dict[str, Any]:
+    return asdict(model)
+
+
+def _model_from_json(stored: Mapping[str, Any]) -> ResolvedModel:
+    version = stored["version"]
+    if version is not None:
+        version = AdapterVersion(**(version | {"target_modules": tuple(version["target_modules"])}))
+    return ResolvedModel(stored["requested"], version)
+
+
+def _settings_to_json(settings: SessionSettings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def _settings_from_json(stored: Mapping[str, Any]) -> SessionSettings:
+    return SessionSettings(**{**stored, "tools": tuple(stored["tools"])})

@@ -1,0 +1,391 @@
+"""Sessions in the database: create, read, fork, rewind, store tool outputs, close.
+
+Owns every transaction on a session, except those of its running turn. The rules are AgentSession's.
+Never starts a turn.
+Invariant: a change of the head, the model or the lease raises the epoch, so that a turn planned before it is refused.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database, ReadSession, WriteSession
+from graftwork.platform.errors import BudgetSpent, Conflict, GraftworkError, NotFound
+from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
+from graftwork.platform.pagination import Page, PageRequest
+from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
+from graftwork.sessions.core.items import Item
+from graftwork.sessions.core.session import (
+    AgentSession,
+    LedgerCall,
+    SessionKind,
+    SessionStatus,
+    ToolOutput,
+    new_outputs,
+    seed_history,
+)
+from graftwork.sessions.core.transcript import Checkpoint
+from graftwork.sessions.store import deletion_rows, history_rows, session_rows, turn_rows
+from graftwork.sessions.store.turn_store import ledger_of
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedOutputs:
+    """A session after it took tool outputs."""
+
+    session: AgentSession
+    outputs: tuple[ToolOutput, ...]
+    """The stored outputs of the calls in the request, in its order."""
+    concerns_head: bool
+    """Whether one of them is a call at the end of the head."""
+    turn_id: TurnId | None
+    """The latest turn that used one of them."""
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether every call of the head has an output, and no turn that uses them runs."""
+        waits = self.session.status in (SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED)
+        return waits and self.concerns_head and not self.session.awaited_call_ids
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChange:
+    """What a PATCH changes; None changes nothing."""
+
+    model: ResolvedModel | None = None
+    metadata: Mapping[str, str] | None = None
+
+
+class SessionStore:
+    """Sessions of all tenants. Each method is one transaction."""
+
+    def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
+        """`retention_s`: how long a closed session without a time to live of its own stays readable."""
+        self._database = database
+        self._clock = clock
+        self._retention_s = retention_s
+
+    async def create(
+        self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
+    ) -> AgentSession:
+        """Store a new session with `items` as its history. Its first turn encodes them.
+
+        Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
+        """
+        seed = seed_history(session, items) if items else None
+        session = session if seed is None else replace(session, head_id=seed[1].checkpoint_id)
+        async with self._database.write() as database:
+            await self._insert(database, scope, [session], max_sessions)
+            if seed is not None:
+                turn, checkpoint = seed
+                await turn_rows.insert_turn(database, scope, turn)
+                await history_rows.insert_checkpoint(database, scope, checkpoint, items)
+        return session
+
+    async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
+        """Read a session. Raises NotFound."""
+        async with self._database.read() as database:
+            return self._checked(await session_rows.find_session(database, scope, session_id), session_id)
+
+    async def list_sessions(self, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
+        """Read one page of a tenant's sessions, with closed ones that are still kept."""
+        async with self._database.read() as database:
+            return await session_rows.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
+
+    async def count_by_status(self) -> Mapping[SessionStatus, int]:
+        """Count the sessions of all tenants by status, for metrics. Leaves out conversations and response chains."""
+        async with self._database.read() as database:
+            return await session_rows.count_by_status(database)
+
+    async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
+        """Read one page of a session's history, up to its head."""
+        if session.head_id is None:
+            return Page((), has_more=False)
+        async with self._database.read() as database:
+            return await history_rows.list_items(database, scope, session.head_id, page)
+
+    async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
+        """Read the checkpoint at a session's head."""
+        if session.head_id is None:
+            return None
+        async with self._database.read() as database:
+            return await history_rows.find_checkpoint(database, scope, session.head_id)
+
+    async def accept_outputs(
+        self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
+    ) -> AcceptedOutputs:
+        """Store the outputs that are new: all of them, or none. Raises NotFound, Conflict."""
+        wanted = list(dict.fromkeys(given.call_id for given in outputs))
+        async with self._locked(scope, session_id) as (database, session):
+            session.check_open()
+            calls = await self._known_calls(database, scope, session, wanted)
+            stored = await self._stored_outputs(database, scope, session, calls, wanted)
+            fresh = new_outputs(stored, outputs)
+            if fresh:
+                session.check_at_rest()
+            for given in fresh:
+                await self._answer(database, scope, session, calls[given.call_id], given)
+            if fresh:
+                session = await self._wake(database, scope, session)
+        stored |= {given.call_id: given.output for given in fresh}
+        turn_ids = [call.turn_id for call in calls.values() if call.turn_id is not None]
+        return AcceptedOutputs(
+            session=session,
+            outputs=tuple(ToolOutput(call_id, stored[call_id] or "") for call_id in wanted),
+            concerns_head=any(call.call_id in calls for call in session.ledger),
+            turn_id=max(turn_ids, default=None),
+        )
+
+    async def fork(
+        self,
+        scope: TenantScope,
+        session_id: str,
+        at: str | None,
+        count: int,
+        max_sessions: int | None,
+        kind: SessionKind = SessionKind.SESSION,
+    ) -> list[AgentSession]:
+        """Create sessions that share the history up to `at`, or up to the head. Raises NotFound, BudgetSpent."""
+        async with self._locked(scope, session_id) as (database, session):
+            session.check_open()
+            checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
+            children = [self._child(session, checkpoint, kind) for _ in range(count)]
+            await self._insert(database, scope, children, max_sessions)
+            ledger = await self._open_ledger(database, scope, checkpoint, children)
+        return [_resting(replace(child, ledger=ledger)) for child in children]
+
+    async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
+        """Move the head to any checkpoint of the session. Raises NotFound, Conflict."""
+        async with self._locked(scope, session_id) as (database, session):
+            session.check_at_rest()
+            checkpoint = await self._own_checkpoint(database, scope, session, to)
+            assert checkpoint is not None
+            ledger = await self._open_ledger(database, scope, checkpoint, [session])
+            moved = replace(session, head_id=checkpoint.checkpoint_id, ledger=ledger, epoch=session.epoch + 1)
+            return await self._update(database, _resting(moved))
+
+    async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
+        """Apply a PATCH. Raises Conflict if the model changes while a turn runs."""
+        async with self._locked(scope, session_id) as (database, session):
+            session.check_open()
+            if change.metadata is not None:
+                session = replace(session, metadata=change.metadata)
+            if change.model is not None:
+                session.check_at_rest()
+                session = replace(session, model=change.model, epoch=session.epoch + 1)
+            return await self._update(database, session)
+
+    async def suspend(self, scope: TenantScope, session_id: str) -> AgentSession:
+        """Suspend a session until its next turn or tool output. Raises Conflict while a turn runs."""
+        async with self._locked(scope, session_id) as (database, session):
+            session.check_at_rest()
+            return await self._update(database, replace(session, status=SessionStatus.SUSPENDED))
+
+    async def close(self, scope: TenantScope, session_id: str) -> AgentSession:
+        """Make a session read-only. Does nothing if it is closed. Raises Conflict while a turn runs."""
+        async with self._locked(scope, session_id) as (database, session):
+            if session.status is SessionStatus.CLOSED:
+                return session
+            session.check_at_rest()
+            closed = replace(session, status=SessionStatus.CLOSED, epoch=session.epoch + 1)
+            return await self._update(database, replace(closed, closed_at=self._clock.now()))
+
+    async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
+        """Ask the process that runs the session's turn to stop it. Does nothing if no turn, or another one, runs."""
+        async with self._locked(scope, session_id) as (database, session):
+            if session.status is not SessionStatus.RUNNING or turn_id not in (None, session.running_turn_id):
+                return session
+            return await self._update(database, replace(session, cancel_requested=True))
+
+    async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
+        """Turn a session into a response chain, which clients cannot list or read as a session."""
+        async with self._locked(scope, session_id) as (database, session):
+            return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
+
+    async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
+        """Delete a response chain that nothing uses, then the chain it was forked from, and so on.
+
+        Stops at a session that is used, that runs, or that is no response chain.
+        """
+        following: SessionId | None = session_id
+        while following is not None:
+            async with self._database.write() as database:
+                following = await self._remove(database, scope, following)
+
+    async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
+        """Find response chains of all tenants that nothing uses, unchanged since `before`."""
+        async with self._database.read() as database:
+            found = await deletion_rows.find_unused(database, before)
+        return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
+
+    async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
+        """Delete a response chain if nothing uses it, and return the session that it was forked from."""
+        session = await session_rows.find_session(database, scope, session_id, lock=True)
+        if session is None or session.kind is not SessionKind.RESPONSES or session.status is SessionStatus.RUNNING:
+            return None
+        if await deletion_rows.is_used(database, scope, session_id):
+            return None
+        await deletion_rows.delete_unused_session(database, scope, session_id)
+        return (
+            None
+            if session.origin_id is None
+            else await deletion_rows.find_session_of_checkpoint(database, scope, session.origin_id)
+        )
+
+    @asynccontextmanager
+    async def _locked(self, scope: TenantScope, session_id: str) -> AsyncGenerator[tuple[WriteSession, AgentSession]]:
+        """Open a transaction that locks the session. Raises NotFound."""
+        async with self._database.write() as database:
+            session = await session_rows.find_session(database, scope, session_id, lock=True)
+            yield database, self._checked(session, session_id)
+
+    async def _update(self, database: WriteSession, session: AgentSession) -> AgentSession:
+        updated = replace(session, updated_at=self._clock.now())
+        await session_rows.update_session(database, updated)
+        return updated
+
+    async def _insert(
+        self, database: WriteSession, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None
+    ) -> None:
+        if max_sessions is not None:
+            await session_rows.lock_tenant(database, scope)
+            num_open = await session_rows.count_open_sessions(database, scope, self._clock.now())
+            if num_open + len(sessions) > max_sessions:
+                raise BudgetSpent(
+                    f"{num_open} sessions are open and at most {max_sessions} may be: close some first.",
+                    code="max_sessions",
+                )
+        for session in sessions:
+            await session_rows.insert_session(database, session)
+
+    def _child(self, parent: AgentSession, checkpoint: Checkpoint | None, kind: SessionKind) -> AgentSession:
+        now = self._clock.now()
+        checkpoint_id = None if checkpoint is None else checkpoint.checkpoint_id
+        awaits = checkpoint is not None and checkpoint.awaits_tools
+        return AgentSession(
+            session_id=new_session_id(kind),
+            tenant_id=parent.tenant_id,
+            kind=kind,
+            status=SessionStatus.AWAITING_TOOL if awaits else SessionStatus.IDLE,
+            model=parent.model,
+            settings=parent.settings,
+            metadata=parent.metadata,
+            created_at=now,
+            updated_at=now,
+            retention_s=parent.retention_s,
+            head_id=checkpoint_id,
+            origin_id=checkpoint_id,
+            forked_from=parent.session_id,
+        )
+
+    async def _open_ledger(
+        self,
+        database: WriteSession,
+        scope: TenantScope,
+        checkpoint: Checkpoint | None,
+        sessions: Sequence[AgentSession],
+    ) -> tuple[LedgerCall, ...]:
+        """Open the ledger of each session with every call of the checkpoint unanswered."""
+        if checkpoint is None or not checkpoint.awaits_tools:
+            return ()
+        ledger = ledger_of(checkpoint, await history_rows.find_items(database, scope, checkpoint.checkpoint_id))
+        for session in sessions:
+            await session_rows.insert_ledger(database, scope, session.session_id, ledger)
+        return ledger
+
+    async def _own_checkpoint(
+        self, database: ReadSession, scope: TenantScope, session: AgentSession, checkpoint_id: str | None
+    ) -> Checkpoint | None:
+        """Find a checkpoint in the session's history, or before its fork point. Raises NotFound."""
+        if checkpoint_id is None:
+            return None
+        found = await history_rows.find_checkpoint(database, scope, checkpoint_id)
+        if found is not None:
+            if found.session_id == session.session_id:
+                return found
+            if session.origin_id and await history_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
+                return found
+        raise NotFound(f"The checkpoint {checkpoint_id} does not exist in this session.", code="checkpoint_not_found")
+
+    async def _known_calls(
+        self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
+    ) -> dict[CallId, LedgerCall]:
+        """Find the calls with those ids at the session's head and at its earlier heads."""
+        earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
+        named = (call for call in session.ledger if call.call_id in call_ids)
+        return {call.call_id: call for call in [*earlier, *named]}
+
+    async def _stored_outputs(
+        self,
+        database: ReadSession,
+        scope: TenantScope,
+        session: AgentSession,
+        calls: Mapping[CallId, LedgerCall],
+        call_ids: Sequence[CallId],
+    ) -> dict[CallId, str | None]:
+        """The output of each call, None without one. Reads the history before a fork too. Raises NotFound, Conflict."""
+        stored = {call.call_id: call.output for call in calls.values()}
+        if session.origin_id is not None and not stored.keys() >= set(call_ids):
+            inherited = await history_rows.find_outputs(database, scope, session.origin_id)
+            stored = {item.call_id: item.body["output"] for item in inherited} | stored
+        for call_id in call_ids:
+            if call_id not in stored:
+                raise _unknown_call(session, call_id)
+        return stored
+
+    async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
+        """Read the ledger again, and end a suspension."""
+        assert session.head_id is not None
+        ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
+        return await self._update(database, _resting(replace(session, ledger=ledger)))
+
+    async def _answer(
+        self,
+        database: WriteSession,
+        scope: TenantScope,
+        session: AgentSession,
+        call: LedgerCall,
+        given: ToolOutput,
+    ) -> None:
+        if call.checkpoint_id != session.head_id:
+            raise Conflict(
+                f"The session has moved away from the call {call.call_id}: rewind to its checkpoint to answer it.",
+                param="outputs",
+                code="call_not_awaited",
+                details={"call_id": call.call_id, "head": session.head_id},
+            )
+        await session_rows.save_output(database, scope, session.session_id, call, given.output, self._clock.now())
+
+    def _checked(self, session: AgentSession | None, session_id: str) -> AgentSession:
+        if session is None or self._is_gone(session):
+            raise NotFound(f"The session {session_id} does not exist.", code="session_not_found")
+        return session
+
+    def _is_gone(self, session: AgentSession) -> bool:
+        return session.is_over(self._clock.now(), self._retention_s)
+
+
+def _unknown_call(session: AgentSession, call_id: CallId) -> GraftworkError:
+    """The error for an output of a call that the session does not know."""
+    if not session.ledger:
+        return Conflict(
+            f"The session awaits no tool output, and made no call {call_id}: read its items to see where it stands.",
+            param="outputs",
+            code="awaits_no_tool",
+            details={"head": session.head_id},
+        )
+    return NotFound(f"The session made no call {call_id}.", param="outputs", code="call_not_found")
+
+
+_ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}
+
+
+def new_session_id(kind: SessionKind) -> SessionId:
+    """A new id. Its prefix tells the kind."""
+    return SessionId(new_id(_ID_PREFIXES[kind]))
+
+
+def _resting(session: AgentSession) -> AgentSession:
+    return replace(session, status=session.resting_status)

@@ -1,0 +1,152 @@
+"""The tables of sessions: turns, checkpoints, items, tool calls, events and responses.
+
+Owns the columns, never a rule. Checkpoints and items form a tree; their rows are added and never changed.
+Text from clients lives in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
+Ids of other rooms, such as tenant ids, are plain strings here.
+"""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from graftwork.platform.database import Base
+
+_Id = String(64)
+_Name = String(32)
+_Json = JSON(none_as_null=True)
+
+
+class SessionRow(Base):
+    __tablename__ = "sessions"
+    __table_args__ = (
+        Index(None, "tenant_id", "kind", "id"),
+        Index(None, "kind", "status"),
+        Index(None, "status", "lease_expires_at"),
+        Index(None, "ends_at"),
+    )
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    kind: Mapped[str] = mapped_column(_Name)
+    status: Mapped[str] = mapped_column(_Name)
+    model: Mapped[dict[str, Any]] = mapped_column(_Json)
+    settings: Mapped[dict[str, Any]] = mapped_column(_Json)
+    labels: Mapped[dict[str, str]] = mapped_column(_Json)
+    """The session's metadata. SQLAlchemy reserves the name `metadata`."""
+    retention_s: Mapped[float | None]
+    ends_at: Mapped[float | None]
+    """`AgentSession.ends_at`, indexed for the sweep."""
+    head_id: Mapped[str | None] = mapped_column(_Id)
+    origin_id: Mapped[str | None] = mapped_column(_Id)
+    forked_from: Mapped[str | None] = mapped_column(_Id)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    running_turn_id: Mapped[str | None] = mapped_column(_Id)
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_expires_at: Mapped[float | None]
+    cancel_requested: Mapped[bool]
+    last_seq: Mapped[int] = mapped_column(BigInteger)
+    last_cache: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    closed_at: Mapped[float | None]
+
+
+class TurnRow(Base):
+    __tablename__ = "turns"
+    __table_args__ = (Index(None, "session_id", "id"),)
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"))
+    status: Mapped[str] = mapped_column(_Name)
+    parent_id: Mapped[str | None] = mapped_column(_Id)
+    checkpoint_id: Mapped[str | None] = mapped_column(_Id)
+    first_seq: Mapped[int] = mapped_column(BigInteger)
+    input: Mapped[list[dict[str, Any]]] = mapped_column(_Json)
+    finish_reason: Mapped[str | None] = mapped_column(_Name)
+    usage: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    cache: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    made_with: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]
+
+
+class CheckpointRow(Base):
+    __tablename__ = "checkpoints"
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), index=True)
+    parent_id: Mapped[str | None] = mapped_column(_Id, ForeignKey("checkpoints.id"), index=True)
+    turn_id: Mapped[str] = mapped_column(_Id, ForeignKey("turns.id"))
+    depth: Mapped[int]
+    num_items: Mapped[int]
+    num_answer_items: Mapped[int]
+    num_tokens: Mapped[int]
+    token_ids: Mapped[bytes] = mapped_column(LargeBinary)
+    """Little-endian int32: the ids that this turn added, prompt first."""
+    closed: Mapped[bool]
+    awaits_tools: Mapped[bool]
+    opening: Mapped[str | None] = mapped_column(String(64))
+    """Digest of the instructions and tools at the start of the prompt."""
+    created_at: Mapped[float]
+
+
+class ItemRow(Base):
+    __tablename__ = "items"
+    __table_args__ = (Index(None, "checkpoint_id", "position", unique=True),)
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"))
+    position: Mapped[int]
+    """Counted from the start of the history, from 0."""
+    type: Mapped[str] = mapped_column(_Name)
+    body: Mapped[dict[str, Any]] = mapped_column(_Json)
+
+
+class ToolCallRow(Base):
+    """A session's ledger: the tool calls at the end of each checkpoint that was its head."""
+
+    __tablename__ = "tool_calls"
+    __table_args__ = (Index(None, "session_id", "call_id"),)
+
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), primary_key=True)
+    checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    call_id: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(_Json)
+    arguments: Mapped[str] = mapped_column(_Json)
+    output: Mapped[str | None] = mapped_column(_Json)
+    answered_at: Mapped[float | None]
+    deadline_at: Mapped[float | None]
+    turn_id: Mapped[str | None] = mapped_column(_Id)
+    """The latest turn that used the output."""
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    turn_id: Mapped[str] = mapped_column(_Id)
+    type: Mapped[str] = mapped_column(String(40))
+    fields: Mapped[dict[str, Any]] = mapped_column(_Json)
+    at: Mapped[float]
+
+
+class ResponseRow(Base):
+    """A response of the Responses API: its turn, and its request. Its id is the turn's with another prefix."""
+
+    __tablename__ = "responses"
+    __table_args__ = (Index(None, "session_id"), Index(None, "created_at"))
+
+    id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(_Id)
+    session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"))
+    request: Mapped[dict[str, Any]] = mapped_column(_Json)
+    created_at: Mapped[float]

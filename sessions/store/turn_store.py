@@ -1,0 +1,288 @@
+"""Turns in the database: begin, append events, end once.
+
+Owns the transactions of a running turn, and of a turn whose process has stopped. Never starts a model.
+Invariant: the transaction that ends a turn well also moves the head; any other end leaves the head where it was.
+Every write carries a lease. A lease that the session no longer has writes nothing.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database, WriteSession
+from graftwork.platform.errors import CapacityAbsent, Conflict, GraftworkError
+from graftwork.platform.ids import SessionId, TurnId
+from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
+from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
+from graftwork.sessions.core.items import Item, ItemType
+from graftwork.sessions.core.lease import LeaseLost, SessionLease
+from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
+from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
+from graftwork.sessions.store import history_rows, session_rows, turn_rows
+from graftwork.sessions.store.event_log import EventBatch
+
+NO_DEADLINES: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOutcome:
+    """How a turn ended. `drafts` are its events that are not stored yet, the terminal one last."""
+
+    status: TurnStatus
+    drafts: Sequence[EventDraft]
+    checkpoint: Checkpoint | None = None
+    """The new head; None leaves the head where it is."""
+    items: Sequence[Item] = ()
+    """The items of the checkpoint: the turn's input, then the answer."""
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    cache: Mapping[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    """When a tool's output is expected, in Unix seconds, by the tool's name."""
+    after_seq: int | None = None
+    """The number of the event before the first draft; None for the last that is stored."""
+
+
+def ledger_of(
+    checkpoint: Checkpoint, items: Sequence[Item], deadlines: Mapping[str, float] = NO_DEADLINES
+) -> tuple[LedgerCall, ...]:
+    """The calls at the end of a checkpoint, unanswered. `deadlines` are by tool name."""
+    calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
+    if not checkpoint.awaits_tools:
+        return ()
+    return tuple(
+        LedgerCall(
+            checkpoint_id=checkpoint.checkpoint_id,
+            position=position,
+            call_id=call.call_id,
+            name=call.body["name"],
+            arguments=call.body["arguments"],
+            deadline_at=deadlines.get(call.body["name"]),
+        )
+        for position, call in enumerate(calls)
+    )
+
+
+class TurnStore:
+    """Turns and events of all tenants. Each method is one transaction."""
+
+    def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
+        """`owner` names this process. If it is the same after a restart, interrupted turns are found at once;
+        otherwise they are found when their leases expire."""
+        self._database = database
+        self._clock = clock
+        self._owner = owner
+        self._lease_s = lease_s
+
+    async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
+        """Read the history that a session's next turn continues. The prompt starts with `opening`."""
+        if session.head_id is None:
+            return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
+        async with self._database.read() as database:
+            chain = await history_rows.find_chain(database, scope, session.head_id)
+            head = chain[-1]
+            if head.opening in (None, opening.digest):
+                head_items = await history_rows.find_items(database, scope, session.head_id)
+                return Transcript(join_chain(chain), head, head_items, head.opening)
+            all_items = await history_rows.find_all_items(database, scope, session.head_id)
+        return Transcript((), head, all_items, opening.digest, must_encode_all=True)
+
+    async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
+        """Read the token ids of the history, up to the session's head."""
+        if session.head_id is None:
+            return ()
+        async with self._database.read() as database:
+            return join_chain(await history_rows.find_chain(database, scope, session.head_id))
+
+    async def begin(
+        self,
+        scope: TenantScope,
+        seen: AgentSession,
+        turn_id: TurnId,
+        new_items: Sequence[Item],
+        made_with: Mapping[str, Any] | None = None,
+    ) -> tuple[SessionLease, Turn]:
+        """Start a turn. Raises Conflict if the session has changed since it was read as `seen`."""
+        now = self._clock.now()
+        async with self._database.write() as database:
+            session = await session_rows.find_session(database, scope, seen.session_id, lock=True)
+            if session is None or session.epoch != seen.epoch:
+                raise Conflict(
+                    "The session changed while the turn was made ready: read it, and send the turn again.",
+                    code="session_changed",
+                    details={"head": None if session is None else session.head_id},
+                )
+            turn = Turn(
+                turn_id=turn_id,
+                session_id=session.session_id,
+                status=TurnStatus.RUNNING,
+                parent_id=session.head_id,
+                first_seq=session.last_seq + 1,
+                input=tuple(new_items),
+                created_at=now,
+                made_with=made_with,
+            )
+            running = replace(
+                session,
+                status=SessionStatus.RUNNING,
+                epoch=session.epoch + 1,
+                running_turn_id=turn_id,
+                lease_owner=self._owner,
+                lease_expires_at=now + self._lease_s,
+                cancel_requested=False,
+                model=seen.model,
+                updated_at=now,
+            )
+            await session_rows.update_session(database, running)
+            await turn_rows.insert_turn(database, scope, turn)
+            await session_rows.note_turn_of_outputs(database, scope, session.session_id, session.ledger, turn_id)
+        return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
+
+    async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
+        """Store events of many turns and renew their leases. Return for each turn whether a cancel is requested.
+
+        Return None for a turn whose lease is lost, and store nothing of it. Storing a batch again changes nothing.
+        """
+        now = self._clock.now()
+        leases = [batch.lease for batch in batches]
+        last_seqs = [batch.events[-1].seq for batch in batches]
+        async with self._database.write() as database:
+            held = await session_rows.extend_leases(database, leases, now + self._lease_s, last_seqs)
+            kept = [batch for batch in batches if batch.lease.session_id in held]
+            if kept:
+                events = [(batch.lease.scope, event) for batch in kept for event in batch.events]
+                await turn_rows.insert_events(database, events, now)
+        return [held.get(lease.session_id) for lease in leases]
+
+    async def renew(self, lease: SessionLease) -> bool:
+        """Renew the lease, and return whether a cancel is requested. Raises LeaseLost."""
+        async with self._database.write() as database:
+            held = await session_rows.extend_leases(database, [lease], self._clock.now() + self._lease_s)
+        if lease.session_id not in held:
+            raise LeaseLost(lease.session_id)
+        return held[lease.session_id]
+
+    async def end(self, lease: SessionLease, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
+        """Store how a turn ended, with its last events. Raises LeaseLost."""
+        async with self._database.write() as database:
+            session = await session_rows.find_session(database, lease.scope, lease.session_id, lock=True)
+            if session is None or session.epoch != lease.epoch or session.running_turn_id != lease.turn_id:
+                raise LeaseLost(lease.session_id)
+            return await self._end(database, lease.scope, session, lease.turn_id, outcome)
+
+    async def find_interrupted(
+        self, running_here: Callable[[], Collection[TurnId]]
+    ) -> list[tuple[TenantScope, SessionId, TurnId]]:
+        """Find turns that are marked as running although no process runs them.
+
+        `running_here` is called after the search, so it knows a turn that began during the search.
+        """
+        async with self._database.read() as database:
+            found = await session_rows.find_interrupted(database, self._owner, self._clock.now())
+        alive = running_here()
+        return [
+            (scope_of_tenant(AdminPrincipal(), tenant_id), session_id, turn_id)
+            for tenant_id, session_id, turn_id in found
+            if turn_id not in alive
+        ]
+
+    async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
+        """End a turn whose process has stopped. Does nothing if the turn has ended since."""
+        error = interrupted_error()
+        outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
+        async with self._database.write() as database:
+            session = await session_rows.find_session(database, scope, session_id, lock=True)
+            if session is None or session.running_turn_id != turn_id or not self._is_abandoned(session):
+                return
+            await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
+
+    async def find_turn(self, scope: TenantScope, turn_id: TurnId) -> Turn | None:
+        """Find a turn, with its output."""
+        async with self._database.read() as database:
+            turn = await turn_rows.find_turn(database, scope, turn_id)
+            if turn is None or turn.checkpoint_id is None:
+                return turn
+            items = await history_rows.find_items(database, scope, turn.checkpoint_id)
+        return replace(turn, output=items[len(turn.input) :])
+
+    async def list_events(
+        self, scope: TenantScope, session_id: SessionId, after: int, limit: int
+    ) -> tuple[SessionEvent, ...]:
+        """List up to `limit` stored events whose number is above `after`."""
+        async with self._database.read() as database:
+            return await turn_rows.list_events(database, scope, session_id, after, limit)
+
+    def _is_abandoned(self, session: AgentSession) -> bool:
+        expired = session.lease_expires_at is None or session.lease_expires_at <= self._clock.now()
+        return expired or session.lease_owner == self._owner
+
+    async def _end(
+        self,
+        database: WriteSession,
+        scope: TenantScope,
+        session: AgentSession,
+        turn_id: TurnId,
+        outcome: TurnOutcome,
+    ) -> tuple[SessionEvent, ...]:
+        now = self._clock.now()
+        turn = await turn_rows.find_turn(database, scope, turn_id)
+        assert turn is not None
+        if outcome.checkpoint is not None:
+            await history_rows.insert_checkpoint(database, scope, outcome.checkpoint, outcome.items)
+            ledger = ledger_of(outcome.checkpoint, outcome.items, outcome.deadlines)
+            await session_rows.insert_ledger(database, scope, session.session_id, ledger)
+            session = replace(session, head_id=outcome.checkpoint.checkpoint_id, ledger=ledger)
+        drafts = list(outcome.drafts)
+        if session.last_seq < turn.first_seq and drafts[0].type is not EventType.TURN_CREATED:
+            drafts.insert(0, turn_created(None))
+        after_seq = session.last_seq if outcome.after_seq is None else outcome.after_seq
+        last_seq = after_seq + len(drafts)
+        events = number_events(drafts, session.session_id, turn_id, last_seq)
+        await turn_rows.insert_events(database, [(scope, event) for event in events], now)
+        await turn_rows.update_turn(database, scope, _ended(turn, outcome, now))
+        await session_rows.update_session(database, _at_rest(session, outcome, last_seq, now))
+        return events
+
+
+def _ended(turn: Turn, outcome: TurnOutcome, now: float) -> Turn:
+    return replace(
+        turn,
+        status=outcome.status,
+        checkpoint_id=None if outcome.checkpoint is None else outcome.checkpoint.checkpoint_id,
+        finish_reason=outcome.finish_reason,
+        usage=outcome.usage,
+        cache=outcome.cache,
+        error=outcome.error,
+        finished_at=now,
+    )
+
+
+def _at_rest(session: AgentSession, outcome: TurnOutcome, last_seq: int, now: float) -> AgentSession:
+    return replace(
+        session,
+        status=session.resting_status,
+        running_turn_id=None,
+        lease_owner=None,
+        lease_expires_at=None,
+        cancel_requested=False,
+        last_seq=last_seq,
+        last_cache=session.last_cache if outcome.cache is None else outcome.cache,
+        updated_at=now,
+    )
+
+
+def failure_event(error: GraftworkError) -> EventDraft:
+    """The terminal event of a turn that failed."""
+    return EventDraft(EventType.TURN_FAILED, {"error": error.body()["error"]})
+
+
+def interrupted_error() -> CapacityAbsent:
+    """The error of a turn whose process has stopped."""
+    return CapacityAbsent(
+        "The server that ran the turn stopped; the session is as it was before the turn: send the turn, or the tool "
+        "outputs, again.",
+        code="turn_interrupted",
+        retry_after_s=0.0,
+    )

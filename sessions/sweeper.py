@@ -1,0 +1,96 @@
+"""Deletes sessions that are past their time to live.
+
+    mark as expired ──► delete events ──► delete checkpoints, items and turns ──► delete the session's row
+    (nobody can read it)                  (not those that forks share)            (once no checkpoint is left)
+
+Owns these transactions, each of a bounded size, and frees the KV. AgentSession says when a session is over.
+Never touches a session that runs, or rows that a fork shares: those go with the last fork.
+Invariant: a sweep continues what a crash has interrupted.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database, WriteSession
+from graftwork.platform.ids import SessionId
+from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
+from graftwork.sessions.core.session import SessionStatus
+from graftwork.sessions.core.transcript import join_chain
+from graftwork.sessions.store import deletion_rows, session_rows
+from graftwork.sessions.store.history_rows import find_chain
+from graftwork.sessions.turns.kv import History, SessionKv
+
+_log = logging.getLogger("graftwork.sessions")
+
+_SESSIONS_PER_QUERY = 100
+_EVENTS_PER_TRANSACTION = 2_000
+_CHECKPOINTS_PER_TRANSACTION = 200
+
+DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int]]
+
+
+class SessionSweeper:
+    """Sweeps the sessions of all tenants. Several gateways may sweep one database at the same time."""
+
+    def __init__(self, database: Database, clock: Clock, kv: SessionKv, retention_s: float) -> None:
+        """`retention_s`: how long a closed session without a time to live of its own stays readable."""
+        self._database = database
+        self._clock = clock
+        self._kv = kv
+        self._retention_s = retention_s
+
+    async def sweep(self) -> int:
+        """Delete the sessions that are over, and return how many are completely deleted.
+
+        Repeats while a round deletes something: with its last fork, a session may become free to delete.
+        """
+        num_deleted = 0
+        while num_more := await self._round():
+            num_deleted += num_more
+        if num_deleted:
+            _log.info("%d sessions were over and are deleted", num_deleted)
+        return num_deleted
+
+    async def _round(self) -> int:
+        num_deleted, before = 0, None
+        while found := await self._find(before):
+            for scope, session_id in found:
+                num_deleted += await self._remove(scope, session_id)
+            before = found[-1][1]
+        return num_deleted
+
+    async def _find(self, before: SessionId | None) -> list[tuple[TenantScope, SessionId]]:
+        async with self._database.read() as database:
+            found = await deletion_rows.find_expired(
+                database, self._clock.now(), self._retention_s, before, _SESSIONS_PER_QUERY
+            )
+        return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
+
+    async def _remove(self, scope: TenantScope, session_id: SessionId) -> bool:
+        if not await self._expire(scope, session_id):
+            return False
+        await self._delete_all(deletion_rows.delete_events, scope, session_id, _EVENTS_PER_TRANSACTION)
+        await self._delete_all(deletion_rows.delete_checkpoints, scope, session_id, _CHECKPOINTS_PER_TRANSACTION)
+        async with self._database.write() as database:
+            await deletion_rows.delete_turns(database, scope, session_id)
+            return await deletion_rows.delete_expired_session(database, scope, session_id)
+
+    async def _expire(self, scope: TenantScope, session_id: SessionId) -> bool:
+        """Mark the session as expired, and return whether it is. A session that was used since the search stays."""
+        async with self._database.write() as database:
+            session = await session_rows.find_session(database, scope, session_id, lock=True)
+            if session is None or not session.is_over(self._clock.now(), self._retention_s):
+                return False
+            if session.status is SessionStatus.EXPIRED:
+                return True
+            chain = () if session.head_id is None else await find_chain(database, scope, session.head_id)
+            await deletion_rows.mark_expired(database, scope, session_id)
+        await self._kv.close(History(session, join_chain(chain)))
+        return True
+
+    async def _delete_all(self, delete: DeleteSome, scope: TenantScope, session_id: SessionId, limit: int) -> None:
+        num_rows = limit
+        while num_rows:
+            async with self._database.write() as database:
+                num_rows = await delete(database, scope, session_id, limit)

@@ -1,0 +1,160 @@
+"""The model's chat template: messages to text, byte for byte as `transformers` renders it.
+
+Owns the rendering of whole conversations and of what new messages add to a conversation whose tokens are stored.
+Never tokenises; never lets a template run away (size and time are capped).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import InternalFailure, InvalidRequest, PayloadTooLarge, ValidationFailed
+from graftwork.sessions.text.control_tokens import ControlMarks
+from graftwork.sessions.text.jinja_environment import template_environment
+from graftwork.sessions.text.messages import Message
+
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+STAND_IN = Message(role="user", content="Hello")
+"""What a delta's generated message answers; only its place matters."""
+
+RenderingFailure = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What a template's expressions can raise on messages that it was not written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """A template that goes past either is stopped, at the next piece it writes."""
+
+    characters: int = 8_000_000
+    seconds: float = 10.0
+
+
+class ChatTemplate:
+    """One compiled template with the model's special tokens."""
+
+    def __init__(
+        self,
+        source: str,
+        clock: Clock,
+        *,
+        special_tokens: Mapping[str, str],
+        end_of_turn_texts: Iterable[str] = (),
+        limits: RenderLimits = RenderLimits(),
+    ) -> None:
+        """`special_tokens` by the names that templates know (`bos_token`); `end_of_turn_texts` are the stop tokens'.
+
+        Raises ValidationFailed where the source is no template.
+        """
+        self.source = source
+        self.end_of_turn_texts = frozenset(end_of_turn_texts) | {special_tokens.get("eos_token", "")} - {""}
+        self._clock = clock
+        self._special_tokens = dict(special_tokens)
+        self._limits = limits
+        self._environment = template_environment(clock)
+        try:
+            self._template = self._environment.from_string(source)
+        except TemplateError as error:
+            message = f"The chat template does not compile: {error}. Repair chat_template.jinja."
+            raise ValidationFailed(message, param="chat_template") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        marks: ControlMarks | None = None,
+    ) -> str:
+        """A conversation as text. `variables` are further names for the template, `marks` are put into every string.
+
+        Raises InvalidRequest with the template's own words, PayloadTooLarge.
+        """
+        forms = [message.template_form() for message in messages]
+        given = _given(tools, variables)
+        if marks is not None:
+            forms = [marks.mark_message(form) for form in forms]
+            given = marks.mark(given)
+        return self._write(
+            {
+                **self._special_tokens,
+                **given["variables"],
+                "messages": forms,
+                "tools": given["tools"],
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+
+    def render_delta(
+        self, assistant: Message, new: Sequence[Message], *, closed: bool, marks: ControlMarks | None = None
+    ) -> str:
+        """The text that `new` adds behind a generated message, up to where the assistant speaks next.
+
+            …user\\nHello<eos>\\n<start>assistant\\n | assistant | <eos> | \\n<start>user\\nnew<eos>\\n<start>assistant\\n
+                                                    closed=False ^ closed=True ^
+
+        `closed`: the message's tokens end with the stop token. The history is not rendered again: its tokens are what
+        the model was given and made, and rendering would write some of them differently.
+        Raises InvalidRequest where the template cannot go on from there.
+        """
+        assistant = assistant.with_readable_calls()
+        opening = self.render((STAND_IN,), add_generation_prompt=False, marks=marks)
+        base = self.render((STAND_IN, assistant), add_generation_prompt=False, marks=marks)
+        whole = self.render((STAND_IN, assistant, *new), add_generation_prompt=True, marks=marks)
+        if not base.startswith(opening) or not whole.startswith(base):
+            raise InvalidRequest(
+                "This model's chat template rewrites earlier messages when new ones come, so a session cannot go on "
+                "from its stored tokens. Use /v1/chat/completions with this model.",
+                code="template_not_appendable",
+            )
+        start, end = self._end_of_turn(base, len(opening), marks)
+        return whole[end:] if closed else whole[start:]
+
+    def control_texts(self, added_tokens: Iterable[str]) -> list[str]:
+        """Those of the added tokens that the template itself writes: in text from outside they would be control."""
+        tree = self._environment.parse(self.source)
+        literals = {node.data for node in tree.find_all(nodes.TemplateData)}
+        literals |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        written = "\0".join(literals)
+        return [token for token in added_tokens if token in written and not token.isspace()]
+
+    def _end_of_turn(self, base: str, after: int, marks: ControlMarks | None) -> tuple[int, int]:
+        """Where the last stop token of a rendered conversation starts and ends, behind `after`."""
+        found = [(base.rfind(text, after), text) for text in self.end_of_turn_texts]
+        start, text = max(found, default=(-1, ""))
+        if start < 0 or (marks is not None and marks.is_marked(base, start)):
+            raise InternalFailure(
+                "This model's chat template does not end an assistant's message with a stop token, so a session "
+                "cannot go on from its stored tokens."
+            )
+        return start, start + len(text)
+
+    def _write(self, context: Mapping[str, Any]) -> str:
+        deadline = self._clock.monotonic() + self._limits.seconds
+        pieces, length = [], 0
+        try:
+            for piece in self._template.generate(context):
+                pieces.append(piece)
+                length += len(piece)
+                self._check_limits(length, deadline)
+        except RenderingFailure as error:
+            message = f"The model's chat template refuses these messages: {error}"
+            raise InvalidRequest(message, param="messages", code="template_error") from error
+        return "".join(pieces)
+
+    def _check_limits(self, length: int, deadline: float) -> None:
+        if length > self._limits.characters:
+            raise PayloadTooLarge(f"The conversation is longer than {self._limits.characters} characters as a prompt.")
+        if self._clock.monotonic() > deadline:
+            raise PayloadTooLarge(f"The chat template took longer than {self._limits.seconds:g} seconds.")
+
+
+def _given(tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    reserved = [name for name in RESERVED_VARIABLES if name in (variables or {})]
+    if reserved:
+        raise InvalidRequest(f"{reserved[0]} cannot be a template variable.", param="chat_template_kwargs")
+    return {"tools": None if tools is None else list(tools), "variables": dict(variables or {})}

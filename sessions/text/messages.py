@@ -1,0 +1,194 @@
+"""One message of a conversation, as the prompt is made of them.
+
+Owns the internal form and its two borders: from OpenAI's chat messages, and into what chat templates read.
+Never holds anything that is not text: other content parts are refused by name.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from graftwork.platform.errors import InvalidRequest, ValidationFailed
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",  # OpenAI's newer name; chat templates know only the old one
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+PART_TEXTS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""The field that holds the text, by the type of a content part (chat.completions and Responses)."""
+
+
+def _refuse_part(kind: object, param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} has the type {kind!r}; this model reads only text.", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRules:
+    """How one API writes content parts, and how it is told that a part cannot be read."""
+
+    text_fields: Mapping[str, str] = field(default_factory=lambda: PART_TEXTS)
+    """The field that holds the text, by the type of a part. Parts of other types are refused."""
+    error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
+    refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
+    """Makes the error for a part's type, which may be any JSON value, at a place."""
+    known_fields: frozenset[str] | None = None
+    """Other fields of a part are refused; None ignores them."""
+
+
+CHAT_PARTS = PartRules()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant message makes."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """JSON as the model wrote it; text that is no JSON is kept as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; which of the fields count depends on the role."""
+
+    role: Role
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Of an assistant."""
+    tool_call_id: str | None = None
+    """Of a tool: the call it answers."""
+    name: str | None = None
+    reasoning: str | None = None
+    """Of an assistant: what it thought before it spoke, for the templates that show it."""
+
+    def template_form(self) -> dict[str, Any]:
+        """The dictionary that a chat template reads. What is None is absent: templates print a None."""
+        form: dict[str, Any] = {"role": self.role}
+        if self.content is not None:
+            form["content"] = self.content
+        if self.reasoning is not None:
+            form["reasoning_content"] = form["thinking"] = self.reasoning
+        if self.tool_calls:
+            form["tool_calls"] = [_call_form(call) for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            form["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            form["name"] = self.name
+        return form
+
+    def with_readable_calls(self) -> "Message":
+        """The same with arguments that every template can read: those that are no JSON object are empty."""
+        calls = [
+            call if isinstance(parsed_arguments(call.arguments), dict) else replace(call, arguments="{}")
+            for call in self.tool_calls
+        ]
+        return replace(self, tool_calls=tuple(calls))
+
+
+def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
+    """OpenAI's chat messages. Raises InvalidRequest naming the field."""
+    return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
+
+
+def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
+    """One of OpenAI's chat messages; `param` is where it stood. Raises InvalidRequest naming the field."""
+    role = ROLES.get(_field(value, "role", str, param) or "")
+    if role is None:
+        raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}.", param=f"{param}.role")
+    calls = _field(value, "tool_calls", list, param) or []
+    message = Message(
+        role=role,
+        content=_chat_content(value.get("content"), f"{param}.content"),
+        tool_calls=tuple(_call_from_chat(call, f"{param}.tool_calls[{index}]") for index, call in enumerate(calls)),
+        tool_call_id=_field(value, "tool_call_id", str, param),
+        name=_field(value, "name", str, param),
+        reasoning=_field(value, "reasoning_content", str, param),
+    )
+    if message.content is None and not message.tool_calls:
+        raise InvalidRequest(
+            f"{param}.content is missing: a message needs text or tool calls.", param=f"{param}.content"
+        )
+    return message
+
+
+def read_content(content: object, param: str, rules: PartRules) -> list[str]:
+    """The texts of a message's content, which is one text or a list of parts. Raises `rules.error` naming the field."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise rules.error(f"{param} must be a text or a list of parts.", param=param)
+    return [read_part(part, f"{param}[{index}]", rules) for index, part in enumerate(content)]
+
+
+def read_part(part: object, param: str, rules: PartRules) -> str:
+    """The text of one part. Raises `rules.error` naming the field, for a part that holds no text too."""
+    if not isinstance(part, Mapping):
+        raise rules.error(f"{param} must be an object with a type.", param=param)
+    kind = part.get("type")
+    name = rules.text_fields.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        raise rules.refusal(kind, param)
+    unknown = [] if rules.known_fields is None else [key for key in part if key not in rules.known_fields]
+    if unknown:
+        raise rules.error(f"{param} has no field {unknown[0]!r}.", param=f"{param}.{unknown[0]}")
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise rules.error(f"{param}.{name} must be a text.", param=f"{param}.{name}")
+    return text
+
+
+def _chat_content(content: object, param: str) -> str | None:
+    """The content as one text. Parts are one a line, as vLLM joins them; vLLM also takes bare texts for parts."""
+    if content is None:
+        return None
+    if isinstance(content, list):
+        content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    return "\n".join(read_content(content, param, CHAT_PARTS))
+
+
+def _call_from_chat(call: object, param: str) -> ToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise InvalidRequest(f"{param} must be a call with a function.", param=param)
+    name = _field(function, "name", str, f"{param}.function")
+    if not name:
+        raise InvalidRequest(f"{param}.function.name is missing.", param=f"{param}.function.name")
+    arguments = _field(function, "arguments", str, f"{param}.function") or "{}"
+    return ToolCall(call_id=_field(call, "id", str, param) or "", name=name, arguments=arguments)
+
+
+def _call_form(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": parsed_arguments(call.arguments)},
+    }
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """Templates want arguments as values. A broken call, which a length limit can leave, stays a text."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+Value = TypeVar("Value")
+
+
+def _field(value: Mapping[str, Any], name: str, kind: type[Value], param: str) -> Value | None:
+    found = value.get(name)
+    if found is not None and not isinstance(found, kind):
+        raise InvalidRequest(f"{param}.{name} has the wrong type.", param=f"{param}.{name}")
+    return found

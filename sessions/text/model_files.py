@@ -1,0 +1,128 @@
+"""A model's folder as the gateway reads it: names, special tokens, template. No weights, no torch.
+
+Owns which file says what, in the order in which `transformers` looks; never writes to the folder.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import InvalidRequest, ValidationFailed
+from graftwork.sessions.text.chat_template import ChatTemplate
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.tokenizer import TextTokenizer
+
+NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What the folder says of its model."""
+
+    path: Path
+    name: str
+    """The folder's own; an operator may serve it under another."""
+    tokenizer: TextTokenizer
+    special_tokens: Mapping[str, str]
+    """By the names that templates know, such as `eos_token`."""
+    eos_token_ids: tuple[int, ...]
+    context_tokens: int
+    """Prompt and completion together."""
+    chat_template_source: str | None
+    """None: a model without one, which serves completions only."""
+
+    @classmethod
+    def load(cls, path: Path) -> "ModelFolder":
+        """Read config.json, tokenizer.json and what else is there. Raises ValidationFailed naming the file."""
+        config = _read_object(path / "config.json")
+        tokenizer_config = _read_object(path / "tokenizer_config.json", missing_is_empty=True)
+        special_tokens = _special_tokens(tokenizer_config)
+        tokenizer = TextTokenizer(_read_text(path / "tokenizer.json"), special_tokens.values())
+        return cls(
+            path=path,
+            name=path.resolve().name,
+            tokenizer=tokenizer,
+            special_tokens=special_tokens,
+            eos_token_ids=_eos_token_ids(path, config, tokenizer.token_id(special_tokens.get("eos_token", ""))),
+            context_tokens=_context_tokens(config),
+            chat_template_source=_chat_template(path, tokenizer_config),
+        )
+
+    def chat_template(self, clock: Clock) -> ChatTemplate:
+        """The template, compiled. Raises InvalidRequest for a model without one."""
+        if self.chat_template_source is None:
+            raise InvalidRequest(
+                "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
+            )
+        ends = [self.tokenizer.token_text(token_id) for token_id in self.eos_token_ids]
+        return ChatTemplate(
+            self.chat_template_source,
+            clock,
+            special_tokens=self.special_tokens,
+            end_of_turn_texts=[text for text in ends if text],
+        )
+
+    def prompt_encoder(self, clock: Clock) -> PromptEncoder:
+        """What makes prompts for this model. Raises InvalidRequest for a model without a chat template."""
+        return PromptEncoder(self.chat_template(clock), self.tokenizer)
+
+
+def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Each is a text or an object with a `content`, by the tokenizer's age."""
+    found = {}
+    for name in NAMED_SPECIAL_TOKENS:
+        value = tokenizer_config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _eos_token_ids(path: Path, config: Mapping[str, Any], named: int | None) -> tuple[int, ...]:
+    """Every id that ends a generation, each once, in the order found."""
+    generation_config = _read_object(path / "generation_config.json", missing_is_empty=True)
+    found: list[int] = []
+    for value in (generation_config.get("eos_token_id"), config.get("eos_token_id"), named):
+        token_ids = value if isinstance(value, list) else [value]
+        found += [token_id for token_id in token_ids if isinstance(token_id, int)]
+    return tuple(dict.fromkeys(found))
+
+
+def _context_tokens(config: Mapping[str, Any]) -> int:
+    context = config.get("max_position_embeddings")
+    if not isinstance(context, int) or context < 1:
+        raise ValidationFailed("config.json has no max_position_embeddings.", param="config.json")
+    return context
+
+
+def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """A file of its own goes before the older forms: a JSON file, a field, a field with a list of named ones."""
+    if (path / "chat_template.jinja").exists():
+        return _read_text(path / "chat_template.jinja")
+    older = _read_object(path / "chat_template.json", missing_is_empty=True)
+    template = older.get("chat_template") or tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_object(path: Path, *, missing_is_empty: bool = False) -> dict[str, Any]:
+    if missing_is_empty and not path.exists():
+        return {}
+    try:
+        content = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ValidationFailed(f"{path.name} is no JSON: {error}", param=path.name) from error
+    if not isinstance(content, dict):
+        raise ValidationFailed(f"{path.name} holds no object.", param=path.name)
+    return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationFailed(f"{path} cannot be read: {error}", param=path.name) from error

@@ -1,0 +1,138 @@
+"""Text to token ids and back, over the `tokenizers` library.
+
+Owns the two ways to encode: with the added tokens recognised, and as plain text from which no control token can come.
+Never renders messages and never decodes a stream: that is `prompt_encoder` and `detokenizer`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+
+from graftwork.platform.errors import ValidationFailed
+from graftwork.sessions.text.token_bytes import token_bytes
+
+
+class TextTokenizer:
+    """One model's tokenizer."""
+
+    def __init__(self, tokenizer_json: str, special_tokens: Iterable[str] = ()) -> None:
+        """`special_tokens` are those that other files of the model name; most are in the JSON already."""
+        self.backend = _read(tokenizer_json)
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self._declare_special(special_tokens)
+        spelled = self.backend.to_str()
+        self.digest = "sha256:" + hashlib.sha256(spelled.encode()).hexdigest()
+        """Of all that decides which ids a text has."""
+        content = json.loads(spelled)
+        self._without_added = _read(json.dumps(content | {"added_tokens": [], "post_processor": None}))
+        self.bytes = token_bytes(content["decoder"])
+        added: dict[int, AddedToken] = self.backend.get_added_tokens_decoder()
+        self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._bytes_by_id: dict[int, bytes] = {}
+        self._leads_with_space = self._encode_after_newline("a") != self._ids(self.backend, "a")
+
+    @classmethod
+    def from_file(cls, path: Path) -> "TextTokenizer":
+        return cls(path.read_text(encoding="utf-8"))
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this; the model's own table may be larger."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(
+        self, text: str, *, allow_special: bool, add_special_tokens: bool = False, continues: bool = False
+    ) -> tuple[int, ...]:
+        """The ids of a text.
+
+        `allow_special`: added tokens that the text spells are recognised; otherwise see `encode_user_text`.
+        `add_special_tokens`: with what the tokenizer itself puts around a text, such as a leading `<s>`.
+        `continues`: the text follows another, so that it gets no leading space of its own.
+        """
+        if not allow_special:
+            return self.encode_user_text(text, continues=continues)
+        if add_special_tokens:
+            return tuple(self.backend.encode(well_formed(text)).ids)
+        if continues and self._leads_with_space:
+            return self._encode_after_newline(well_formed(text))
+        return self._ids(self.backend, well_formed(text))
+
+    def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
+        """The ids of a text from outside: no added token comes of it, whatever it spells."""
+        text = well_formed(text)
+        token_ids = self._encode_plain(text, continues=continues)
+        if self.added_tokens.keys().isdisjoint(token_ids):
+            return token_ids
+        return self._encode_by_character(text, continues=continues)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The whole text at once; ids that are in no vocabulary are left out."""
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_id(self, token: str) -> int | None:
+        found: int | None = self.backend.token_to_id(token)
+        return found
+
+    def token_text(self, token_id: int) -> str | None:
+        """The token as its vocabulary spells it; None for an id without one."""
+        found: str | None = self.backend.id_to_token(token_id)
+        return found
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which may be part of a character; none for an id without a token."""
+        found = self._bytes_by_id.get(token_id)
+        if found is None:
+            spelling = self.token_text(token_id)
+            found = self._bytes_by_id[token_id] = b"" if spelling is None else self.bytes.of(spelling)
+        return found
+
+    def _declare_special(self, special_tokens: Iterable[str]) -> None:
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
+        missing = [token for token in special_tokens if token not in known and self.token_id(token) is not None]
+        self.backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+
+    def _encode_by_character(self, text: str, *, continues: bool) -> tuple[int, ...]:
+        """For vocabularies in which a control token is an ordinary word too: no single character is one."""
+        token_ids: list[int] = []
+        for character in text:
+            token_ids += self._encode_plain(character, continues=continues)
+            continues = True
+        return tuple(token_ids)
+
+    def _encode_plain(self, text: str, *, continues: bool) -> tuple[int, ...]:
+        if continues and self._leads_with_space:
+            return self._encode_after_newline(text, plain=True)
+        return self._ids(self._without_added, text)
+
+    def _encode_after_newline(self, text: str, *, plain: bool = False) -> tuple[int, ...]:
+        """SentencePiece puts a space before a text's first word; behind a newline, which is cut off, it does not."""
+        backend = self._without_added if plain else self.backend
+        newline, token_ids = self._ids(backend, "\n"), self._ids(backend, "\n" + text)
+        return token_ids[len(newline) :] if token_ids[: len(newline)] == newline else self._ids(backend, text)
+
+    @staticmethod
+    def _ids(backend: Tokenizer, text: str) -> tuple[int, ...]:
+        return tuple(backend.encode(text, add_special_tokens=False).ids)
+
+
+def well_formed(text: str) -> str:
+    """JSON can escape half a surrogate pair, which no encoding has: U+FFFD stands in for it."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _read(tokenizer_json: str) -> Tokenizer:
+    try:
+        content = json.loads(tokenizer_json)
+    except ValueError as error:
+        raise ValidationFailed(f"tokenizer.json is no JSON: {error}", param="tokenizer.json") from error
+    if not isinstance(content, dict) or "model" not in content:
+        message = "tokenizer.json holds no tokenizer: save it with the tokenizers library."
+        raise ValidationFailed(message, param="tokenizer.json")
+    return Tokenizer.from_str(tokenizer_json)

@@ -1,0 +1,339 @@
+"""Finds tool calls in the text that a model writes, while it writes it.
+
+Owns the markup from where it opens to where it closes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, or as
+another form has it.
+A call is announced as soon as its name is known and its arguments begin; from then on they are passed on exactly as
+written. Until then nothing is passed on, so that what turns out to be no call is given back as text, whole.
+An announced call that breaks is finished with the arguments that came, and what follows is dropped up to the closing
+marker; `complete` tells whether the arguments can be used.
+Keeps: the events, neighbouring pieces of text joined, are the same however the text is cut.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from graftwork.sessions.text.stop_strings import StopStrings
+from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
+
+
+class ToolCallParser:
+    """The calls of one generated text. What only separates calls, and white space behind the last, is swallowed."""
+
+    def __init__(self, form: ToolCallForm = HERMES) -> None:
+        self._form = form
+        self._opening = StopStrings(form.opens)
+        self._space: str | None = None  # read since the last call; None once other text has come
+        self._call: _OpenCall | None = None
+        self._num_calls = 0
+
+    def push(self, text: str) -> list[ParserEvent]:
+        """What the next piece of text brings."""
+        return list(_joined(self._read(text)))
+
+    def flush(self) -> list[ParserEvent]:
+        """What is left when no text follows."""
+        abandoned = self._call.abandon() if self._call else []
+        return list(_joined([*self._settle(abandoned), *self._text(self._opening.flush())]))
+
+    def _read(self, text: str) -> Iterator[ParserEvent]:
+        while text:
+            if self._call is None:
+                found = self._opening.push(text)
+                yield from self._text(found.text)
+                if found.matched:
+                    self._call = _OpenCall(self._form, self._num_calls, found.matched)
+                text = found.rest
+            else:
+                events, text = self._call.push(text)
+                yield from self._settle(events)
+
+    def _settle(self, events: Iterable[ParserEvent]) -> Iterator[ParserEvent]:
+        """Passes on what an open call brought, and lets go of it when it has ended."""
+        for event in events:
+            match event:
+                case PlainText(text):
+                    self._call = None
+                    yield from self._text(text)
+                case CallFinished():
+                    self._num_calls += 1
+                    self._space = ""
+                    follower = None if self._call is None else self._call.follower
+                    self._call = None if follower is None else _OpenCall(self._form, self._num_calls, follower)
+                    yield event
+                case _:
+                    yield event
+
+    def _text(self, text: str) -> Iterator[ParserEvent]:
+        """Text outside of calls, without what only separates them."""
+        if self._space is not None:
+            text = self._space + text
+            self._space = text if self._form.between.strip().startswith(text.strip()) else None
+        if text and self._space is None:
+            yield PlainText(text)
+
+
+class _OpenCall:
+    """The markup of one call, from behind what opened it."""
+
+    def __init__(self, form: ToolCallForm, index: int, opened_by: str) -> None:
+        self.follower: str | None = None  # what opened the next call before this one closed
+        self._form = form
+        self._index = index
+        self._members = JsonMembers()
+        self._followers = (",",) if form.list_opens else form.opens
+        self._ending = StopStrings((form.close, *self._followers)) if form.close else None
+        self._unannounced = [opened_by]
+        self._name: str | None = None
+        self._is_announced = False
+        self._is_broken = False
+        self._num_passed_on = 0  # characters of the arguments
+        for character in opened_by if form.is_bare else "":
+            self._members.feed(character)
+
+    def push(self, text: str) -> tuple[list[ParserEvent], str]:
+        """What a piece of text brings, and what of it lies behind this call."""
+        rest = self._read_members(text)
+        events = self._progress()
+        if not self._members.is_complete and not self._is_broken:
+            return events, rest
+        if not self._is_announced:
+            return [PlainText("".join(self._unannounced))], rest
+        if self._ending is None:
+            return [*events, self._finished()], rest
+        outcome = self._ending.push(rest)
+        if outcome.matched:
+            self.follower = outcome.matched if outcome.matched in self._followers else None
+            events.append(self._finished())
+        return events, outcome.rest
+
+    def abandon(self) -> list[ParserEvent]:
+        """What it is when no text follows."""
+        return [self._finished()] if self._is_announced else [PlainText("".join(self._unannounced))]
+
+    def _read_members(self, text: str) -> str:
+        """Reads the call's JSON; answers what lies behind it, or from where it broke on."""
+        end = 0
+        while end < len(text) and not self._members.is_complete and not self._is_broken:
+            try:
+                self._take(text[end])
+                end += 1
+            except BrokenJson:
+                self._is_broken = True
+        if not self._is_announced:
+            self._unannounced.append(text[:end])
+        return text[end:]
+
+    def _take(self, character: str) -> None:
+        """Raises BrokenJson where this is no call any more."""
+        ended = self._members.feed(character)
+        if ended is not None:
+            self._check(ended, "".join(self._members.values[ended]))
+        if self._arguments[:1] not in ([], ["{"]):
+            raise BrokenJson(character)
+        if self._members.is_complete and not self._is_ready:
+            raise BrokenJson(character)
+
+    def _check(self, key: str, value: str) -> None:
+        """A member has ended. Once the call is announced, its arguments may turn out broken."""
+        if key == self._form.arguments_key:
+            if self._name is None and not _is_object(value):
+                raise BrokenJson(value)
+        elif key == self._form.name_key:
+            name = _parsed(value)
+            if not name or not isinstance(name, str):
+                raise BrokenJson(value)
+            self._name = name
+        else:
+            _parsed(value)
+
+    @property
+    def _arguments(self) -> list[str]:
+        """The characters so far; a call without arguments passes none on, as an empty object.
+
+        An object without markers around it is no call without them.
+        """
+        nothing = ["{", "}"] if self._members.is_complete and not self._form.is_bare else []
+        return self._members.values.get(self._form.arguments_key, nothing)
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._name is not None and self._arguments[:1] == ["{"]
+
+    def _progress(self) -> list[ParserEvent]:
+        """What can be passed on now and has not been."""
+        if self._name is None or not self._is_ready:
+            return []
+        events: list[ParserEvent] = [] if self._is_announced else [CallStarted(self._index, self._name)]
+        self._is_announced = True
+        delta = "".join(self._arguments[self._num_passed_on :])
+        self._num_passed_on += len(delta)
+        return [*events, CallArguments(self._index, delta)] if delta else events
+
+    def _finished(self) -> CallFinished:
+        arguments = "".join(self._arguments)
+        return CallFinished(self._index, self._name or "", arguments, complete=_is_object(arguments))
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BrokenJson(value) from error
+
+
+def _is_object(value: str) -> bool:
+    try:
+        return isinstance(_parsed(value), dict)
+    except BrokenJson:
+        return False
+
+
+def _joined(events: Iterable[ParserEvent]) -> Iterator[ParserEvent]:
+    """Neighbouring texts as one, and neighbouring pieces of the same arguments."""
+    last: ParserEvent | None = None
+    for event in events:
+        match last, event:
+            case PlainText(before), PlainText(text):
+                last = PlainText(before + text)
+            case CallArguments(index, before), CallArguments(_, delta):
+                last = CallArguments(index, before + delta)
+            case _:
+                if last is not None:
+                    yield last
+                last = event
+    if last is not None:
+        yield last
+
+
+WHITE_SPACE = " \t\n\r"
+
+
+CLOSER = {"{": "}", "[": "]"}
+
+
+OUTSIDE_OF_STRINGS = frozenset('{}[]:,"+-.eE0123456789truefalsn' + WHITE_SPACE)
+
+
+class BrokenJson(ValueError):
+    """This character cannot stand here."""
+
+
+class JsonMembers:
+    """Feed it an object; `values` grows with every character of a value."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[str]] = {}
+        """The characters of each value, by key; those of the last one may still be coming."""
+        self.is_complete = False
+        self._step: Callable[[str], None] = self._object
+        self._key = ""
+        self._key_characters: list[str] = []
+        self._ended_key: str | None = None
+        self._closers: list[str] = []
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, character: str) -> str | None:
+        """Take one character; answers the key whose value it has ended. Raises BrokenJson."""
+        self._ended_key = None
+        self._step(character)
+        return self._ended_key
+
+    def _object(self, character: str) -> None:
+        if character == "{":
+            self._step = self._first_key
+        else:
+            _expect_space(character)
+
+    def _first_key(self, character: str) -> None:
+        if character == "}":
+            self._end_object()
+        else:
+            self._next_key(character)
+
+    def _next_key(self, character: str) -> None:
+        if character == '"':
+            self._key_characters = [character]
+            self._step = self._in_key
+        else:
+            _expect_space(character)
+
+    def _in_key(self, character: str) -> None:
+        self._key_characters.append(character)
+        if not self._ends_string(character):
+            return
+        try:
+            self._key = json.loads("".join(self._key_characters))
+        except ValueError as error:
+            raise BrokenJson(character) from error
+        if self._key in self.values:
+            raise BrokenJson(character)
+        self._step = self._colon
+
+    def _colon(self, character: str) -> None:
+        if character == ":":
+            self._step = self._value
+        else:
+            _expect_space(character)
+
+    def _value(self, character: str) -> None:
+        if character in WHITE_SPACE:
+            return
+        self._step = self._nested if character in '"{[' else self._scalar
+        if character not in OUTSIDE_OF_STRINGS or character in "}]:,":
+            raise BrokenJson(character)
+        self.values[self._key] = []
+        self._step(character)
+
+    def _nested(self, character: str) -> None:
+        if self._in_string:
+            self._in_string = not self._ends_string(character)
+        elif character == '"':
+            self._in_string = True
+        elif character in CLOSER:
+            self._closers.append(CLOSER[character])
+        elif character in "}]":
+            if self._closers.pop() != character:
+                raise BrokenJson(character)
+        elif character not in OUTSIDE_OF_STRINGS:
+            raise BrokenJson(character)
+        self.values[self._key].append(character)
+        if not self._closers and not self._in_string:
+            self._end_value()
+
+    def _scalar(self, character: str) -> None:
+        if character in WHITE_SPACE or character in ",}":
+            self._end_value()
+            self._step(character)
+        elif character not in OUTSIDE_OF_STRINGS or character in '{[]:"':
+            raise BrokenJson(character)
+        else:
+            self.values[self._key].append(character)
+
+    def _end_value(self) -> None:
+        self._ended_key = self._key
+        self._step = self._behind_value
+
+    def _behind_value(self, character: str) -> None:
+        if character == ",":
+            self._step = self._next_key
+        elif character == "}":
+            self._end_object()
+        else:
+            _expect_space(character)
+
+    def _end_object(self) -> None:
+        self.is_complete = True
+        self._step = _expect_space
+
+    def _ends_string(self, character: str) -> bool:
+        ends = character == '"' and not self._escaped
+        self._escaped = character == "\\" and not self._escaped
+        return ends
+
+
+def _expect_space(character: str) -> None:
+    if character not in WHITE_SPACE:
+        raise BrokenJson(character)

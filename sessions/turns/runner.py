@@ -1,0 +1,341 @@
+"""One turn, from the engine's first token to its outcome in the store.
+
+    generate ──► EventStream ──► store, then feed        while the heartbeat keeps the lease
+        │
+        └─ answered, failed, cancelled, or the lease lost ──► usage recorded ──► outcome stored ──► quota settled
+
+Owns a running turn, whoever reads it: readers come and go, and only `cancel` and `shut_down` end it early.
+Never plans one: what is asked of the engine is decided before.
+Invariant: the turn ends with exactly one terminal event, in the transaction that stores its outcome.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from graftwork.engine.core.session_commands import SessionMemory, ToolWait
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import CapacityAbsent, GraftworkError, InternalFailure
+from graftwork.platform.ids import CheckpointId, TurnId, new_id
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.events import (
+    EventDraft,
+    EventFeed,
+    EventType,
+    output_text_delta,
+    tool_call_arguments_delta,
+    tool_call_done,
+    tool_call_started,
+    turn_created,
+)
+from graftwork.sessions.core.items import Item, answer_message_id, call_item_id, function_call, message
+from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease, keep_alive
+from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
+from graftwork.sessions.core.transcript import Checkpoint, Transcript, TurnEncoder
+from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_answer
+from graftwork.sessions.generation.generator import (
+    AnswerEvent,
+    Generation,
+    GenerationFinished,
+    GenerationRequest,
+    PromptAdmitted,
+    TextDelta,
+    ToolCallArgumentsDelta,
+    ToolCallStarted,
+)
+from graftwork.sessions.generation.usage import RequestAccount, Usage
+from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
+from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
+from graftwork.sessions.turns.kv import History, SessionKv
+
+_log = logging.getLogger("graftwork.sessions")
+
+_STORE_TRIES = 40
+"""Of an outcome, in the time in which nobody may take the turn over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolHint:
+    """What a caller knows of a tool."""
+
+    expected_ms: float
+    """How long the tool is likely to take."""
+    deadline_ms: float | None = None
+    """How long its output is waited for, from the end of the turn that calls it."""
+
+
+ToolHints = Mapping[str, ToolHint]
+"""By the tools' names."""
+
+NO_HINTS: ToolHints = {}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """What a turn will do, decided before it begins."""
+
+    principal: Principal
+    session: AgentSession
+    """As it was when the plan was made."""
+    transcript: Transcript
+    new_items: tuple[Item, ...]
+    new_token_ids: tuple[int, ...]
+    """What the new items, and the opening of the answer, add to the transcript's ids."""
+    request: GenerationRequest
+    tool_hints: ToolHints = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSurroundings:
+    """What a running turn works with."""
+
+    store: TurnStore
+    log: EventLog
+    clock: Clock
+    encoder: TurnEncoder
+    heartbeat_s: float
+    """Seconds between renewals of the lease."""
+    kv: SessionKv
+    pause: Pause
+    """Between two tries to reach a database that is away."""
+
+
+_USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
+    TurnStatus.COMPLETED: "completed",
+    TurnStatus.AWAITING_TOOL: "completed",
+    TurnStatus.FAILED: "failed",
+    TurnStatus.CANCELLED: "cancelled",
+}
+
+
+class TurnRunner:
+    """Runs one turn that has begun in the store. `run` is one task; everything else may be called from others."""
+
+    def __init__(
+        self,
+        plan: TurnPlan,
+        lease: SessionLease,
+        turn: Turn,
+        account: RequestAccount,
+        surroundings: TurnSurroundings,
+    ) -> None:
+        self.plan = plan
+        self.turn = turn
+        self.account = account
+        self.feed = EventFeed(turn.first_seq - 1)
+        self.is_admitted = False
+        """Whether the engine has taken the prompt out of its queue."""
+        self.failure: GraftworkError | None = None
+        """Why the turn failed, once it has."""
+        self._lease = lease
+        self._surroundings = surroundings
+        self._events = surroundings.log.open(lease, self.feed, self.cancel)
+        self._stop_wanted = asyncio.Event()
+        self._shutting_down = False
+        self._settled = asyncio.Event()
+
+    def cancel(self) -> None:
+        """End the turn as cancelled, if it has not ended by then."""
+        self._stop_wanted.set()
+
+    def shut_down(self) -> None:
+        """End the turn as failed, because this process goes away."""
+        self._shutting_down = True
+        self._stop_wanted.set()
+
+    async def admitted(self) -> None:
+        """Until the engine has taken the prompt, or the turn has ended. Raises what refused it before that."""
+        await self._settled.wait()
+        if not self.is_admitted and self.failure is not None:
+            raise self.failure
+
+    async def run(self, generation: Generation) -> None:
+        """Generate and store the turn.
+
+        Raises CapacityAbsent when the outcome cannot be stored; the turn is then found by recovery.
+        """
+        try:
+            await self._store(generation, await self._outcome(generation))
+        except LeaseLost:
+            _log.warning("the lease of %s was lost: somebody else has ended it", self.turn.turn_id)
+        finally:
+            self._settled.set()
+            self.feed.close()
+            await self.account.settle(generation.usage, "failed")
+
+    async def _outcome(self, generation: Generation) -> TurnOutcome:
+        """How the turn ended, with the events that are still to be stored. Raises LeaseLost."""
+        generating = asyncio.create_task(self._generate(generation))
+        storing = asyncio.create_task(self._events.failure())
+        beating = asyncio.create_task(keep_alive(self._lease, self._surroundings.store, self._surroundings.heartbeat_s))
+        stopping = asyncio.create_task(self._stop_wanted.wait())
+        tasks: tuple[asyncio.Task[Any], ...] = (generating, storing, beating, stopping)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._events.close()
+        finally:
+            await _cancel(tasks)
+        error = _told(self._events.error) or _error_of(beating) or _error_of(generating)
+        if isinstance(error, LeaseLost):
+            raise error
+        if error is None and not generating.cancelled():
+            answer = generating.result()
+            outcome = self._answered(answer, generation, await self._hold(answer))
+        else:
+            outcome = self._broken_off(error, generation)
+        after_seq = self._events.last_seq if self._events.error is None else None
+        return replace(outcome, drafts=[*self._events.rest(), *outcome.drafts], after_seq=after_seq)
+
+    async def _generate(self, generation: Generation) -> GenerationFinished:
+        async with aclosing(generation.events()) as events:
+            async for event in events:
+                if isinstance(event, GenerationFinished):
+                    return event
+                if isinstance(event, PromptAdmitted):
+                    self.is_admitted = True
+                    self._settled.set()
+                await self._events.put(_draft(event))
+        raise InternalFailure("The answer broke off without saying why; send the turn again.")
+
+    async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
+        """Have the engine keep what was computed, for as long as the calls are likely to take."""
+        plan, hints = self.plan, self.plan.tool_hints
+        history = History(plan.session, (*plan.request.prompt_token_ids, *answer.token_ids))
+        names = dict.fromkeys(call.name for call in answer.tool_calls)
+        return await self._surroundings.kv.hold(history, [ToolWait(name, _expected_ms(hints, name)) for name in names])
+
+    def _answered(
+        self, answer: GenerationFinished, generation: Generation, memory: SessionMemory | None
+    ) -> TurnOutcome:
+        answer_items = _answer_items(answer, self.turn.turn_id)
+        checkpoint = self._checkpoint(answer, answer_items)
+        usage = Usage(answer.cache, generation.completion_tokens, generation.drafts).as_body()
+        if checkpoint.awaits_tools:
+            status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
+            call_ids: list[str] = [call.call_id for call in answer.tool_calls]
+            fields = awaiting_fields(checkpoint.checkpoint_id, usage, call_ids, lease_answer(memory, self._now()))
+        else:
+            status, type_ = TurnStatus.COMPLETED, EventType.TURN_COMPLETED
+            fields = completed_fields(checkpoint.checkpoint_id, usage, answer.reason)
+        return TurnOutcome(
+            status=status,
+            drafts=[EventDraft(type_, fields)],
+            checkpoint=checkpoint,
+            items=(*self.plan.new_items, *answer_items),
+            finish_reason=answer.reason,
+            usage=usage,
+            cache=cache_body(answer.cache),
+            deadlines=self._deadlines(checkpoint.created_at),
+        )
+
+    def _deadlines(self, now: float) -> dict[str, float]:
+        hints = self.plan.tool_hints.items()
+        return {name: now + hint.deadline_ms / 1000.0 for name, hint in hints if hint.deadline_ms is not None}
+
+    def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
+        """Failed with `error`, or stopped from outside without one."""
+        if error is None and self._shutting_down:
+            error = CapacityAbsent(
+                "The server is shutting down: send the turn, or the tool outputs, again.",
+                code="shutting_down",
+                retry_after_s=1.0,
+            )
+        self.failure = error
+        terminal = EventDraft(EventType.TURN_CANCELLED) if error is None else failure_event(error)
+        usage = generation.usage
+        return TurnOutcome(
+            status=TurnStatus.CANCELLED if error is None else TurnStatus.FAILED,
+            drafts=[terminal],
+            usage=None if usage is None else usage.as_body(),
+            cache=None if usage is None else cache_body(usage.cache),
+            error=None if error is None else error.body()["error"],
+        )
+
+    def _now(self) -> float:
+        return self._surroundings.clock.now()
+
+    def _checkpoint(self, answer: GenerationFinished, answer_items: Sequence[Item]) -> Checkpoint:
+        parent = self.plan.transcript.head
+        token_ids = (*self.plan.new_token_ids, *answer.token_ids)
+        return Checkpoint(
+            checkpoint_id=CheckpointId(new_id("ckp")),
+            session_id=self.turn.session_id,
+            parent_id=None if parent is None else parent.checkpoint_id,
+            turn_id=self.turn.turn_id,
+            depth=1 + (0 if parent is None else parent.depth),
+            num_items=len(self.plan.new_items) + len(answer_items) + (0 if parent is None else parent.num_items),
+            num_answer_items=len(answer_items),
+            num_tokens=len(self.plan.transcript.token_ids) + len(token_ids),
+            token_ids=token_ids,
+            closed=self._surroundings.encoder.ends_turn(answer.token_ids),
+            awaits_tools=answer.reason == "tool_calls",
+            created_at=self._surroundings.clock.now(),
+            opening=self.plan.transcript.opening,
+        )
+
+    async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
+        """Store how the turn ended, after its usage: no turn ends unmetered.
+
+        Tries again while the database does not answer. Raises LeaseLost, CapacityAbsent.
+        """
+        for tries_left in reversed(range(_STORE_TRIES)):
+            try:
+                await self.account.record(generation.usage, _USAGE_OUTCOMES[outcome.status])
+                events = await self._surroundings.store.end(self._lease, outcome)
+                if self._events.error is None:
+                    self.feed.publish(events)
+                return
+            except CapacityAbsent:
+                if not tries_left:
+                    raise
+            await self._surroundings.pause(RETRY_AFTER_S)
+
+
+def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
+    if isinstance(event, PromptAdmitted):
+        return turn_created(cache_body(event.cache))
+    if isinstance(event, TextDelta):
+        return output_text_delta(event.text)
+    if isinstance(event, ToolCallStarted):
+        return tool_call_started(event.call_id, event.name)
+    if isinstance(event, ToolCallArgumentsDelta):
+        return tool_call_arguments_delta(event.call_id, event.delta)
+    return tool_call_done(event.call_id, event.name, event.arguments)
+
+
+def _expected_ms(hints: ToolHints, name: str) -> float | None:
+    return hints[name].expected_ms if name in hints else None
+
+
+def _answer_items(answer: GenerationFinished, turn_id: TurnId) -> tuple[Item, ...]:
+    """What the model answered: its text, if any or if there is nothing else, then its calls."""
+    was_cut = answer.reason == "length"
+    says, calls = list[Item](), list[Item]()
+    if answer.text or not answer.tool_calls:
+        says = [message("assistant", answer.text, incomplete=was_cut, item_id=answer_message_id(turn_id))]
+    for call in answer.tool_calls:
+        incomplete, item_id = was_cut and not call.complete, call_item_id(call.call_id)
+        calls.append(function_call(call.call_id, call.name, call.arguments, incomplete=incomplete, item_id=item_id))
+    return (*says, *calls)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def _error_of(task: asyncio.Task[Any]) -> GraftworkError | None:
+    """Why a task ended early."""
+    return None if task.cancelled() else _told(task.exception())
+
+
+def _told(error: BaseException | None) -> GraftworkError | None:
+    """The error as the client is told it. A bug is logged here and told as one."""
+    if error is None or isinstance(error, GraftworkError):
+        return error
+    _log.error("a turn failed", exc_info=error)
+    return InternalFailure("The turn failed on our side; the log has it. Send it again.")

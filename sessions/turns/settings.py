@@ -1,0 +1,143 @@
+"""What one turn goes by: the session's settings under the turn's own, checked, in the engine's terms.
+
+Owns which settings a session may have, but for the schemas in them, which the planner of answers reads.
+A turn's `sampling` replaces the session's field by field; its `tool_choice` and `response_format` replace them whole.
+`tool_choice: "none"` leaves the tools in the prompt, which is never rendered anew: the answer is just not read for
+calls, so that whatever the model writes is text.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
+from graftwork.sessions.core.session import SessionSettings
+from graftwork.sessions.generation.constraints import AnswerDemands
+from graftwork.sessions.generation.response_format import FormFields, read_response_format
+from graftwork.sessions.generation.sampling import SessionSampling, TokenBudget, token_budget
+from graftwork.sessions.tools.tool_choice import read_tool_choice, tool_names
+
+_MAX_TOOLS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOverrides:
+    """What a turn asks for itself alone; None leaves the session's own."""
+
+    tool_choice: Any = None
+    response_format: Mapping[str, Any] | None = None
+    sampling: Mapping[str, Any] | None = None
+
+    def over(self, settings: SessionSettings) -> SessionSettings:
+        """The session's settings with these over them, checked. Raises ValidationFailed."""
+        return checked_settings(
+            replace(
+                settings,
+                tool_choice=settings.tool_choice if self.tool_choice is None else self.tool_choice,
+                response_format=settings.response_format if self.response_format is None else self.response_format,
+                sampling={**settings.sampling, **(self.sampling or {})},
+            )
+        )
+
+
+NO_OVERRIDES = TurnOverrides()
+
+
+def checked_settings(settings: SessionSettings) -> SessionSettings:
+    """The settings, if they can be served and stored. Raises ValidationFailed naming the field."""
+    if len(settings.tools) > _MAX_TOOLS:
+        raise ValidationFailed(f"tools may be at most {_MAX_TOOLS}.", param="tools")
+    _check_answer(settings)
+    read_sampling(settings.sampling)
+    _check_storable(settings.tools, "tools")
+    _check_storable(settings.instructions, "instructions")
+    _check_storable(settings.response_format, "response_format")
+    return settings
+
+
+def answer_demands(settings: SessionSettings) -> AnswerDemands:
+    """What the settings ask of an answer."""
+    return AnswerDemands(
+        tools=settings.tools,
+        tool_choice=settings.tool_choice,
+        parallel_tool_calls=settings.parallel_tool_calls,
+        form=FormFields(settings.response_format),
+    )
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raises ValidationFailed unless it can be stored."""
+    _check_storable(dict(metadata), "metadata")
+
+
+def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: int) -> TokenBudget:
+    """What the context leaves for an answer, and no more than was asked for.
+
+    A session's `max_tokens` holds for all its turns, so near the end of the context it is cut rather than refused.
+    Raises ContextLengthExceeded if not one token is left.
+    """
+    if prompt_tokens + 1 > context_tokens:
+        raise ContextLengthExceeded(
+            f"This model's context is {context_tokens} tokens and the turn's prompt has {prompt_tokens}, which leaves "
+            "none for an answer: rewind to an earlier checkpoint, or send less.",
+            param="input",
+            details={"context_tokens": context_tokens, "prompt_tokens": prompt_tokens},
+        )
+    asked = read_sampling(settings.sampling).token_limit
+    fitting = None if asked is None else min(asked, context_tokens - prompt_tokens)
+    return token_budget(prompt_tokens, fitting, context_tokens, "input")
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ValidationFailed naming the field that holds an id which no token has."""
+    named = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token_id for token_id, _ in params.logit_bias]}
+    for field, token_ids in named.items():
+        if any(token_id >= vocab_size for token_id in token_ids):
+            message = f"sampling.{field} holds an id outside the vocabulary of {vocab_size} tokens."
+            raise ValidationFailed(message, param=f"sampling.{field}")
+
+
+_NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "n": (1,),
+}
+"""Known but not served: only a value that asks for nothing is taken."""
+
+
+def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
+    """The sampling fields of a session or a turn. Raises ValidationFailed naming the field."""
+    served = dict(sampling)
+    for name, neutral in _NEUTRAL_VALUES.items():
+        param, value = f"sampling.{name}", served.pop(name, None)
+        if value is not None and value not in neutral:
+            raise ValidationFailed(f"{param} is not served: leave it out.", param=param, code="unsupported_value")
+    try:
+        return SessionSampling.model_validate(served)
+    except ValidationError as error:
+        entry = error.errors()[0]
+        name = str(entry["loc"][0])
+        if entry["type"] == "extra_forbidden":
+            raise ValidationFailed(f"There is no sampling field {name!r}.", param=f"sampling.{name}") from error
+        message = f"sampling.{name}: {entry['msg'].removeprefix('Value error, ')}"
+        raise ValidationFailed(message, param=f"sampling.{name}") from error
+
+
+def _check_answer(settings: SessionSettings) -> None:
+    try:
+        read_tool_choice(settings.tool_choice, tool_names(settings.tools))
+        read_response_format(settings.response_format)
+    except InvalidRequest as error:
+        raise ValidationFailed(error.message, param=error.param) from error
+
+
+def _check_storable(value: Any, param: str) -> None:
+    """Raises ValidationFailed unless `value` is JSON that databases hold and UTF-8 that has tokens."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:  # UnicodeEncodeError is a ValueError
+        raise ValidationFailed(f"{param} cannot be stored: {error}.", param=param) from error

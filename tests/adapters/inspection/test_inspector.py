@@ -1,0 +1,292 @@
+"""Hostile files cost a worker at most, and never the process that asked."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.inspection.inspector import AdapterInspector, InspectionLimits
+from graftwork.adapters.inspection.process import InspectionProcess
+from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.errors import CapacityAbsent, ValidationFailed
+from tests.adapters.adapter_files import (
+    DESCRIPTION,
+    Q0_A,
+    Q0_B,
+    config_bytes,
+    container,
+    entries,
+    tensors,
+    weights_bytes,
+)
+
+GOOD = weights_bytes()
+LARGE = replace(DESCRIPTION, vocab_size=512 * 1024)
+
+
+async def refusal(
+    inspector: AdapterInspector, weights: bytes, config: bytes | None = None, description: EngineDescription = LARGE
+) -> ValidationFailed:
+    with pytest.raises(ValidationFailed) as caught:
+        await inspector.identify(config or config_bytes(), weights, description)
+    return caught.value
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def read_proc(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+async def small() -> AsyncIterator[AdapterInspector]:
+    """One worker of its own, to be maltreated."""
+    inspector = AdapterInspector(num_workers=1)
+    yield inspector
+    await inspector.close()
+
+
+def empty_tensors(number: int) -> bytes:
+    rows = (f'"t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(number))
+    return container(f"{{{','.join(rows)}}}".encode(), b"")
+
+
+def large() -> bytes:
+    """64 MB that fit `LARGE`: a tenth of a second of work."""
+    return weights_bytes(tensors() | {"model.embed_tokens.weight": np.zeros((LARGE.vocab_size, 32), np.float32)})
+
+
+def hostile_names() -> bytes:
+    names = ["../../etc/passwd", "/absolute", "a\0b", "\ud800", "x" * 5000, "", "\u202e"]
+    return container({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in names}, b"")
+
+
+def twice() -> bytes:
+    header, data = entries(tensors())
+    return container(json.dumps(header)[:-1].encode() + b"," + json.dumps({Q0_A: header[Q0_A]})[1:].encode(), data)
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "99 MB header": lambda: container(b'{"' + b" " * 99_000_000 + b'":{}}', b""),
+    "99 MB header claimed": lambda: (99_000_000).to_bytes(8, "little") + b'{"',
+    "million empty tensors": lambda: empty_tensors(1_000_000),
+    "empty tensors within the header": lambda: empty_tensors(14_000),
+    "duplicate keys": twice,
+    "truncated header": lambda: GOOD[:100],
+    "truncated data": lambda: GOOD[:-1],
+    "nothing": lambda: b"",
+    "hostile names": hostile_names,
+    "deep nesting": lambda: container(b'{"a":' + b"[" * 500_000, b""),
+    "pickle": lambda: b"\x80\x04cos\nsystem\n(S'true'\ntR.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_file_is_refused_and_its_worker_goes_on(name: str, inspector: AdapterInspector) -> None:
+    """What is refused by reading alone costs nobody anything."""
+    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    before = inspector.worker_pids
+
+    error = await refusal(inspector, HOSTILE[name]())
+
+    assert (error.param or "").startswith("weights")
+    assert error.message.isprintable()
+    json.dumps(error.body()).encode()
+    assert inspector.worker_pids == before
+
+
+async def test_a_worker_finds_what_this_process_would(inspector: AdapterInspector) -> None:
+    """The same digest, rank and targets, and the same words of refusal."""
+    spec, digest = identify_adapter(config_bytes(), GOOD, DESCRIPTION)
+
+    found = await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+
+    assert (found.digest, found.r, found.rank, found.target_modules) == (digest, spec.r, spec.rank, spec.target_modules)
+    wrong = weights_bytes(tensors() | {Q0_B: np.full((32, 4), np.nan, np.float32)})
+    with pytest.raises(ValidationFailed) as here:
+        identify_adapter(config_bytes(), wrong, DESCRIPTION)
+    there = await refusal(inspector, wrong)
+    assert there.body() == here.value.body()
+
+
+async def test_a_worker_killed_in_the_middle_of_a_file_is_replaced(small: AdapterInspector) -> None:
+    """The upload that met it goes through; the next worker is another process."""
+    await small.identify(config_bytes(), GOOD, DESCRIPTION)
+    (first,) = small.worker_pids
+    os.kill(first, signal.SIGSTOP)
+    asked = asyncio.create_task(small.identify(config_bytes(), GOOD, DESCRIPTION))
+    await asyncio.sleep(0)
+
+    os.kill(first, signal.SIGKILL)
+
+    assert (await asked).rank == 4
+    assert small.worker_pids != (first,)
+
+
+async def test_a_file_that_ends_every_worker_is_refused(small: AdapterInspector) -> None:
+    """Two workers, not one after another for ever."""
+    await small.identify(config_bytes(), GOOD, DESCRIPTION)
+    stop = threading.Event()
+
+    def kill_all() -> None:
+        while not stop.is_set():
+            for pid in small.worker_pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    error = await refusal(small, large())
+    stop.set()
+    killer.join()
+
+    assert error.code == "inspection_limit_exceeded"
+    assert "SIGKILL" in error.message
+    assert (await small.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+
+
+async def test_a_file_that_takes_too_long_is_refused() -> None:
+    """The deadline is on the wall; the worker is killed, and the next file finds another."""
+    inspector = AdapterInspector(InspectionLimits(deadline_s=0.3), num_workers=1)
+    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    (first,) = inspector.worker_pids
+    os.kill(first, signal.SIGSTOP)
+
+    error = await refusal(inspector, GOOD)
+
+    assert (error.code, error.param) == ("inspection_limit_exceeded", "weights")
+    assert "0.3 s" in error.message
+    assert not is_alive(first)
+    assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+    await inspector.close()
+
+
+async def test_a_large_file_under_a_tiny_deadline_is_refused() -> None:
+    """Nothing about the worker is unusual here: the file is large and the time is short."""
+    inspector = AdapterInspector(InspectionLimits(deadline_s=0.005), num_workers=1)
+
+    error = await refusal(inspector, large())
+
+    assert error.code == "inspection_limit_exceeded"
+    await inspector.close()
+
+
+async def test_a_file_that_takes_too_much_work_is_refused() -> None:
+    """The system ends a worker that has used up its processor time, before the deadline does."""
+    inspector = AdapterInspector(InspectionLimits(cpu_s=0.1), num_workers=1)
+    slow = {f"(.?){{60}}(a|b|{i})": 8 for i in range(250)}
+
+    error = await refusal(inspector, GOOD, config_bytes(alpha_pattern=slow))
+
+    assert error.code == "inspection_limit_exceeded"
+    assert "0.1 s of work" in error.message
+    await inspector.close()
+
+
+async def test_a_file_that_takes_too_much_memory_is_refused() -> None:
+    """A header within its limit that is large once it is read."""
+    inspector = AdapterInspector(InspectionLimits(memory_bytes=125_000_000), num_workers=1)
+    assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+    (first,) = inspector.worker_pids
+    bloated = container(b'{"a":[' + b"[]," * 340_000 + b"0]}", b"")
+
+    error = await refusal(inspector, bloated)
+
+    assert error.code == "inspection_limit_exceeded"
+    assert "125000000 bytes of memory" in error.message
+    assert first not in inspector.worker_pids
+    assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+    await inspector.close()
+
+
+async def test_one_hostile_upload_among_twenty_harms_no_other() -> None:
+    """Nineteen are named rightly while one holds a worker until its deadline; the event loop never waits."""
+    inspector = AdapterInspector(InspectionLimits(deadline_s=1.0), num_workers=2)
+    files = [weights_bytes(tensors(seed)) for seed in range(19)]
+    expected = [identify_adapter(config_bytes(), file, DESCRIPTION)[1] for file in files]
+    await asyncio.gather(*(inspector.identify(config_bytes(), GOOD, DESCRIPTION) for _ in range(2)))
+    os.kill(inspector.worker_pids[0], signal.SIGSTOP)
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0)
+            longest = max(longest, time.perf_counter() - before)
+
+    watching = asyncio.create_task(watch())
+    results = await asyncio.gather(
+        *(inspector.identify(config_bytes(), file, DESCRIPTION) for file in [HOSTILE["truncated data"](), *files]),
+        return_exceptions=True,
+    )
+    watching.cancel()
+
+    refused = [result for result in results if isinstance(result, BaseException)]
+    digests = [result.digest for result in results if not isinstance(result, BaseException)]
+    assert all(isinstance(error, ValidationFailed) for error in refused)
+    assert len(digests) >= 18  # the one that met the stopped worker is refused, whichever it was
+    assert set(digests) <= set(expected)
+    assert longest < 0.5
+    await inspector.close()
+
+
+async def test_this_process_holds_no_copy_of_what_it_sends(inspector: AdapterInspector) -> None:
+    """A hundred uploads later it has the descriptors and threads that it had."""
+    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    gc.collect()
+    before = num_descriptors(), threading.active_count()
+
+    await asyncio.gather(*(inspector.identify(config_bytes(), GOOD, DESCRIPTION) for _ in range(100)))
+
+    assert (num_descriptors(), threading.active_count()) == before
+
+
+async def test_a_worker_knows_nothing_and_loads_no_torch(inspector: AdapterInspector) -> None:
+    """Its environment holds no secret of this process, and its memory no torch."""
+    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    (pid,) = inspector.worker_pids
+
+    environment = read_proc(pid, "environ").split(b"\0")
+
+    assert {line.partition(b"=")[0] for line in environment} <= {b"", b"PYTHONPATH", b"OPENBLAS_NUM_THREADS"}
+    assert b"torch" not in read_proc(pid, "maps")
+
+
+async def test_a_worker_ends_with_its_parent(small: AdapterInspector) -> None:
+    """Closing ends the processes; what comes later is told so, and nothing is left to reap."""
+    await small.identify(config_bytes(), GOOD, DESCRIPTION)
+    pids = small.worker_pids
+
+    await small.close()
+    await small.close()
+
+    assert not any(is_alive(pid) for pid in pids)
+    with pytest.raises(CapacityAbsent):
+        await small.identify(config_bytes(), GOOD, DESCRIPTION)
+
+
+@pytest.mark.parametrize("command", [("/nonexistent",), ("false",), ("echo",)])
+def test_a_worker_that_cannot_start_is_absent_capacity(command: tuple[str, ...]) -> None:
+    """No such program, one that fails at once, one that is no worker."""
+    with pytest.raises(CapacityAbsent) as caught:
+        InspectionProcess(command)
+
+    assert caught.value.code == "inspection_unavailable"

@@ -1,0 +1,104 @@
+"""Files by digest, in a folder."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from graftwork.adapters.registry.artifact_store import LocalArtifacts
+from graftwork.platform.errors import CapacityAbsent, NotFound
+
+DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "a" * 63 + "b"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalArtifacts:
+    return LocalArtifacts(tmp_path / "artifacts")
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_what_was_put_can_be_read(store: LocalArtifacts) -> None:
+    """Both files come back as they went in, under their usual names."""
+    store.put(DIGEST, b"config", b"weights")
+
+    paths = store.open(DIGEST)
+
+    assert (paths.config.name, paths.config.read_bytes()) == ("adapter_config.json", b"config")
+    assert (paths.weights.name, paths.weights.read_bytes()) == ("adapter_model.safetensors", b"weights")
+    assert store.exists(DIGEST)
+
+
+def test_an_unknown_digest_is_not_found(store: LocalArtifacts) -> None:
+    """Neither before a put nor after a delete, nor another digest beside it."""
+    store.put(OTHER, b"c", b"w")
+
+    with pytest.raises(NotFound):
+        store.open(DIGEST)
+    assert not store.exists(DIGEST)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "..", "../../etc", "/etc/passwd", "sha256:../x", "sha256:" + "A" * 64, DIGEST + "/..", "\0" * 71]
+)
+def test_only_digests_reach_the_file_system(store: LocalArtifacts, tmp_path: Path, text: str) -> None:
+    """A path that a request made up is an unknown artifact."""
+    with pytest.raises(NotFound):
+        store.open(text)
+    with pytest.raises(NotFound):
+        store.put(text, b"c", b"w")
+    store.delete(text)
+    assert not store.exists(text)
+    assert files_below(tmp_path) == []
+
+
+def test_a_second_put_keeps_what_is_there(store: LocalArtifacts) -> None:
+    """Artifacts never change."""
+    store.put(DIGEST, b"config", b"weights")
+    store.put(DIGEST, b"other", b"other")
+
+    assert store.open(DIGEST).config.read_bytes() == b"config"
+
+
+def test_many_writers_of_one_digest_leave_one_artifact(store: LocalArtifacts, tmp_path: Path) -> None:
+    """All succeed, whoever was first."""
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(store.put, DIGEST, b"config", b"weights") for _ in range(32)]:
+            future.result()
+
+    assert len(files_below(tmp_path)) == 2
+
+
+def test_delete_leaves_neighbours_and_open_files(store: LocalArtifacts, tmp_path: Path) -> None:
+    """Whoever reads goes on reading; other digests of the same folder stay; deleting twice is no error."""
+    store.put(DIGEST, b"config", b"weights")
+    store.put(OTHER, b"config", b"weights")
+
+    with store.open(DIGEST).weights.open("rb") as file:
+        store.delete(DIGEST)
+        store.delete(DIGEST)
+        assert file.read() == b"weights"
+
+    assert not store.exists(DIGEST)
+    assert store.exists(OTHER)
+    assert len(files_below(tmp_path)) == 2
+
+
+def test_a_write_that_fails_midway_leaves_nothing(
+    store: LocalArtifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is no half an artifact."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(CapacityAbsent, match="No space"):
+        store.put(DIGEST, b"config", b"weights")
+
+    assert not store.exists(DIGEST)
+    assert files_below(tmp_path) == []

@@ -1,0 +1,321 @@
+"""`POST /v1/messages` on the wire: how conversations are read, what is refused, and how a stream says it lives."""
+
+import json
+from typing import Any
+
+import pytest
+
+from graftwork.api.anthropic.answer import write_anthropic_events
+from graftwork.api.anthropic.messages import chat_messages
+from graftwork.api.anthropic.schemas import ConversationMessage, MessagesRequest
+from graftwork.api.anthropic.translate import chat_body
+from graftwork.api.deps.background import ServerTasks
+from graftwork.api.inference.response_head import AnswerHead
+from graftwork.platform.database import Database
+from graftwork.platform.errors import InvalidRequest
+from tests.api.fakes import FakeEngine
+from tests.api.harness import Gateway, TestTenant, session_frames
+from tests.api.jobs import a_job
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}
+CHAT_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}], **fields}
+
+
+def said(role: str, *blocks: dict[str, Any]) -> ConversationMessage:
+    return ConversationMessage.model_validate({"role": role, "content": list(blocks)})
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
+
+
+async def test_prompts_are_those_of_chat_completions(gateway: Gateway, tenant: TestTenant) -> None:
+    """A conversation with tools makes the same prompt, token for token, whichever way it is told."""
+    conversation = [
+        {"role": "user", "content": [text("Weather?")]},
+        {
+            "role": "assistant",
+            "content": [
+                text("Let me see."),
+                {"type": "tool_use", "id": "c1", "name": "get_weather", "input": {"city": "Paris"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "20 degrees"}, text("And?")],
+        },
+    ]
+    function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "20 degrees"},
+        {"role": "user", "content": "And?"},
+    ]
+
+    await tenant.client.post("/v1/messages", json=body(messages=conversation, system=[text("Be brief.")], tools=[TOOL]))
+    await tenant.client.post(
+        "/v1/chat/completions", json={"model": "tiny", "messages": chat, "tools": [CHAT_TOOL], "max_tokens": 50}
+    )
+    theirs, ours = gateway.engine.requests
+
+    assert theirs.prompt_token_ids == ours.prompt_token_ids
+    assert theirs.sampling == ours.sampling
+
+
+def test_results_come_before_what_is_said_about_them() -> None:
+    """The order of the blocks is the order of the messages; errors say that they are."""
+    message = said(
+        "user",
+        {"type": "tool_result", "tool_use_id": "a", "content": [text("one"), text("two")]},
+        {"type": "tool_result", "tool_use_id": "b", "content": "no luck", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "c"},
+        text("Go"),
+        text("on"),
+    )
+
+    found = chat_messages(None, [message])
+
+    assert found == [
+        {"role": "tool", "tool_call_id": "a", "content": "one\ntwo"},
+        {"role": "tool", "tool_call_id": "b", "content": '{"error": "no luck"}'},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": "Go"}, {"type": "text", "text": "on"}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "param"),
+    [
+        ("user", IMAGE, "messages[0].content[1]"),
+        ("user", {"type": "document", "source": {}}, "messages[0].content[1]"),
+        ("user", {"type": "tool_use", "id": "a", "name": "f", "input": {}}, "messages[0].content[1]"),
+        ("user", {"type": "tool_result", "content": "x"}, "messages[0].content[1].tool_use_id"),
+        (
+            "user",
+            {"type": "tool_result", "tool_use_id": "a", "content": [text("x"), IMAGE]},
+            "messages[0].content[1].content[1]",
+        ),
+        ("assistant", {"type": "tool_use", "id": "a", "name": "f", "input": "{}"}, "messages[0].content[1].input"),
+        ("assistant", {"type": "redacted_thinking", "data": "x"}, "messages[0].content[1]"),
+        ("assistant", {"type": "text"}, "messages[0].content[1].text"),
+        ("system", IMAGE, "messages[0].content[1]"),
+    ],
+)
+def test_a_block_that_cannot_be_read_is_named(role: str, block: dict[str, Any], param: str) -> None:
+    """Nothing is left out silently: the refusal says where the block stands."""
+    with pytest.raises(InvalidRequest) as refused:
+        chat_messages(None, [said(role, text("Look:"), block)])
+
+    assert refused.value.param == param
+    assert param in refused.value.message
+
+
+async def test_images_are_refused_in_their_own_words(tenant: TestTenant) -> None:
+    """An image is a 400 in Anthropic's form that says why."""
+    message = {"role": "user", "content": [text("What is this?"), IMAGE]}
+
+    answer = await tenant.client.post("/v1/messages", json=body(messages=[message]))
+
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("messages[0].content[1] is an image, but this model reads only text")
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "adaptive"}}, "thinking"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": [""]}, "stop_sequences: an empty stop string"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"tools": [{**TOOL, "name": "no good"}]}, "tools[0].name: "),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+        ({"speed": "fast"}, "speed"),
+        ({"output_config": {"effort": "max"}}, "output_config.effort"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The"}]},
+            "messages: the last message is the assistant's",
+        ),
+        ({"system": [IMAGE]}, "system[0]"),
+        ({"model": 5}, "model"),
+        ({"stream": "yes"}, "stream"),
+    ],
+)
+async def test_what_is_not_served_is_named(
+    gateway: Gateway, tenant: TestTenant, fields: dict[str, Any], complaint: str
+) -> None:
+    """A value that cannot be obeyed is a 400 that names the field as Anthropic does, and generates nothing."""
+    answer = await tenant.client.post("/v1/messages", json=body(**fields))
+
+    assert answer.status_code == 400, answer.text
+    error = answer.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert error["error"]["message"].startswith(complaint)
+    assert gateway.engine.requests == []
+
+
+async def test_what_changes_nothing_is_taken(gateway: Gateway, tenant: TestTenant) -> None:
+    """Cache marks, metadata, versions, neutral values and fields of the future are no reason to refuse."""
+    fields = body(
+        metadata={"user_id": "u"},
+        cache_control={"type": "ephemeral"},
+        thinking={"type": "disabled"},
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        tools=[{**TOOL, "type": "custom", "cache_control": {"type": "ephemeral"}}],
+        service_tier="standard_only",
+        speed="standard",
+        from_the_future=[1],
+    )
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "anything"}
+    gateway.engine.text = f"{CALL}\n{CALL}"
+
+    answer = await tenant.client.post("/v1/messages?beta=true", json=fields, headers=headers)
+
+    assert answer.status_code == 200, answer.text
+    assert [block["type"] for block in answer.json()["content"]] == ["tool_use"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "translated"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "get_weather"}, {"type": "function", "function": {"name": "get_weather"}}),
+    ],
+)
+def test_tool_choice_is_chat_completions_own(choice: dict[str, Any], translated: object) -> None:
+    """Every choice has its counterpart, so that what is served there is served here."""
+    request = MessagesRequest.model_validate(body(tools=[TOOL], tool_choice=choice))
+
+    assert chat_body(request)["tool_choice"] == translated
+
+
+def test_a_schema_for_the_answer_is_passed_on() -> None:
+    """`output_config.format` is chat.completions' `response_format`."""
+    schema = {"type": "object", "properties": {}}
+    request = MessagesRequest.model_validate(body(output_config={"format": {"type": "json_schema", "schema": schema}}))
+
+    assert chat_body(request)["response_format"]["json_schema"]["schema"] == schema
+
+
+async def test_blocks_of_an_answer_with_calls(gateway: Gateway, tenant: TestTenant) -> None:
+    """Text and calls are blocks of their own, indexed one after another, and whole in both shapes."""
+    gateway.engine.text = f"One moment.\n{CALL}\n{CALL.replace('Paris', 'Lyon')}"
+    whole = (await tenant.client.post("/v1/messages", json=body(max_tokens=500, tools=[TOOL]))).json()
+
+    streamed = await tenant.client.post("/v1/messages", json=body(max_tokens=500, tools=[TOOL], stream=True))
+
+    frames = session_frames(streamed.text)
+    events = [json.loads(frame["data"]) for frame in frames]
+    assert [frame["event"] for frame in frames] == [event["type"] for event in events]
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert [(event["index"], event["content_block"]["type"]) for event in starts] == [
+        (0, "text"),
+        (1, "tool_use"),
+        (2, "tool_use"),
+    ]
+    spelled = dict.fromkeys(range(3), "")
+    for event in events:
+        if event["type"] == "content_block_delta":
+            spelled[event["index"]] += event["delta"].get("text", "") + event["delta"].get("partial_json", "")
+    assert spelled[0] == whole["content"][0]["text"] == "One moment."
+    assert [json.loads(spelled[index]) for index in (1, 2)] == [block["input"] for block in whole["content"][1:]]
+    assert whole["content"][2]["input"] == {"city": "Lyon"}
+
+
+async def test_a_call_that_the_limit_cut(gateway: Gateway, tenant: TestTenant) -> None:
+    """The reason is the limit, and arguments that are no object are an empty one."""
+    gateway.engine.text = CALL
+    whole = (await tenant.client.post("/v1/messages", json=body(tools=[TOOL], max_tokens=500))).json()
+    limit = whole["usage"]["output_tokens"] - 8
+
+    cut = (await tenant.client.post("/v1/messages", json=body(tools=[TOOL], max_tokens=limit))).json()
+
+    assert (cut["stop_reason"], [block["input"] for block in cut["content"]]) == ("max_tokens", [{}])
+
+
+async def test_count_tokens(gateway: Gateway, tenant: TestTenant) -> None:
+    """The count is the length of the prompt that an answer is made to; the last message may be anybody's."""
+    prompt = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "system": "Be brief.", "tools": [TOOL]}
+    await tenant.client.post("/v1/messages", json={**prompt, "max_tokens": 3})
+    longer = {**prompt, "messages": [*prompt["messages"], {"role": "assistant", "content": "Hello"}]}
+
+    counted = await tenant.client.post("/v1/messages/count_tokens", json=prompt)
+    more = await tenant.client.post("/v1/messages/count_tokens", json=longer)
+    unknown = await tenant.client.post("/v1/messages/count_tokens", json={**prompt, "model": "nobody"})
+
+    assert counted.json() == {"input_tokens": len(gateway.engine.requests[0].prompt_token_ids)}
+    assert more.json()["input_tokens"] > counted.json()["input_tokens"]
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+    assert len(gateway.engine.requests) == 1
+
+
+async def test_every_error_has_the_form(gateway: Gateway, tenant: TestTenant) -> None:
+    """Bodies that are no JSON, and strangers, are answered in Anthropic's form too, with both request ids."""
+    json_type = {"content-type": "application/json"}
+    broken = await tenant.client.post("/v1/messages", content=b"{", headers=json_type)
+    stranger = await gateway.anonymous.post("/v1/messages", json=body())
+    too_long = await tenant.client.post("/v1/messages", json=body(max_tokens=100_000))
+
+    assert [answer.status_code for answer in (broken, stranger, too_long)] == [400, 401, 400]
+    for answer in (broken, stranger, too_long):
+        assert set(answer.json()) == {"type", "error", "request_id"}
+        assert set(answer.json()["error"]) == {"type", "message"}
+        assert answer.headers["request-id"] == answer.headers["x-request-id"] == answer.json()["request_id"]
+    assert stranger.headers["www-authenticate"] == "Bearer"
+    assert "context is 2048 tokens" in too_long.json()["error"]["message"]
+
+
+async def test_metering_is_that_of_every_answer(tenant: TestTenant) -> None:
+    """What a message used is in the ledger as it stands in its usage."""
+    usage = (await tenant.client.post("/v1/messages", json=body())).json()["usage"]
+
+    (row,) = await tenant.usage()
+    assert row["prompt_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert row["completion_tokens"] == usage["output_tokens"]
+
+
+async def test_ping(sqlite_database: Database) -> None:
+    """While nothing happens a stream is kept alive by pings; then it goes on where it was."""
+    engine, tasks = FakeEngine(holds_after=2), ServerTasks()
+    job = a_job(engine, sqlite_database)
+    job.start(tasks)
+    head = AnswerHead("msg_1", 0, "tiny", "fp_1", "default")
+
+    frames: list[bytes] = []
+
+    async def write(frame: bytes) -> None:
+        frames.append(frame)
+        if frame.startswith(b"event: ping\n"):
+            engine.release.set()
+
+    await write_anthropic_events(head, job, write, ping_after_s=0.001)
+    await tasks.close()
+
+    assert frames[0].startswith(b"event: message_start\n")
+    assert b'event: ping\ndata: {"type":"ping"}\n\n' in frames
+    told = [frame for frame in frames if not frame.startswith(b"event: ping\n")]
+    assert told[-1] == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

@@ -1,0 +1,142 @@
+"""Another tenant's id answers like an id that does not exist, on every route that takes one."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.api.harness import Gateway, TestTenant, adapter_upload
+
+UNKNOWN = {
+    "session_id": "ses_00000000000000000000000000",
+    "name": "nobodys",
+    "alias": "nobodys",
+    "version": "1",
+    "model": "nobodys",
+    "checkpoint": "ckp_00000000000000000000000000",
+    "call_id": "call_0",
+    "response_id": "resp_00000000000000000000000000",
+    "conversation_id": "conv_00000000000000000000000000",
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
+    "PUT /v1/adapters/{name}/aliases/{alias}": {"json": {"version": 1}},
+    "PATCH /v1/sessions/{session_id}": {"json": {"metadata": {}}},
+    "POST /v1/sessions/{session_id}/turns": {"json": {"input": "x"}},
+    "POST /v1/sessions/{session_id}/tool_outputs": {"json": {"outputs": [{"call_id": "call_0", "output": "x"}]}},
+    "POST /v1/sessions/{session_id}/fork": {"json": {}},
+    "POST /v1/sessions/{session_id}/rewind": {"json": {"to": UNKNOWN["checkpoint"]}},
+    "POST /v1/conversations/{conversation_id}": {"json": {"metadata": {}}},
+}
+
+
+def tenant_routes(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
+    """(method, path, names of its parameters) of every tenant's route that has any."""
+    for path, operations in gateway.app.openapi()["paths"].items():
+        names = re.findall(r"{(\w+)}", path)
+        if names and not path.startswith("/v1/admin"):
+            yield from ((method.upper(), path, names) for method in operations)
+
+
+async def owned_ids(tenant: TestTenant) -> dict[str, str]:
+    """One of everything, with its ids by the names that routes give them."""
+    await tenant.push_adapter("pirate")
+    await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    turn = (await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"})).json()
+    response = (await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})).json()
+    conversation = (await tenant.client.post("/v1/conversations", json={})).json()
+    return {
+        "response_id": response["id"],
+        "conversation_id": conversation["id"],
+        "session_id": session,
+        "name": "pirate",
+        "alias": "prod",
+        "version": "1",
+        "model": "pirate",
+        "checkpoint": turn["checkpoint_id"],
+    }
+
+
+async def test_ids_of_others(gateway: Gateway, tenant: TestTenant) -> None:
+    """For every route of the OpenAPI document, B gets the same 404 for A's id as for one that nobody has."""
+    owned = await owned_ids(tenant)
+    other = await gateway.tenant("Other")
+    checked = 0
+    for method, path, names in tenant_routes(gateway):
+        body = BODIES.get(f"{method} {path}", {})
+        foreign = await other.client.request(method, path.format(**owned), **body)
+        unknown = await other.client.request(method, path.format(**UNKNOWN), **body)
+
+        assert foreign.status_code == unknown.status_code == 404, (method, path, foreign.text)
+        assert without_echo(foreign.text, [owned[name] for name in names]) == without_echo(
+            unknown.text, [UNKNOWN[name] for name in names]
+        ), (method, path)
+        checked += 1
+    assert checked >= 20
+
+
+async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant) -> None:
+    """The same requests from their owner are no 404, or the test above would show nothing."""
+    owned = await owned_ids(tenant)
+    for method, path, _ in tenant_routes(gateway):
+        if method == "GET":
+            assert (await tenant.client.get(path.format(**owned))).status_code == 200, path
+
+
+async def test_checkpoints_of_others(gateway: Gateway, tenant: TestTenant) -> None:
+    """Another tenant's checkpoint, or another session's, answers like one that does not exist."""
+    owned = await owned_ids(tenant)
+    other = await gateway.tenant("Other")
+    for holder in (tenant, other):
+        session = (await holder.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+        for action, field in (("fork", "at"), ("rewind", "to")):
+            path = f"/v1/sessions/{session}/{action}"
+            foreign = await holder.client.post(path, json={field: owned["checkpoint"]})
+            unknown = await holder.client.post(path, json={field: UNKNOWN["checkpoint"]})
+
+            assert foreign.status_code == unknown.status_code == 404
+            assert without_echo(foreign.text, [owned["checkpoint"]]) == without_echo(
+                unknown.text, [UNKNOWN["checkpoint"]]
+            )
+
+
+async def test_models_of_others(gateway: Gateway, tenant: TestTenant) -> None:
+    """Another tenant's adapter is no model here, by none of its names, and lists do not show it."""
+    await owned_ids(tenant)
+    other = await gateway.tenant("Other")
+    for model in ("pirate", "pirate@1", "pirate@prod"):
+        answer = await other.client.post("/v1/completions", json={"model": model, "prompt": "x"})
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert [model["id"] for model in (await other.client.get("/v1/models")).json()["data"]] == ["tiny"]
+    for path in ("/v1/adapters", "/v1/sessions", "/v1/usage"):
+        assert (await other.client.get(path)).json()["data"] == []
+
+
+async def test_cursors_of_others(gateway: Gateway, tenant: TestTenant) -> None:
+    """Another tenant's id is no cursor."""
+    adapter = await tenant.push_adapter("pirate")
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()
+    other = await gateway.tenant("Other")
+    for path, cursor in (("/v1/adapters", adapter["id"]), ("/v1/sessions", session["id"])):
+        answer = await other.client.get(f"{path}?after={cursor}")
+
+        assert answer.status_code == 404 or answer.json()["data"] == []
+
+
+async def test_engine_domains(gateway: Gateway, tenant: TestTenant) -> None:
+    """Two tenants' requests are in two isolation domains, one tenant's in one, and neither names the tenant."""
+    other = await gateway.tenant("Other")
+    for client in (tenant.client, tenant.client, other.client):
+        await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+
+    first, second, third = gateway.engine.requests
+    assert first.domain == second.domain != third.domain
+    assert tenant.id not in str(first)
+
+
+def without_echo(text: str, ids: list[str]) -> str:
+    """A body with the ids that it may echo blotted out."""
+    for echoed in ids:
+        text = text.replace(echoed, "<id>")
+    return text

@@ -1,0 +1,63 @@
+"""Work that comes again and again while the server runs."""
+
+import asyncio
+
+import pytest
+
+from graftwork.api.deps.background import repeating
+
+
+class Pauses:
+    """Each pause lasts until `end` is called."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[float] = asyncio.Queue()
+        self._end = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        self.asked.put_nowait(seconds)
+        await self._end.wait()
+        self._end.clear()
+
+    async def end(self) -> float:
+        """Let the pause that is asked for end; how long it was to be."""
+        seconds = await self.asked.get()
+        self._end.set()
+        return seconds
+
+
+async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """Rounds come after each pause, a failure is logged and survived, and leaving the block ends them."""
+    pauses, rounds = Pauses(), list[int]()
+
+    async def work() -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 1:
+            raise ValueError("no luck")
+
+    async with repeating(work, 300.0, "the sweep", pauses):
+        waits = [await pauses.end(), await pauses.end()]
+        waits.append(await pauses.asked.get())
+        before = list(rounds)
+
+    assert (before, waits) == ([0, 1], [300.0] * 3)
+    assert "the sweep failed; the next round is in 300 s" in caplog.text
+    assert rounds == before
+
+
+async def test_a_round_under_way_is_cancelled() -> None:
+    """The end of the block waits for the round's own clean-up."""
+    pauses, begun, cleaned = Pauses(), asyncio.Event(), list[bool]()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    async with repeating(work, 1.0, "the sweep", pauses):
+        await pauses.end()
+        await begun.wait()
+
+    assert cleaned == [True]

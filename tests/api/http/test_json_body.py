@@ -1,0 +1,54 @@
+"""JSON from strangers."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.api.http.json_body import MAX_DEPTH, parse_json
+from graftwork.platform.errors import InvalidRequest
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_sound_json(value: object) -> None:
+    """Whatever JSON can say of whole characters is read as it was written, escaped or not."""
+    assert parse_json(json.dumps(value).encode()) == value
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@given(st.binary(max_size=64))
+def test_noise(body: bytes) -> None:
+    """Any bytes are JSON or an InvalidRequest, and never another failure."""
+    with suppress(InvalidRequest):
+        parse_json(body)
+
+
+@pytest.mark.parametrize(("depth", "sound"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False), (100_000, False)])
+def test_depth(depth: int, sound: bool) -> None:
+    """The limit on nesting is exact, and far beyond it nothing overflows."""
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        body = (opening * depth + ("" if opening == "[" else "1") + closing * depth).encode()
+        if sound:
+            parse_json(body)
+        else:
+            with pytest.raises(InvalidRequest, match="deep"):
+                parse_json(body)
+
+
+@pytest.mark.parametrize("body", [b"[NaN]", b"[-Infinity]", b"9" * 5000, b'"\\udc00"', b'{"\\ud800": 1}', b"\xff"])
+def test_what_fails_later(body: bytes) -> None:
+    """What Python reads and databases or tokenizers cannot hold is refused here."""
+    with pytest.raises(InvalidRequest):
+        parse_json(body)

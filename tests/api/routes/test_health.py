@@ -1,0 +1,101 @@
+"""What machines ask: health, readiness, metrics, the API's own description."""
+
+import sys
+from subprocess import run
+
+from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from tests.api.harness import Gateway, TestTenant, chat
+
+
+async def test_health(gateway: Gateway) -> None:
+    """A process that answers is healthy, with or without an engine."""
+    gateway.engine.refusal = CapacityAbsent("gone")
+
+    assert (await gateway.anonymous.get("/healthz")).json() == {"status": "ok"}
+
+
+async def test_readiness(gateway: Gateway) -> None:
+    """Ready means a real token from the engine; the check is repeated, but not for every question."""
+    ready = await gateway.anonymous.get("/readyz")
+    await gateway.anonymous.get("/readyz")
+    asked_once = len(gateway.engine.requests)
+    gateway.engine.refusal = CapacityAbsent("No engine answers.")
+    gateway.clock.advance(2)
+    absent = await gateway.anonymous.get("/readyz")
+    gateway.engine.refusal = CapacityContended("The queue is full.", retry_after_s=1)
+    gateway.clock.advance(2)
+    busy = await gateway.anonymous.get("/readyz")
+
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+    assert asked_once == 1
+    assert (absent.status_code, absent.json()["problems"]) == (503, {"engine": "No engine answers."})
+    assert busy.status_code == 200
+
+
+async def test_readiness_of_the_schema(gateway: Gateway) -> None:
+    """A database behind this code's schema is not ready, and says what to do."""
+    await gateway.resources.database.downgrade("0002_adapters")
+
+    answer = await gateway.anonymous.get("/readyz")
+
+    assert answer.status_code == 503
+    assert "graftwork db upgrade" in answer.json()["problems"]["database"]
+
+
+async def test_metrics_count_sessions_by_status(gateway: Gateway, tenant: TestTenant) -> None:
+    """The gauge follows the sessions: one that is closed leaves its old status, which is then 0."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    await tenant.client.post("/v1/sessions", json={"model": "tiny"})
+    opened = (await gateway.anonymous.get("/metrics")).text
+    await tenant.client.delete(f"/v1/sessions/{session}")
+    one_closed = (await gateway.anonymous.get("/metrics")).text
+
+    assert 'graftwork_sessions{status="idle"} 2.0' in opened
+    assert 'graftwork_sessions{status="closed"} 0.0' in opened
+    assert 'graftwork_sessions{status="idle"} 1.0' in one_closed
+    assert 'graftwork_sessions{status="closed"} 1.0' in one_closed
+
+
+async def test_metrics(gateway: Gateway, tenant: TestTenant) -> None:
+    """Metrics have the engine's gauges under both names, and count requests and tokens by tenant."""
+    await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=5))
+
+    text = (await gateway.anonymous.get("/metrics")).text
+
+    for line in (
+        'graftwork_kv_pages{state="free",tier="device"} 5.0',
+        'graftwork_kv_pages{state="owned",tier="device"} 5.0',
+        'graftwork_kv_pages{state="in_flight",tier="device"} 1.0',
+        'graftwork_kv_pages{state="owned",tier="host"} 6.0',
+        'graftwork_kv_pages{state="owned",tier="disk"} 9.0',
+        "graftwork_preemptions_total 3.0",
+        'graftwork_kv_disk_troubles_total{kind="foreign_file"} 2.0',
+        "vllm:num_requests_waiting 2.0",
+        "vllm:num_requests_running 1.0",
+        "vllm:kv_cache_usage_perc 0.18",
+        f'graftwork_requests_total{{outcome="completed",tenant="{tenant.id}"}} 1.0',
+        f'graftwork_generated_tokens_total{{tenant="{tenant.id}"}} 5.0',
+        "graftwork_time_to_first_token_seconds_count 1.0",
+    ):
+        assert line in text, line
+    assert "vllm:lora_requests_info" in text
+
+
+async def test_openapi(gateway: Gateway) -> None:
+    """The API describes itself: every route of the interface, and how to authenticate."""
+    document = (await gateway.anonymous.get("/openapi.json")).json()
+
+    for path in ("/v1/chat/completions", "/v1/sessions/{session_id}/events", "/v1/admin/tenants/{tenant_id}/quota"):
+        assert path in document["paths"]
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["$ref"].endswith("ChatCompletionRequest")
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+
+
+def test_gateway_loads_no_torch() -> None:
+    """A gateway's process never imports torch, not even with everything that it serves."""
+    program = (
+        "import sys; import graftwork.api.server.serve, graftwork.api.server.app; sys.exit('torch' in sys.modules)"
+    )
+
+    assert run([sys.executable, "-c", program], check=False).returncode == 0

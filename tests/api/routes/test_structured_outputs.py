@@ -1,0 +1,270 @@
+"""Tools and answers of a form on every face: what reaches the engine, what is refused, what is told to be let go."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+from openai import AsyncOpenAI, pydantic_function_tool
+from pydantic import BaseModel
+
+from graftwork.engine.core.requests import GrammarKind, GrammarSource
+from graftwork.platform.errors import InvalidRequest
+from tests.api.harness import Gateway, TestTenant, chat
+from tests.api.served import served
+
+HEADER = "x-graftwork-unenforced"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
+LOOSE = {"type": "object", "properties": {"a b": {"type": "string", "format": "color"}}}
+PLACE = "#/properties/a%20b/format"
+ANSWER = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def tool(parameters: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "get_weather", "parameters": parameters or CITY, **fields}}
+
+
+def flat_tool(parameters: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """As the Responses API has it."""
+    return {"type": "function", "name": "get_weather", "parameters": parameters or CITY, **fields}
+
+
+class GetWeather(BaseModel):
+    """Weather in a city."""
+
+    city: str
+
+
+class Trip(BaseModel):
+    city: str
+    days: int
+
+
+@pytest.fixture
+async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
+    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+        yield client
+
+
+def grammar_of(gateway: Gateway) -> GrammarSource:
+    grammar = gateway.engine.requests[-1].grammar
+    assert grammar is not None
+    return grammar
+
+
+async def test_the_sdk_parses_answers_into_models(gateway: Gateway, client: AsyncOpenAI) -> None:
+    """`parse` and `stream` with a Pydantic model: the engine gets its schema, the caller an instance."""
+    gateway.engine.text = '{"city": "Paris", "days": 3}'
+    ask: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Where?"}],
+        "response_format": Trip,
+    }
+
+    whole = await client.chat.completions.parse(**ask)
+    async with client.chat.completions.stream(**ask) as stream:
+        streamed = await stream.get_final_completion()
+
+    assert whole.choices[0].message.parsed == Trip(city="Paris", days=3)
+    assert streamed.choices[0].message.parsed == Trip(city="Paris", days=3)
+    for request in gateway.engine.requests:
+        assert request.grammar is not None
+        assert (request.grammar.kind, request.grammar.strict) == (GrammarKind.JSON_SCHEMA, True)
+        assert json.loads(request.grammar.text)["required"] == ["city", "days"]
+
+
+async def test_the_sdk_parses_strict_tools(gateway: Gateway, client: AsyncOpenAI) -> None:
+    """`pydantic_function_tool` with `parse`, and streamed: arguments arrive as instances."""
+    gateway.engine.text = CALL.replace("get_weather", "GetWeather")
+    ask: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    ask |= {"tools": [pydantic_function_tool(GetWeather)], "tool_choice": "required"}
+
+    whole = await client.chat.completions.parse(**ask)
+    async with client.chat.completions.stream(**ask) as stream:
+        kinds = [event.type async for event in stream]
+        streamed = await stream.get_final_completion()
+
+    for answer in (whole, streamed):
+        calls = answer.choices[0].message.tool_calls
+        assert calls is not None
+        assert calls[0].function.parsed_arguments == GetWeather(city="Paris")
+        assert answer.choices[0].finish_reason == "tool_calls"
+    assert "tool_calls.function.arguments.done" in kinds
+    tag = json.loads(grammar_of(gateway).text)
+    assert (tag["required"], tag["calls"][0]["begin"]) == (True, '<tool_call>\n{"name": "GetWeather", "arguments": ')
+
+
+async def test_the_sdk_parses_responses(gateway: Gateway, client: AsyncOpenAI) -> None:
+    """`responses.parse` with `text_format` goes the same way."""
+    gateway.engine.text = '{"city": "Paris", "days": 3}'
+
+    answer = await client.responses.parse(model="tiny", input="Where?", text_format=Trip)
+
+    assert answer.output_parsed == Trip(city="Paris", days=3)
+    assert grammar_of(gateway).kind is GrammarKind.JSON_SCHEMA
+
+
+async def test_every_face_asks_for_the_same_grammar(gateway: Gateway, tenant: TestTenant) -> None:
+    """chat.completions, Messages, Responses and sessions: one grammar for the same tools and choice."""
+    http = tenant.client
+    messages = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    answers = [
+        await http.post("/v1/chat/completions", json=chat(tools=[tool()], tool_choice=named)),
+        await http.post(
+            "/v1/messages",
+            json=messages
+            | {
+                "tools": [{"name": "get_weather", "input_schema": CITY}],
+                "tool_choice": {"type": "tool", "name": "get_weather"},
+            },
+        ),
+        await http.post(
+            "/v1/responses",
+            json={
+                "model": "tiny",
+                "input": "x",
+                "tools": [flat_tool()],
+                "tool_choice": {"type": "function", "name": "get_weather"},
+            },
+        ),
+    ]
+    session = (await http.post("/v1/sessions", json={"model": "tiny", "tools": [tool()]})).json()["id"]
+    turns = f"/v1/sessions/{session}/turns"
+    answers.append(await http.post(turns, json={"input": "x", "tool_choice": named}))
+
+    assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
+    grammars = {request.grammar for request in gateway.engine.requests}
+    assert len(grammars) == 1
+    assert json.loads(grammar_of(gateway).text)["required"]
+    assert all(HEADER not in answer.headers for answer in answers)
+
+
+async def test_every_face_tells_what_it_lets_go(gateway: Gateway, tenant: TestTenant) -> None:
+    """In the names that its clients know, whether it streams or not."""
+    http = tenant.client
+    messages = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
+    messages |= {"tools": [{"name": "get_weather", "input_schema": LOOSE}]}
+    responses = {"model": "tiny", "input": "x", "tools": [flat_tool(LOOSE)]}
+    session = (await http.post("/v1/sessions", json={"model": "tiny", "tools": [tool(LOOSE)]})).json()["id"]
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": LOOSE}}
+
+    for stream in (False, True):
+        told = [
+            await http.post("/v1/chat/completions", json=chat(tools=[tool(LOOSE)], stream=stream)),
+            await http.post("/v1/messages", json=messages | {"stream": stream}),
+            await http.post("/v1/responses", json=responses | {"stream": stream}),
+            await http.post(f"/v1/sessions/{session}/turns", json={"input": "x", "stream": stream}),
+            await http.post(
+                "/v1/completions", json={"model": "tiny", "prompt": "x", "response_format": schema, "stream": stream}
+            ),
+        ]
+
+        assert [answer.headers.get(HEADER) for answer in told] == [
+            f"tools[0].function.parameters{PLACE}",
+            f"tools[0].input_schema{PLACE}",
+            f"tools[0].parameters{PLACE}",
+            f"tools[0].function.parameters{PLACE}",
+            f"response_format.json_schema.schema{PLACE}",
+        ]
+
+
+async def test_the_header_is_bounded(tenant: TestTenant) -> None:
+    """However much is let go, proxies take it."""
+    schema = {"type": "object", "properties": {f"p{n}": {"format": "color"} for n in range(60)}}
+    body = chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+
+    header = (await tenant.client.post("/v1/chat/completions", json=body)).headers[HEADER]
+
+    places = header.split(", ")
+    assert len(header) < 2100
+    assert 10 < len(places) < 60
+    assert places[-1] == f"+{60 - (len(places) - 1)} more"
+
+
+STRICT = tool(LOOSE, strict=True)
+BAD: list[tuple[str, dict[str, Any], int, str]] = [
+    ("/v1/chat/completions", {"tools": [STRICT]}, 400, "tools[0].function.parameters"),
+    ("/v1/chat/completions", {"tools": [tool(), tool()]}, 400, "tools[1].function.name"),
+    ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool_choice"),
+    ("/v1/chat/completions", {"tools": [tool()], "tool_choice": "loudest"}, 400, "tool_choice"),
+    ("/v1/chat/completions", {"response_format": ANSWER, "regex": "a"}, 400, "regex"),
+    ("/v1/chat/completions", {"response_format": ANSWER, "grammar": 'root ::= "a"'}, 400, "grammar"),
+    ("/v1/chat/completions", {"response_format": {"type": "xml"}}, 400, "response_format.type"),
+    ("/v1/chat/completions", {"structural_tag": {"calls": []}}, 400, "structural_tag"),
+    ("/v1/completions", {"prompt": "x", "regex": "("}, 400, "regex"),
+    ("/v1/completions", {"prompt": "x", "regex": "a", "response_format": ANSWER}, 400, "regex"),
+    ("/v1/responses", {"input": "x", "tools": [flat_tool(LOOSE, strict=True)]}, 400, "tools[0].parameters"),
+    ("/v1/responses", {"input": "x", "tools": [flat_tool()], "tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": LOOSE, "strict": True}}}, 400, "text.format.schema"),
+    ("/v1/responses", {"input": "x", "regex": "a"}, 400, "regex"),
+    ("/v1/sessions", {"tools": [STRICT]}, 422, "tools[0].function.parameters"),
+    ("/v1/sessions", {"tools": [tool() | {"function": {"name": "a b"}}]}, 422, "tools[0].function.name"),
+    ("/v1/sessions", {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, 422, "response_format.json_schema.schema"),
+]  # fmt: skip
+
+
+async def test_bad_values_name_their_field(gateway: Gateway, tenant: TestTenant) -> None:
+    """Before anything is reserved: nothing reaches the engine, or the ledger of usage."""
+    found = []
+    for route, fields, _, _ in BAD:
+        body = (chat() if "chat" in route else {"model": "tiny"}) | fields
+        answer = await tenant.client.post(route, json=body)
+        found.append((route, fields, answer.status_code, answer.json()["error"]["param"]))
+
+    assert found == BAD
+    assert gateway.engine.requests == []
+
+
+async def test_messages_complain_in_their_own_words(gateway: Gateway, tenant: TestTenant) -> None:
+    """Anthropic's clients read fields that Anthropic has."""
+    tools: list[Any] = [{"name": "get_weather", "input_schema": LOOSE, "strict": True}]
+
+    async with served(gateway) as url, anthropic.AsyncAnthropic(base_url=url, api_key=tenant.key) as client:
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.messages.create(
+                model="tiny", max_tokens=9, messages=[{"role": "user", "content": "x"}], tools=tools
+            )
+
+    assert "tools[0].input_schema" in refused.value.message
+    assert "#/properties/a b/format" in refused.value.message
+
+
+async def test_what_the_engine_finds_is_blamed_on_the_field(gateway: Gateway, tenant: TestTenant) -> None:
+    """A grammar that turns out not to compile is a 400 of its field on the routes, a failed turn in a session."""
+    gateway.engine.refusal = InvalidRequest("No rule nope.", param="#", code="unsupported_grammar")
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+
+    streamed = await tenant.client.post("/v1/chat/completions", json=chat(grammar="root ::= nope", stream=True))
+    responses = await tenant.client.post(
+        "/v1/responses", json={"model": "tiny", "input": "x", "text": {"format": {"type": "json_object"}}}
+    )
+    turn = await tenant.client.post(
+        f"/v1/sessions/{session}/turns", json={"input": "x", "response_format": {"type": "json_object"}}
+    )
+
+    told = [(answer.status_code, answer.json()["error"]["param"]) for answer in (streamed, responses, turn)]
+    assert told == [(400, "grammar"), (400, "text.format"), (422, "response_format")]
+
+
+async def test_a_dead_end_ends_that_answer_alone(gateway: Gateway, tenant: TestTenant) -> None:
+    """Once tokens have been streamed it is an error event with its code, and no [DONE]."""
+    gateway.engine.breaks_after = 2
+    gateway.engine.breakage = InvalidRequest("No token fits.", code="grammar_dead_end")
+
+    text = (await tenant.client.post("/v1/chat/completions", json=chat(regex="a+", stream=True))).text
+
+    assert json.loads(text.rsplit("data: ", 1)[1])["error"] | {"message": ""} == {
+        "message": "", "type": "invalid_request_error", "param": "regex", "code": "grammar_dead_end",
+    }  # fmt: skip
+
+
+async def test_strict_is_not_shown_to_the_model(gateway: Gateway, tenant: TestTenant) -> None:
+    """It changes what is enforced, and not one token of the prompt."""
+    spellings: list[dict[str, Any]] = [{}, {"strict": True}, {"strict": False}]
+    for fields in spellings:
+        await tenant.client.post("/v1/chat/completions", json=chat(tools=[tool(**fields)]))
+
+    assert len({request.prompt_token_ids for request in gateway.engine.requests}) == 1

@@ -1,0 +1,120 @@
+"""The embedded engine's process: started, waited for, restarted, ended, and never left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from graftwork.api.server.engine_process import child_orders
+from graftwork.api.server.engine_supervisor import EngineChild
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.settings import Settings
+from tests.api.fakes import FakeEngine, describe
+
+LIVES = "import json, sys; json.loads(sys.stdin.buffer.readline()); sys.stdin.buffer.read()"
+DIES = "raise SystemExit(3)"
+
+
+class SlowEngine(FakeEngine):
+    """Answers the third time it is asked."""
+
+    asked = 0
+
+    async def describe(self):  # type: ignore[no-untyped-def]
+        self.asked += 1
+        if self.asked < 3:
+            raise CapacityAbsent("not yet")
+        return describe()
+
+
+class AbsentEngine(FakeEngine):
+    """Never answers."""
+
+    async def describe(self):  # type: ignore[no-untyped-def]
+        raise CapacityAbsent("not yet")
+
+
+def child(program: str, restart_after_s: float = 0.0) -> EngineChild:
+    return EngineChild(
+        Settings(), "unix:/nowhere", ManualClock(), command=(sys.executable, "-c", program), backoff_s=restart_after_s
+    )
+
+
+@pytest.fixture
+async def living() -> AsyncIterator[EngineChild]:
+    engine_child = child(LIVES)
+    await engine_child.start(SlowEngine(), lambda _: None)
+    yield engine_child
+    await engine_child.stop()
+
+
+async def test_start_and_stop(living: EngineChild) -> None:
+    """A child lives once it answers, and is gone when stop returns."""
+    process_id = living.process_id
+    assert process_id is not None
+    os.kill(process_id, 0)
+
+    await living.stop()
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(process_id, 0)
+
+
+async def test_restart(living: EngineChild) -> None:
+    """A child that dies is followed by another."""
+    first = living.process_id
+    assert first is not None
+    born = living.next_birth
+
+    os.kill(first, signal.SIGKILL)
+    await asyncio.wait_for(born.wait(), 20)
+
+    second = living.process_id
+    assert second not in (None, first)
+
+
+async def test_stillbirth() -> None:
+    """A child that ends before it ever answered is an error with its status, and is not started again."""
+    engine_child = child(DIES)
+
+    with pytest.raises(CapacityAbsent, match="status 3"):
+        await engine_child.start(AbsentEngine(), lambda _: None)
+    await engine_child.stop()
+
+
+async def test_lifeline() -> None:
+    """A child whose parent is gone ends by itself."""
+    program = (
+        "import os, sys, threading, signal\n"
+        "from graftwork.api.server.engine_process import watch_parent\n"
+        "watch_parent(sys.stdin.fileno())\n"
+        "print('watching', flush=True)\n"
+        "signal.pause()\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"watching\n"
+
+    process.stdin.close()
+
+    assert await asyncio.wait_for(process.wait(), 10) == -signal.SIGTERM
+
+
+def test_orders_hold_no_secret() -> None:
+    """An engine is told how to run, and none of the gateway's secrets."""
+    settings = Settings(
+        data_dir=Path("x"), admin_key="gwa_a_secret", pepper="a secret", database_url="postgresql://secret"
+    )
+
+    orders = child_orders(settings, "unix:/x")
+
+    assert b"unix:/x" in orders
+    assert b"secret" not in orders

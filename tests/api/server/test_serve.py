@@ -1,0 +1,92 @@
+"""`graftwork serve --demo` as a process: ready, serving, restarting its engine, and gone without a trace."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+PROGRAM = """
+import sys
+from graftwork.api.server.serve import serve
+from graftwork.platform.settings import Settings
+serve(Settings.from_environment({"demo": True, "port": 0, "data_dir": sys.argv[1]}))
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A server that has just been started."""
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def url_when_ready(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if found := re.search(r"at (http://\S+)", line):
+            return found[1]
+    raise AssertionError("the server ended before it was ready")
+
+
+def ask(url: str, data_dir: Path) -> httpx.Response:
+    key = json.loads((data_dir / "demo-keys.json").read_text())["Plain Labs"]
+    body = {"model": "graftwork-demo", "prompt": "Hello", "max_tokens": 4}
+    return httpx.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+
+def engine_of(server: subprocess.Popen[str]) -> psutil.Process:
+    (engine,) = psutil.Process(server.pid).children()
+    return engine
+
+
+@pytest.mark.slow
+def test_life(server: subprocess.Popen[str], tmp_path: Path) -> None:
+    """It serves real tokens, survives its engine's death, and after SIGTERM nothing is left of it."""
+    url = url_when_ready(server)
+    assert ask(url, tmp_path).json()["usage"]["completion_tokens"] == 4
+    engine_of(server).kill()
+    deadline = time.monotonic() + 60
+    while ask(url, tmp_path).status_code != 200:
+        assert time.monotonic() < deadline
+    engine = engine_of(server)
+
+    server.send_signal(signal.SIGTERM)
+
+    assert server.wait(30) == 0
+    assert not engine.is_running()
+
+
+@pytest.mark.slow
+def test_sudden_death(server: subprocess.Popen[str]) -> None:
+    """An engine whose supervisor was killed ends by itself."""
+    url_when_ready(server)
+    engine = engine_of(server)
+
+    os.kill(server.pid, signal.SIGKILL)
+
+    engine.wait(30)
+    assert not engine.is_running()
+
+
+@pytest.mark.slow
+def test_impatience(server: subprocess.Popen[str]) -> None:
+    """A signal while the engine starts ends both, and is no failure."""
+    assert server.stdout is not None
+    next(line for line in server.stdout if "1 s" in line)
+    engine = engine_of(server)
+
+    server.send_signal(signal.SIGINT)
+
+    assert server.wait(30) == 0
+    assert not engine.is_running()

@@ -1,0 +1,72 @@
+"""How an engine comes to apply adapters the way it does."""
+
+import logging
+import sys
+
+import pytest
+import torch
+
+from graftwork.engine.build.lora import build_lora
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora import cpu_backend as native_lora
+from graftwork.engine.lora.backend import LoraBackend
+from graftwork.engine.lora.cpu_backend import CpuLora
+from graftwork.engine.lora.torch_backend import TorchLora
+from graftwork.engine.model.config import read_model_config
+from graftwork.platform.errors import InvalidRequest
+from tests.engine.conftest import Lab
+
+
+def build(lab: Lab, kernels: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoraBackend:
+    config = EngineConfig(lab.base, lora_kernels=kernels)
+    return build_lora(config, read_model_config(lab.base), torch.device(device), dtype)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "native"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_is_served_by_its_own_kernel(lab: Lab, kernels: str, dtype: torch.dtype) -> None:
+    """Unless torch is asked for; Triton is not even looked for."""
+    assert isinstance(build(lab, kernels, dtype), CpuLora)
+    assert isinstance(build(lab, "torch", dtype), TorchLora)
+
+
+def refuse(*arguments: object) -> None:
+    raise OSError("no memory may be written and executed")
+
+
+@pytest.mark.parametrize("obstacle", ["numba is not installed", "OSError: no memory may be written", "torch.float16"])
+def test_where_the_kernel_does_not_work_torch_serves_and_the_log_says_why(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, obstacle: str
+) -> None:
+    """Without numba, where it cannot compile, and in a dtype that it does not know; by name it is refused instead."""
+    dtype = torch.float16 if obstacle == "torch.float16" else torch.float32
+    if "numba" in obstacle:
+        monkeypatch.setitem(sys.modules, "numba", None)
+    if "OSError" in obstacle:
+        monkeypatch.setattr(native_lora, "add_to_rows", refuse)
+
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(build(lab, "auto", dtype), TorchLora)
+    with pytest.raises(InvalidRequest, match="lora_kernels torch") as refusal:
+        build(lab, "native", dtype)
+
+    (record,) = caplog.records
+    assert record.message == "lora_kernels_unavailable"
+    assert obstacle in record.__dict__["reason"]
+    assert "decoding" in record.__dict__["loss"]
+    assert obstacle in refusal.value.message
+
+
+@pytest.mark.parametrize(("kernels", "device"), [("triton", "cpu"), ("native", "cuda")])
+def test_kernels_that_are_asked_for_by_name_and_cannot_work_are_refused(lab: Lab, kernels: str, device: str) -> None:
+    """Those of the other device; the message names the setting and the way out."""
+    with pytest.raises(InvalidRequest, match="lora_kernels torch") as refusal:
+        build(lab, kernels, device=device)
+
+    assert refusal.value.param == "lora_kernels"
+
+
+def test_a_name_that_nobody_knows_is_refused(lab: Lab) -> None:
+    """With the names that are known."""
+    with pytest.raises(InvalidRequest, match="auto, native, triton, torch"):
+        build(lab, "cuda")

@@ -1,0 +1,43 @@
+"""The figures that an engine reports."""
+
+from graftwork.engine.core.stats import EngineStats
+from graftwork.platform.metrics import MetricKind, samples
+
+
+def test_the_metrics_keep_their_names() -> None:
+    """Dashboards and inference gateways read these names with these labels."""
+    shown: dict[str, set[tuple[str, ...]]] = {}
+    for metric, _ in samples(EngineStats()):
+        name = metric.name + ("_total" if metric.kind is MetricKind.COUNTER else "")
+        shown.setdefault(name, set()).add(tuple(text for _, text in metric.labels))
+
+    unlabelled = {name for name, labels in shown.items() if labels == {()}}
+    assert unlabelled == {
+        "graftwork_running_requests",
+        "graftwork_waiting_requests",
+        "graftwork_kv_usage_ratio",
+        "graftwork_lora_pool_bytes",
+        "graftwork_adapter_loads_total",
+        "graftwork_preemptions_total",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+    }
+    assert {name: labels for name, labels in shown.items() if name not in unlabelled} == {
+        "graftwork_kv_pages": {
+            *((tier, state) for tier in ("device", "host") for state in ("free", "owned", "in_flight")),
+            ("disk", "owned"),
+        },
+        "graftwork_kv_disk_troubles_total": {("corrupt_file",), ("foreign_file",), ("failed_operation",)},
+        "graftwork_draft_tokens_total": {("forced",), ("accepted",), ("rejected",)},
+    }
+
+
+def test_the_results_of_drafts_are_disjoint() -> None:
+    """Each verified draft token is shown under one result, so that their sum is what was drafted."""
+    stats = EngineStats(forced_drafts=2, accepted_drafts=4, rejected_drafts=4)
+
+    shown = {dict(metric.labels).get("result"): value for metric, value in samples(stats)}
+
+    assert (shown["forced"], shown["accepted"], shown["rejected"]) == (2, 4, 4)
+    assert (stats.accepted_tokens, stats.drafted_tokens) == (6, 10)

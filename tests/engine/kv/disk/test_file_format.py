@@ -1,0 +1,56 @@
+"""Tests the header of a file of pages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.engine.kv.disk.file_format import (
+    BLOCK_BYTES,
+    MAX_PAGES,
+    DamagedFile,
+    ForeignFile,
+    PageFileHeader,
+    decode_header,
+    header_bytes,
+    promised_header_bytes,
+)
+from tests.engine.disk_lab import LAYOUT, chain, domain_named
+
+
+def header_of(num_pages: int, page_bytes: int = 64) -> PageFileHeader:
+    keys = tuple(chain("a", num_pages))
+    return PageFileHeader(LAYOUT, domain_named("x"), page_bytes, keys, tuple(key[:16] for key in keys))
+
+
+@given(st.integers(1, MAX_PAGES), st.integers(1, 2**40))
+def test_a_header_is_read_as_it_was_written(num_pages: int, page_bytes: int) -> None:
+    """The first block gives the header's length in whole blocks, and decoding returns every field."""
+    header = header_of(num_pages, page_bytes)
+
+    encoded = header.encode()
+
+    assert promised_header_bytes(encoded[:BLOCK_BYTES]) == len(encoded) == header_bytes(num_pages)
+    assert len(encoded) % BLOCK_BYTES == 0
+    assert decode_header(encoded) == header
+
+
+@given(st.data())
+def test_a_changed_header_is_refused_or_decodes_the_same(data: st.DataObject) -> None:
+    """One flipped bit is damage, makes another version, or is in the padding."""
+    header = header_of(3)
+    encoded = bytearray(header.encode())
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+
+    try:
+        decoded = decode_header(bytes(encoded))
+    except (DamagedFile, ForeignFile):
+        return
+
+    assert decoded == header
+
+
+@pytest.mark.parametrize("length", [0, 7, 40, 200])
+def test_a_truncated_header_is_damage(length: int) -> None:
+    """A file that ends inside its header is damaged."""
+    with pytest.raises(DamagedFile):
+        decode_header(header_of(3).encode()[:length])

@@ -1,0 +1,70 @@
+"""The probe before an adapter is served: it passes what is built right, and names what is not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graftwork.engine.build.devices import load_decoder
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora.fuse import build_resident
+from graftwork.engine.lora.verify import probe_adapter
+from graftwork.engine.lora.weights import AdapterWeights
+from graftwork.engine.model.config import read_model_config
+from graftwork.engine.model.weights import DecoderWeights
+from graftwork.platform.errors import ValidationFailed
+from tests.engine.graft_lab import KINDS, GraftLab, make_graft_lab
+from tests.engine.random_models import make_base
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> GraftLab:
+    return make_graft_lab(make_base(tmp_path_factory.mktemp("probe") / "base"))
+
+
+def base_of(lab: GraftLab, dtype: torch.dtype) -> DecoderWeights:
+    return load_decoder(EngineConfig(lab.base), read_model_config(lab.base), torch.device("cpu"), dtype).weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["rank-3", "rank-128", *KINDS])
+def test_an_adapter_that_is_built_right_passes(lab: GraftLab, name: str, dtype: torch.dtype) -> None:
+    """Of every kind that is served."""
+    base = base_of(lab, dtype)
+
+    probe_adapter(lab.weights[name], build_resident(lab.weights[name], base, dtype), base, dtype)
+
+
+def turned(weights: AdapterWeights, part: str) -> AdapterWeights:
+    """The same adapter, one matrix of it with another sign."""
+    match part:
+        case "embedding" | "head":
+            pair = getattr(weights, part)
+            return replace(weights, **{part: replace(pair, B=-pair.B)})
+        case "saved_embedding" | "saved_head":
+            return replace(weights, **{part: -getattr(weights, part)})
+    pair = weights.pairs[1, part]
+    return replace(weights, pairs=weights.pairs | {(1, part): replace(pair, B=-pair.B)})
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "word"),
+    [
+        ("rank-8", "down_proj", "layer 1, down_proj"),
+        ("rank-8", "k_proj", "layer 1, q_proj, k_proj"),
+        ("dora", "up_proj", "layer 1, gate_proj"),
+        ("lora-bias", "q_proj", "layer 1, q_proj"),
+        ("embedding", "embedding", "embed_tokens"),
+        ("head", "head", "lm_head"),
+        ("saved", "saved_embedding", "embed_tokens"),
+        ("saved", "saved_head", "lm_head"),
+    ],
+)
+def test_an_adapter_that_is_built_from_other_matrices_is_named(lab: GraftLab, name: str, part: str, word: str) -> None:
+    """One matrix of one layer has another sign in the engine than in the file."""
+    base = base_of(lab, torch.float32)
+    resident = build_resident(turned(lab.weights[name], part), base, torch.float32)
+
+    with pytest.raises(ValidationFailed, match=word) as caught:
+        probe_adapter(lab.weights[name], resident, base, torch.float32)
+    assert caught.value.code == "adapter_probe_failed"

@@ -1,0 +1,75 @@
+"""Reading checkpoints: what is refused, and what a fingerprint depends on."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.model.config import read_model_config
+from graftwork.engine.model.fingerprint import fingerprint
+from graftwork.platform.errors import InvalidRequest
+from tests.engine.conftest import Lab
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def edited(base: Path, folder: Path, edit: Edit, name: str = "config.json") -> Path:
+    """A copy of a model folder with one JSON file changed."""
+    shutil.copytree(base, folder)
+    content = json.loads((folder / name).read_text())
+    edit(content)
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("damage", ["missing", "misshapen"])
+def test_a_tensor_that_is_missing_or_misshapen_is_named(lab: Lab, tmp_path: Path, damage: str) -> None:
+    """The engine does not start, and says which tensor is at fault."""
+    folder = tmp_path / "model"
+    shutil.copytree(lab.base, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    wrong = tensors.pop(name)[:-1].contiguous()
+    save_file(tensors | ({name: wrong} if damage == "misshapen" else {}), folder / "model.safetensors")
+
+    with pytest.raises(InvalidRequest, match=name.replace(".", r"\.")):
+        build_engine(EngineConfig(model=folder), lambda _: lab.source)
+
+
+def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
+    """Neither config.json nor weights: each is asked for by name."""
+    with pytest.raises(InvalidRequest, match=r"config\.json"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="safetensors"):
+        fingerprint(tmp_path)
+
+
+def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed(lab: Lab) -> None:
+    """Whatever a valid request may need must fit into an empty pool."""
+    keys_and_values, layers, context, kv_width, itemsize = 2, 2, 256, 16, 4
+    needed = keys_and_values * layers * context * kv_width * itemsize
+
+    with pytest.raises(InvalidRequest, match=f"Give at least {needed} bytes"):
+        build_engine(EngineConfig(model=lab.base, dtype="float32", device_bytes=1000), lambda _: lab.source)
+
+
+def test_a_fingerprint_is_of_the_bytes_and_not_of_the_place(lab: Lab, tmp_path: Path) -> None:
+    """A copy has the same; one changed weight, or one changed setting, has another."""
+    copy, changed = tmp_path / "copy", tmp_path / "changed"
+    shutil.copytree(lab.base, copy)
+    shutil.copytree(lab.base, changed)
+    tensors = load_file(changed / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + torch.tensor(1e-3)
+    save_file(tensors, changed / "model.safetensors")
+    reconfigured = edited(lab.base, tmp_path / "reconfigured", lambda config: config.update({"rms_norm_eps": 1e-5}))
+
+    assert fingerprint(copy) == fingerprint(lab.base)
+    assert len({fingerprint(folder) for folder in (lab.base, changed, reconfigured)}) == 3

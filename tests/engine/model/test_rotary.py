@@ -1,0 +1,87 @@
+"""Rotary frequencies and tables against transformers' own, bit by bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from graftwork.engine.model.rope_config import read_rope_config
+from graftwork.engine.model.rotary import RotaryTable, rotary_frequencies
+
+HEAD_DIM, CONTEXT = 32, 512
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "large theta": {"rope_type": "default", "rope_theta": 1_000_000},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": LLAMA3 | {"rope_theta": 500_000.0},
+    "llama3 of another band": LLAMA3 | {"factor": 32, "low_freq_factor": 0.5, "high_freq_factor": 8},
+    "yarn": YARN,
+    "yarn with a given attention factor": YARN | {"attention_factor": 0.75},
+    "yarn with mscale": YARN | {"mscale": 1.5, "mscale_all_dim": 0.7},
+    "yarn untruncated": YARN | {"truncate": False, "beta_fast": 20, "beta_slow": 2},
+    "yarn of equal bounds": YARN | {"beta_fast": 22, "beta_slow": 21},
+    "yarn of bounds below the first pair": YARN | {"beta_fast": 5000, "beta_slow": 4000},
+    "yarn without a factor": {**YARN, "factor": None},
+}
+
+
+def config_of(settings: dict[str, Any]) -> LlamaConfig:
+    """A Llama that turns its positions by these settings."""
+    rope = {"rope_theta": 10_000.0} | settings
+    return LlamaConfig(
+        hidden_size=4 * HEAD_DIM, num_attention_heads=4, max_position_embeddings=CONTEXT, rope_parameters=rope
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_frequencies_and_tables_equal_those_of_transformers(settings: dict[str, Any]) -> None:
+    """Frequencies, attention factor, cosines and sines of every position have the same bits."""
+    config = config_of(settings)
+    reference = LlamaRotaryEmbedding(config)
+    positions = torch.arange(CONTEXT)
+
+    rope = read_rope_config(config.to_dict())
+    table = RotaryTable(HEAD_DIM, rope, CONTEXT, torch.device("cpu"))
+
+    assert torch.equal(rotary_frequencies(HEAD_DIM, rope), reference.inv_freq)
+    assert rope.attention_factor == reference.attention_scaling
+    expected = reference(torch.empty(0), positions[None])
+    for ours, theirs in zip(table.at(positions), expected, strict=True):
+        assert torch.equal(ours.squeeze(1), theirs.squeeze(0))
+
+
+def test_ntk_by_length_changes_nothing_within_the_context() -> None:
+    """Up to max_position_embeddings, which no request exceeds, the dynamic type is the default one."""
+    config = config_of({"rope_type": "dynamic", "factor": 2.5})
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=CONTEXT)
+    beyond, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=CONTEXT + 1)
+
+    ours = rotary_frequencies(HEAD_DIM, read_rope_config(config.to_dict()))
+
+    assert torch.equal(ours, expected)
+    assert not torch.equal(ours, beyond)
+
+
+def test_queries_are_turned_in_fp32_and_rounded_once() -> None:
+    """A rotation of bf16 values is the fp32 rotation, rounded."""
+    table = RotaryTable(HEAD_DIM, read_rope_config(config_of({}).to_dict()), CONTEXT, torch.device("cpu"))
+    x = torch.randn(5, 3, HEAD_DIM, generator=torch.Generator().manual_seed(1)).bfloat16()
+    cos, sin = table.at(torch.tensor([0, 1, 7, 100, 511]))
+
+    turned = table.rotate(x, cos, sin)
+
+    pairs = torch.view_as_complex(torch.stack(x.double().chunk(2, dim=-1), dim=-1))
+    exact = pairs * torch.complex(cos, sin)[..., : HEAD_DIM // 2]
+    assert torch.equal(turned, torch.cat([exact.real, exact.imag], dim=-1).bfloat16())

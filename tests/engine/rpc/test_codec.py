@@ -1,0 +1,97 @@
+"""What crosses the wire arrives as it was sent."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.engine.core.events import TokenLogprobs, TokensGenerated
+from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.rpc import codec
+from graftwork.platform.ids import IsolationDomain, RequestId
+
+token_ids = st.integers(0, 2**31 - 1)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+samplings = st.builds(
+    SamplingParams,
+    max_tokens=token_ids,
+    temperature=numbers,
+    top_k=st.none() | token_ids,
+    top_p=numbers,
+    min_p=numbers,
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    min_tokens=token_ids,
+    stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    presence_penalty=numbers,
+    frequency_penalty=numbers,
+    repetition_penalty=numbers,
+    logit_bias=st.lists(st.tuples(token_ids, numbers), max_size=3).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
+    choice=token_ids,
+)
+
+
+def request(sampling: SamplingParams, **options: Any) -> EngineRequest:
+    return EngineRequest(RequestId("req_1"), (1, 2), sampling, IsolationDomain(b"tenant"), **options)
+
+
+@given(sampling=samplings)
+def test_a_request_arrives_as_it_was_sent(sampling: SamplingParams) -> None:
+    """Every sampling field, and what is None stays None."""
+    sent = request(sampling, adapters=(AdapterUse("sha256:a", 0.5),), tier=ServiceTier.FLEX)
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(SamplingParams)])
+def test_no_sampling_field_is_left_behind(field: str) -> None:
+    """Any field changed alone changes what arrives."""
+    changed: dict[str, Any] = {"stop_token_ids": (4,), "ignore_eos": True, "logit_bias": ((1, 2.0),)}
+    sampling = SamplingParams(**{"max_tokens": 1, field: changed.get(field, 7)})
+
+    arrived = codec.request_from_wire(codec.request_to_wire(request(sampling))).sampling
+
+    assert getattr(arrived, field) == changed.get(field, 7)
+
+
+def test_a_sampling_field_of_another_version_is_refused() -> None:
+    """The engine does not answer without it: it could change the answer."""
+    submit = codec.request_to_wire(request(SamplingParams(max_tokens=1)))
+    submit.sampling_json = '{"max_tokens": 1, "typical_p": 0.9}'
+
+    with pytest.raises(ValueError, match="typical_p"):
+        codec.request_from_wire(submit)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(EngineStats)])
+def test_no_figure_is_left_behind(field: str) -> None:
+    """Any figure changed alone changes what arrives."""
+    changed: Any = ("sha256:a",) if field.endswith("adapters") else 7
+    sent = EngineStats(**{field: changed})
+
+    assert codec.stats_from_wire(codec.stats_to_wire(sent)) == sent != EngineStats()
+
+
+def test_a_figure_of_another_version_is_ignored() -> None:
+    """The gateway shows the figures that it knows."""
+    message = codec.stats_to_wire(EngineStats(steps=3))
+    message.fields_json = message.fields_json.replace('"steps"', '"unknown": 1, "steps"')
+
+    assert codec.stats_from_wire(message) == EngineStats(steps=3)
+
+
+@given(
+    st.lists(
+        st.tuples(token_ids, st.builds(TokenLogprobs, numbers, st.lists(st.tuples(token_ids, numbers)).map(tuple)))
+    )
+)
+def test_tokens_arrive_with_their_logprobs(scored: list[tuple[int, TokenLogprobs]]) -> None:
+    """Tokens, scores and alternatives, each with its own."""
+    sent = TokensGenerated(tuple(token for token, _ in scored), tuple(score for _, score in scored))
+
+    assert codec.event_from_wire(codec.output_to_wire(RequestId("req_1"), sent)) == sent

@@ -1,0 +1,237 @@
+"""The engine behind gRPC: the client sees what the loop says, and failures are typed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from graftwork.engine.core.events import PromptAdmitted, RequestFinished, TokensGenerated
+from graftwork.engine.core.requests import AdapterUse, EngineRequest
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.messages import ReadStats
+from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.engine.rpc.server import EngineServer
+from graftwork.platform.errors import CapacityAbsent, CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound
+from graftwork.platform.ids import IsolationDomain, RequestId, new_id
+from tests.engine.conftest import Lab
+
+Connect = Callable[[], GrpcEngineClient]
+
+
+@pytest.fixture
+async def connect(lab: Lab, tmp_path: Path) -> AsyncIterator[Connect]:
+    """A served engine of two places and a short queue, and clients of it."""
+    address = f"unix:{tmp_path}/engine.sock"
+    server = EngineServer(lab.engine(max_running=2, max_waiting=2).engine, address)
+    await server.start()
+    clients: list[GrpcEngineClient] = []
+
+    def make() -> GrpcEngineClient:
+        clients.append(GrpcEngineClient(address))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.close()
+    await server.stop()
+
+
+def request(prompt: list[int], adapter: str | None = None, **sampling: object) -> EngineRequest:
+    options = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True} | sampling
+    return EngineRequest(
+        request_id=RequestId(new_id("req")),
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(**options),  # type: ignore[arg-type]
+        domain=IsolationDomain(b"tenant"),
+        adapters=(AdapterUse(adapter),) if adapter is not None else (),
+    )
+
+
+async def until(client: GrpcEngineClient, condition: Callable[[EngineStats], bool]) -> EngineStats:
+    """Ask again until the engine says so; each question waits for the loop, so this needs no sleep."""
+    for _ in range(10_000):
+        stats = await client.stats()
+        if condition(stats):
+            return stats
+    raise AssertionError(f"never happened; the engine last said {stats}")
+
+
+async def test_a_request_is_answered_in_order(connect: Connect) -> None:
+    """First that it was admitted, then tokens, last how it ended."""
+    client = connect()
+
+    events = [event async for event in client.generate(request([5, 6, 7], "sha256:wide"))]
+
+    assert isinstance(events[0], PromptAdmitted)
+    assert isinstance(events[-1], RequestFinished)
+    tokens = [token for event in events[1:-1] if isinstance(event, TokensGenerated) for token in event.token_ids]
+    assert len(tokens) == events[-1].completion_tokens == 6
+
+
+async def test_a_prediction_and_what_came_of_it_cross(connect: Connect) -> None:
+    """Predicted its own answer, the engine drafts from it, and says so at the end and in its figures."""
+    client = connect()
+    events = [event async for event in client.generate(request([5, 6, 7]))]
+    answer = tuple(token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids)
+
+    again = replace(request([5, 6, 7]), prediction_token_ids=answer)
+    *_, finished = [event async for event in client.generate(again)]
+
+    assert isinstance(finished, RequestFinished)
+    assert (finished.drafts.accepted_prediction_tokens, finished.drafts.rejected_prediction_tokens) == (len(answer), 0)
+    stats = await client.stats()
+    assert 0 < finished.drafts.accepted_tokens <= finished.drafts.drafted_tokens <= stats.drafted_tokens
+    assert stats.drafted_tokens >= stats.accepted_tokens >= finished.drafts.accepted_tokens
+
+
+async def test_the_description_crosses_whole(connect: Connect, lab: Lab) -> None:
+    """Every field of the description arrives as it was sent."""
+    description = await connect().describe()
+
+    assert description == lab.engine(max_running=2, max_waiting=2).engine.description
+
+
+async def test_requests_of_several_clients_share_steps(connect: Connect) -> None:
+    """Two clients, four requests: all are answered, and some step served two adapters."""
+    clients = [connect(), connect()]
+    for adapter in ("sha256:wide", "sha256:narrow"):
+        _ = [event async for event in clients[0].generate(request([5], adapter))]
+
+    async def collect(number: int) -> int:
+        adapter = "sha256:wide" if number % 2 else "sha256:narrow"
+        events = [e async for e in clients[number // 2].generate(request([9, number + 2], adapter, max_tokens=30))]
+        return sum(len(event.token_ids) for event in events if isinstance(event, TokensGenerated))
+
+    assert await asyncio.gather(*(collect(number) for number in range(4))) == [30] * 4
+    assert (await clients[0].stats()).max_adapters_in_a_step == 2
+
+
+async def test_closing_a_stream_frees_its_pages(connect: Connect) -> None:
+    """A reader that leaves after two events holds nothing any more: what is left of it is cache."""
+    client = connect()
+    before = await client.stats()
+    stream = client.generate(request([5] * 30, max_tokens=200))
+    await anext(stream)
+    await anext(stream)
+
+    await stream.aclose()
+
+    after = await until(client, lambda stats: stats.running_requests == 0)
+    assert after.active_pages == before.active_pages == 0
+    assert after.free_pages + after.cached_pages == before.free_pages + before.cached_pages
+
+
+async def test_a_client_that_is_gone_frees_its_pages(connect: Connect) -> None:
+    """Hanging up cancels everything that was submitted on the conversation."""
+    watcher, leaver = connect(), connect()
+    streams = [leaver.generate(request([5] * 20, max_tokens=200)) for _ in range(3)]
+    await asyncio.gather(*(anext(stream) for stream in streams[:2]))
+
+    await leaver.close()
+
+    stats = await until(watcher, lambda stats: stats.running_requests + stats.waiting_requests == 0)
+    assert stats.active_pages == 0
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_errors_keep_their_class_and_fields(connect: Connect) -> None:
+    """A full queue, a prompt too long and an unknown adapter are the engine's own errors on the client's side."""
+    client = connect()
+    with pytest.raises(ContextLengthExceeded, match="300 tokens") as too_long:
+        await anext(client.generate(request([5] * 300)))
+    with pytest.raises(NotFound):
+        await anext(client.generate(request([5], "sha256:nowhere")))
+
+    crowd = [client.generate(request([5, n + 2], max_tokens=240)) for n in range(5)]
+    results = await asyncio.gather(*(anext(stream) for stream in crowd), return_exceptions=True)
+
+    refused = [result for result in results if isinstance(result, CapacityContended)]
+    assert refused
+    assert all(error.retry_after_s for error in refused)
+    assert too_long.value.param == "prompt"
+    for stream in crowd:
+        await stream.aclose()
+
+
+async def test_a_forgotten_domain_has_nothing_cached(connect: Connect) -> None:
+    """What a domain's request left is reclaimed at once, and a second one finds nothing of it."""
+    client = connect()
+    prompt = request(list(range(5, 45)))
+    _ = [event async for event in client.generate(prompt)]
+    assert (await client.stats()).cached_pages > 0
+
+    await client.forget_domain(prompt.domain)
+
+    assert (await client.stats()).cached_pages == 0
+
+
+async def test_a_request_that_cannot_be_read_ends_alone(connect: Connect) -> None:
+    """A gateway of a later version asks for a class of service that is not known here: it is told so, and what it
+    sends behind that is served."""
+    client = connect()
+    unheard_of = replace(request([5]), tier="overnight")  # type: ignore[arg-type]
+
+    async with asyncio.timeout(20):
+        with pytest.raises(InvalidRequest, match="overnight"):
+            await anext(client.generate(unheard_of))
+        events = [event async for event in client.generate(request([5, 6]))]
+
+    assert isinstance(events[-1], RequestFinished)
+
+
+async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With nobody at the address, every call is CapacityAbsent with a time to try again."""
+    client = GrpcEngineClient(f"unix:{tmp_path}/nobody.sock")
+
+    with pytest.raises(CapacityAbsent, match="No engine") as absent:
+        await anext(client.generate(request([5])))
+    with pytest.raises(CapacityAbsent):
+        await client.describe()
+
+    assert absent.value.retry_after_s
+    assert "nobody.sock" not in absent.value.message
+    assert "nobody.sock" in caplog.records[0].address  # type: ignore[attr-defined]
+    await client.close()
+
+
+async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
+    """When the engine stops in mid-stream the request fails typed; with a new engine the same client goes on."""
+    address = f"unix:{tmp_path}/engine.sock"
+    first = EngineServer(lab.engine().engine, address)
+    await first.start()
+    client = GrpcEngineClient(address)
+    stream = client.generate(request([5, 6], max_tokens=250))
+    await anext(stream)
+
+    await first.stop()
+    with pytest.raises(CapacityAbsent):
+        _ = [event async for event in stream]
+    second = EngineServer(lab.engine().engine, address)
+    await second.start()
+    events = [event async for event in client.generate(request([5, 6]))]
+
+    assert isinstance(events[-1], RequestFinished)
+    await client.close()
+    await second.stop()
+
+
+async def test_an_engine_whose_loop_ends_by_an_error_says_so(lab: Lab, tmp_path: Path) -> None:
+    """A bug in the loop's own thread is not a process that answers `Describe` and serves nobody: it is told to end."""
+    engine = lab.engine().engine
+    server = EngineServer(engine, f"unix:{tmp_path}/engine.sock")
+    await server.start()
+
+    def fail(stats: EngineStats) -> None:
+        raise ZeroDivisionError(stats.steps)
+
+    engine.loop.inbox.put(ReadStats(fail))
+    await asyncio.wait_for(server.has_died.wait(), 20)
+
+    assert server.has_died.is_set()
+    await server.stop()

@@ -1,0 +1,98 @@
+"""A plan as tensors: the order of rows, and what attention is told."""
+
+import torch
+
+from graftwork.engine.core.batch_invariance import BatchInvariance
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.core.step import RequestSlice, StepPlan
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, padded_pages
+from graftwork.platform.ids import RequestId
+
+NULL_PAGE = 99
+FREE = BatchInvariance(1, 1)
+
+
+def uses(adapter: str | None) -> tuple[AdapterUse, ...]:
+    return () if adapter is None else (AdapterUse(adapter),)
+
+
+def piece(name: str, start: int, count: int, pages: list[int], adapter: str | None = None) -> RequestSlice:
+    tokens = tuple(range(100 * len(name), 100 * len(name) + count))
+    return RequestSlice(RequestId(name), tokens, start, tuple(map(PageId, pages)), uses(adapter), ())
+
+
+def builder(rules: BatchInvariance = FREE) -> BatchBuilder:
+    return BatchBuilder(page_tokens=4, null_page=NULL_PAGE, device=torch.device("cpu"), rules=rules)
+
+
+def test_each_adapter_has_one_run_of_rows_however_the_requests_arrive() -> None:
+    """Slices of two adapters and the base, interleaved, come to one run an adapter, base rows in none."""
+    plan = StepPlan(
+        (
+            piece("a", 5, 1, [1, 2], "x"),
+            piece("b", 0, 2, [3]),
+            piece("c", 0, 3, [4], "y"),
+            piece("d", 8, 1, [5, 6, 7], "x"),
+        )
+    )
+
+    batch = builder().build(plan)
+
+    assert batch.adapter_runs == (AdapterRun(uses("x"), 2, 4, 0, 0, (2, 3)), AdapterRun(uses("y"), 4, 7, 0, 0, ()))
+    assert [piece.request_id for piece in batch.slices] == ["b", "a", "d", "c"]
+
+
+def test_a_row_is_written_where_its_position_lies_in_its_pages() -> None:
+    """Positions 3 to 6 over pages 7 and 2 of four tokens: the last slot of page 7, the first three of page 2."""
+    batch = builder().build(StepPlan((piece("a", 3, 4, [7, 2]),)))
+
+    assert batch.row_pages.tolist() == [7, 2, 2, 2]
+    assert batch.row_offsets.tolist() == [3, 0, 1, 2]
+    assert batch.positions.tolist() == [3, 4, 5, 6]
+
+
+def test_a_page_is_begun_by_whoever_writes_its_first_token() -> None:
+    """Pages that were begun before, or are only read, are not scrubbed again."""
+    batch = builder().build(StepPlan((piece("a", 3, 6, [7, 2, 5]), piece("b", 2, 1, [8]))))
+
+    assert batch.begun_pages.tolist() == [2, 5]
+
+
+def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
+    """Two sequences of 6 and 2 keys: the shorter one's page table is padded with the null page, and masked."""
+    batch = builder().build(StepPlan((piece("a", 5, 1, [1, 2]), piece("b", 1, 1, [3]))))
+
+    (decode,) = batch.decodes
+    assert decode.pages.view(2, 8).tolist() == [[1, 2, *[NULL_PAGE] * 6], [3, *[NULL_PAGE] * 7]]
+    assert decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
+
+
+def test_where_bits_depend_on_lengths_a_sequence_decodes_with_its_like_alone() -> None:
+    """Page tables are padded by their own length: of 5, 6 and 2 pages, the first two share one of 6."""
+    lengths = {"a": 20, "b": 24, "c": 7}
+    plan = StepPlan(tuple(piece(name, size - 1, 1, list(range(-(-size // 4)))) for name, size in lengths.items()))
+
+    batch = builder(BatchInvariance(4, 16)).build(plan)
+
+    assert sorted((len(decode), len(decode.pages) // len(decode)) for decode in batch.decodes) == [(1, 2), (2, 6)]
+    assert all(size <= padded_pages(size) <= max(1.5 * size, size) for size in range(1, 5000))
+
+
+def test_a_small_batch_is_padded_with_rows_of_nobody() -> None:
+    """Two rows become four; the others write behind the null page and are not sampled."""
+    batch = builder(BatchInvariance(4, 16)).build(StepPlan((piece("a", 0, 2, [1]),)))
+
+    assert len(batch.token_ids) == len(batch.positions) == 4
+    assert batch.row_pages.tolist() == [1, 1, NULL_PAGE + 1, NULL_PAGE + 1]
+    assert batch.row_offsets.tolist() == [0, 1, 0, 0]
+    assert batch.num_sampled == 0
+
+
+def test_a_chunk_is_causal_from_its_own_start() -> None:
+    """Rows at positions 2 and 3 see three and four keys."""
+    batch = builder().build(StepPlan((piece("a", 2, 2, [1]),)))
+
+    (chunk,) = batch.chunks
+    assert chunk.visible.sum(dim=-1).tolist() == [3, 4]
+    assert chunk.num_keys == 4

@@ -1,0 +1,136 @@
+"""The cost of a prefill, as the engine goes on learning it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.requests import SessionKey, SessionUse
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.session_commands import SessionVerb
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
+from graftwork.engine.loop import Runner
+from graftwork.engine.runner.prefill_meter import PrefillMeter
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.ids import RequestId
+from tests.engine.harness import Harness, Outcome
+from tests.engine.random_models import FolderSource, make_base
+
+COST = LoadCost(TransferCost(0.0, 0.1), TransferCost(0.0, 0.1), PrefillCost(0.001, 0.0, 0.0))
+"""A page of 4 tokens is computed 25 times faster than it is loaded."""
+SAMPLE = SampleSpec(SamplingParams(max_tokens=1), seed=0, position=0)
+
+
+def piece(name: str, start: int, num_tokens: int, *, samples: bool, num_drafts: int = 0) -> RequestSlice:
+    """A part of one prompt, with the row after its last token sampled or not."""
+    pages = tuple(PageId(page) for page in range((start + num_tokens) // 4 + 1))
+    specs = (SAMPLE,) * (1 + num_drafts) if samples else ()
+    return RequestSlice(RequestId(name), (7,) * num_tokens, start, pages, (), specs)
+
+
+class Steps:
+    """A meter whose steps take as long as the test says."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.costs = CostTracker(COST)
+        self.meter = PrefillMeter(self.costs, self.clock)
+
+    def take(self, seconds: float, *pieces: RequestSlice, waited: bool = False) -> None:
+        self.meter.step_begins()
+        self.clock.advance(seconds)
+        self.meter.step_ended(StepPlan(pieces), waited=waited)
+
+    @property
+    def token_s(self) -> float:
+        return self.costs.cost.prefill.token_s
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_prefill_moves_the_estimate_towards_the_time_that_it_took(factor: float) -> None:
+    """Enough prefills that take another time than expected are expected to take that time."""
+    steps = Steps()
+
+    for number in range(100):
+        steps.take(factor * 0.1, piece(f"r{number}", 0, 100, samples=True))
+
+    assert steps.token_s == pytest.approx(factor * COST.prefill.token_s, rel=0.01)
+
+
+def test_the_steps_of_a_chunked_prefill_count_together() -> None:
+    """Chunks before the last are not waited for, so that only their sum is a measurement."""
+    whole, chunked = Steps(), Steps()
+
+    whole.take(1.0, piece("r", 0, 100, samples=True))
+    chunked.take(0.1, piece("r", 0, 60, samples=False))
+    chunked.take(0.9, piece("r", 60, 40, samples=True))
+
+    assert chunked.token_s == whole.token_s > COST.prefill.token_s
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        lambda steps: steps.take(9.0, piece("a", 0, 100, samples=True), piece("b", 50, 1, samples=True)),
+        lambda steps: steps.take(9.0, piece("a", 0, 100, samples=True), waited=True),
+        lambda steps: steps.take(9.0, piece("a", 0, 31, samples=True)),
+        lambda steps: steps.take(9.0, piece("a", 0, 100, samples=False)),
+        lambda steps: steps.take(0.0, piece("a", 0, 100, samples=True)),
+        lambda steps: steps.take(9.0, piece("a", 0, 104, samples=True, num_drafts=4)),
+    ],
+    ids=["beside-decodes", "behind-a-copy", "short", "not-waited-for", "no-time", "with-drafts"],
+)
+def test_other_steps_teach_nothing(scene: Callable[[Steps], None]) -> None:
+    """A step tells the cost of a prefill only if it did nothing else and its end was seen."""
+    steps = Steps()
+
+    scene(steps)
+
+    assert steps.costs.cost == COST
+
+
+def test_a_prefill_behind_work_that_was_not_waited_for_teaches_nothing() -> None:
+    """The device may still compute another request's chunk when it begins."""
+    steps = Steps()
+
+    steps.take(0.1, piece("other", 0, 100, samples=False))
+    steps.take(9.0, piece("a", 0, 100, samples=True))
+    untaught = steps.costs.cost
+    steps.take(9.0, piece("b", 0, 100, samples=True))
+
+    assert untaught == COST
+    assert steps.token_s > COST.prefill.token_s
+
+
+class SlowRunner:
+    """Takes a second a token."""
+
+    def __init__(self, runner: Runner, clock: ManualClock) -> None:
+        self._runner = runner
+        self._clock = clock
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._clock.advance(plan.num_tokens)
+        return self._runner.run(plan)
+
+
+def test_an_engine_on_a_device_that_became_slow_loads_what_it_used_to_compute(tmp_path: Path) -> None:
+    """The second turn computes again what is on the host; two slow prefills have taught the third one to load it."""
+    clock = ManualClock()
+    config = EngineConfig(model=make_base(tmp_path / "base"), dtype="float32", page_tokens=4, device_bytes=4 * 2**20)
+    harness = Harness(build_engine(config, lambda _: FolderSource({}, {}), clock, CostTracker(COST, smoothing=1.0)))
+    harness.loop.runner = SlowRunner(harness.loop.runner, clock)
+
+    def turn(prompt: list[int]) -> Outcome:
+        outcome = harness.run(prompt, max_tokens=1, session=SessionUse(SessionKey("ses"), len(prompt) - 1))
+        harness.command(SessionVerb.SUSPEND, "ses", prompt)
+        return outcome
+
+    prompt = [2 + number % 50 for number in range(49)]
+    found = [turn(prompt).cache for _ in range(3)]
+
+    assert [None if cache is None else cache.host_tokens for cache in found] == [0, 0, 48]

@@ -1,0 +1,76 @@
+"""Logprobs against torch's own, and through the whole engine against transformers."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import SampleSpec
+from graftwork.engine.sampling.logprobs import StepLogprobs
+from graftwork.engine.sampling.sampler import choose_tokens
+from tests.engine.conftest import Lab
+from tests.engine.harness import Harness
+
+
+def spec(logprobs: int | None, **params: Any) -> SampleSpec:
+    return SampleSpec(SamplingParams(max_tokens=1, logprobs=logprobs, **params), 0, 0)
+
+
+def test_scores_are_of_the_raw_distribution() -> None:
+    """Bias, ban and temperature move the choice and leave the scores."""
+    logits = torch.tensor([[3.0, 1.0, 2.0]])
+    row = SampleSpec(SamplingParams(max_tokens=1, temperature=0.1, logprobs=2, logit_bias=((1, 50.0),)), 0, 0, (0,))
+    expected = logits.log_softmax(-1)[0].tolist()
+
+    scores = StepLogprobs(logits, [row])
+    (score,) = scores.of(choose_tokens(logits, [row]))
+
+    assert score is not None
+    assert score.logprob == pytest.approx(expected[1])
+    assert [token for token, _ in score.top] == [0, 2]
+    assert [logprob for _, logprob in score.top] == pytest.approx([expected[0], expected[2]])
+
+
+def test_each_row_gets_what_it_wants() -> None:
+    """None, the chosen one alone, and up to twenty; equal ones by token id, whatever the neighbours want."""
+    logits = -torch.arange(50).div(2, rounding_mode="floor").float().repeat(4, 1)  # 0, 0, -1, -1, …
+    wanted = [None, 0, 3, 20]
+
+    scores = StepLogprobs(logits, [spec(number) for number in wanted]).of([7, 7, 7, 7])
+
+    assert scores[0] is None
+    assert [[token for token, _ in score.top] for score in scores if score] == [[], [0, 1, 2], list(range(20))]
+
+
+def test_a_small_vocabulary_has_no_more() -> None:
+    """More likeliest tokens than there are tokens is all of them."""
+    (score,) = StepLogprobs(torch.zeros(1, 5), [spec(20)]).of([0])
+
+    assert score is not None
+    assert len(score.top) == 5
+
+
+def test_an_answers_logprobs_are_those_of_transformers(lab: Lab, make_engine: Callable[..., Harness]) -> None:
+    """Every token comes with its logprob and the five likeliest, with an adapter and in company, to fp32's rounding."""
+    engine = make_engine()
+    prompt = [Random(1).randrange(2, 97) for _ in range(11)]
+    engine.submit([5, 6, 7], max_tokens=9)
+
+    wanted = engine.submit(prompt, adapter="sha256:wide", logprobs=5, max_tokens=6, ignore_eos=True, temperature=0.7)
+    silent = engine.submit(prompt, max_tokens=6)
+    engine.finish()
+
+    with torch.inference_mode():
+        context = torch.tensor([[*prompt, *wanted.token_ids]])
+        logits = lab.references["sha256:wide"](context).logits[0, len(prompt) - 1 : -1]
+    reference = logits.float().log_softmax(dim=-1)
+    assert len(wanted.logprobs) == len(wanted.token_ids) == 6
+    assert silent.logprobs == []
+    for place, (token, score) in enumerate(zip(wanted.token_ids, wanted.logprobs, strict=True)):
+        top = reference[place].topk(5)
+        assert score.logprob == pytest.approx(reference[place, token].item(), abs=2e-4)
+        assert [other for other, _ in score.top] == top.indices.tolist()
+        assert [logprob for _, logprob in score.top] == pytest.approx(top.values.tolist(), abs=2e-4)

@@ -1,0 +1,210 @@
+"""The scheduler over copies that land late, in any order, and fail: nobody computes on KV that is not there."""
+
+from collections import Counter
+from random import Random
+
+from graftwork.engine.core.events import PromptAdmitted, RequestFinished, RequestOutput, TokensGenerated
+from graftwork.engine.core.prefix_keys import PageKey, PrefixScope, page_key
+from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
+from graftwork.engine.core.step import RequestSlice, StepResult
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.transfer.plan import TransferKind
+from graftwork.engine.scheduler.scheduler import Scheduler
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.ids import IsolationDomain, RequestId
+from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab
+from tests.engine.scheduler.test_scheduler import Shelf
+
+PAGE, CONTEXT = 2, 16
+SCOPES = CacheScopes("sha256:model", "float32")
+OWNERS = (b"x", b"y")
+TIERS = (ServiceTier.DEFAULT, ServiceTier.DEFAULT, ServiceTier.FLEX, ServiceTier.PRIORITY)
+Tokens = tuple[int, ...]
+
+
+def next_token(known: Tokens) -> int:
+    """What the model says behind these tokens: each of two, and nothing but them decides which."""
+    return 10 + (sum(token * (place + 3) for place, token in enumerate(known)) // 7) % 2
+
+
+class World:
+    """Requests that come, go on and are cancelled, over a device whose every page tells what was computed in it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        host, disk_pages = ((6, 100), (6, 0), (0, 100), (30, 8))[seed % 4]
+        self.lab = KvLab(
+            device=CONTEXT // PAGE + seed % 3 * 3,
+            host=host,
+            page_tokens=PAGE,
+            context=CONTEXT // PAGE,
+            disk=FakeDisk(max_pages=disk_pages),
+        )
+        self.tender = SessionCache(self.lab.memory, SCOPES, FixedLeases(), self.lab.clock)
+        limits = SchedulerLimits(PAGE, 7, 5, 100, CONTEXT, 100, frozenset({1}))
+        self.scheduler = Scheduler(
+            limits, self.lab.memory, self.tender, Shelf(), SCOPES, clock=self.lab.clock, seeds=Random(0)
+        )
+        self.requests: dict[RequestId, EngineRequest] = {}
+        self.known: dict[RequestId, Tokens] = {}
+        self.begun: dict[PageId, Tokens] = {}
+        """Of pages that are not whole: all tokens up to the last one computed in them."""
+        self.histories: dict[tuple[bytes, str], Tokens] = {}
+        self.finished: set[RequestId] = set()
+        self.cancelled: set[RequestId] = set()
+        self.seen: Counter[str] = Counter()
+
+    # ---- what happens -----------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """A session goes on, or somebody without one asks what others may have asked."""
+        owner, number = self.random.choice(OWNERS), len(self.requests)
+        session = f"s{self.random.randrange(4)}" if self.random.random() < 0.7 else None
+        history = self.histories.get((owner, session or ""), ())
+        prompt = (*history, *(self.random.randrange(10, 12) for _ in range(self.random.randint(1, 5))))
+        prompt = prompt if len(prompt) < CONTEXT else prompt[: self.random.randint(1, 5)]
+        request = EngineRequest(
+            RequestId(str(number)),
+            prompt,
+            SamplingParams(max_tokens=self.random.randint(1, 6)),
+            IsolationDomain(owner),
+            tier=self.random.choice(TIERS),
+            session=None if session is None else SessionUse(SessionKey(session), len(history)),
+        )
+        self.requests[request.request_id], self.known[request.request_id] = request, prompt
+        self.scheduler.submit(request)
+
+    def cancel(self) -> None:
+        alive = sorted(self.requests.keys() - self.finished - self.cancelled)
+        if alive:
+            request_id = self.random.choice(alive)
+            self.scheduler.cancel(request_id)
+            self.cancelled.add(request_id)
+
+    def step(self) -> None:
+        """Admit, plan, compute, absorb."""
+        self.hear(self.scheduler.admit())
+        plan = self.scheduler.plan()
+        self.scheduler.check_integrity()
+        if plan is not None:
+            chosen = {piece.request_id: (self.compute(piece),) for piece in plan.slices}
+            self.hear(self.scheduler.absorb(plan, StepResult(chosen)))
+
+    def land(self) -> None:
+        """Some copy ends; one in four is cut short."""
+        if self.lab.copies.under_way:
+            index = self.random.randrange(len(self.lab.copies.under_way))
+            done = self.lab.copies.fire(index, self.random.randrange(2) if self.random.random() < 0.25 else None)
+            self.seen[done.plan.kind] += done.num_good
+            self.seen["cut short"] += done.num_good < len(done.plan.moves)
+            self.hear(self.scheduler.finish_transfer(done))
+
+    def command(self) -> None:
+        if self.histories:
+            owner, session = self.random.choice(sorted(self.histories))
+            verb = self.random.choice(list(SessionVerb))
+            tokens = self.histories[owner, session]
+            waits = (ToolWait("search"),) if verb is SessionVerb.HOLD else ()
+            self.scheduler.session_cache.run(
+                SessionCommand(verb, SessionKey(session), IsolationDomain(owner), (), tokens, waits=waits)
+            )
+            if verb is SessionVerb.CLOSE:
+                del self.histories[owner, session]
+
+    def wait(self) -> None:
+        self.lab.clock.advance(self.random.random() * 8)
+
+    # ---- what must hold ---------------------------------------------------------------------------------------
+
+    def compute(self, piece: RequestSlice) -> int:
+        """The forward pass: all KV before the slice is there, and what it writes is nobody else's."""
+        request, known = self.requests[piece.request_id], self.known[piece.request_id]
+        pool, on_device = self.lab.memory.page_store.device, self.lab.copies.tags[Tier.DEVICE]
+        end = piece.start + len(piece.token_ids)
+        assert piece.token_ids == known[piece.start : end]
+        tags = self.tags(request, known[:end])
+        for page, tag in zip(piece.pages[: piece.start // PAGE], tags, strict=False):
+            assert on_device.get(page) == tag, "it computes on KV that is not its own"
+        for index in range(piece.start // PAGE, -(-end // PAGE)):
+            page = piece.pages[index]
+            if index * PAGE < piece.start:
+                assert self.begun[page] == known[: piece.start], "a page that was begun holds something else"
+            assert pool.holders(page) == 1, "a page that is shared is written"
+            assert not pool.is_in_flight(page), "a page is written while it is copied"
+            self.begun.pop(page, None)
+            if (index + 1) * PAGE <= end:
+                on_device[page] = tags[index]
+            else:
+                on_device[page], self.begun[page] = None, known[:end]
+        return next_token(known[:end])
+
+    def tags(self, request: EngineRequest, tokens: Tokens) -> list[PageKey]:
+        """The keys of the whole pages of some tokens."""
+        scope, keys = PrefixScope(SCOPES.scope(request.domain, ())), list[PageKey]()
+        for index in range(len(tokens) // PAGE):
+            page = tokens[index * PAGE : (index + 1) * PAGE]
+            keys.append(page_key(scope, index, keys[-1] if keys else None, page))
+        return keys
+
+    def hear(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            name = output.request_id
+            request, event = self.requests[name], output.event
+            assert name not in self.cancelled | self.finished, "somebody who is gone is told something"
+            if isinstance(event, PromptAdmitted):
+                assert event.cache.prompt_tokens == len(request.prompt_token_ids)
+                self.seen["from host"] += event.cache.host_tokens
+                self.seen["from disk"] += event.cache.disk_tokens
+            elif isinstance(event, TokensGenerated):
+                for token in event.token_ids:
+                    assert token == next_token(self.known[name])
+                    self.known[name] += (token,)
+            else:
+                assert isinstance(event, RequestFinished), event
+                self.end(request)
+
+    def end(self, request: EngineRequest) -> None:
+        known, most = self.known[request.request_id], len(request.prompt_token_ids) + request.sampling.max_tokens
+        assert len(known) == min(most, CONTEXT)
+        self.finished.add(request.request_id)
+        if request.session is not None:
+            self.histories[request.domain, request.session.session] = known
+
+    def drain(self) -> None:
+        """Everybody ends, and closed sessions leave nothing that no stranger has used."""
+        for _ in range(3000):
+            if self.finished | self.cancelled == self.requests.keys():
+                break
+            self.step()
+            self.land()
+        assert self.finished | self.cancelled == self.requests.keys(), "nobody gets anywhere"
+        while self.lab.copies.under_way:
+            self.land()
+        pool = self.lab.memory.page_store.device
+        assert pool.free_pages + pool.idle_pages == pool.num_pages
+        self.scheduler.check_integrity()
+
+
+def lived(seed: int) -> World:
+    """A world after 1,500 acts, in which everybody has ended."""
+    world = World(seed)
+    acts = [world.step] * 8 + [world.land] * 5 + [world.submit] * 2 + [world.command] * 2 + [world.cancel, world.wait]
+    for _ in range(1500):
+        world.random.choice(acts)()
+    world.drain()
+    return world
+
+
+def test_whatever_lands_or_fails_nobody_computes_on_anothers_kv() -> None:
+    """Eight worlds of small devices, with and without a host and a disk: every request that is not cancelled says what
+    the model says, whatever it waited for; and every kind of copy, loss and offloading has happened in some of them."""
+    worlds = [lived(seed) for seed in range(8)]
+
+    seen = sum((world.seen for world in worlds), Counter[str]())
+    assert all(world.finished for world in worlds)
+    assert sum(world.scheduler.counters.preemptions for world in worlds) > 0
+    assert {*TransferKind, "cut short", "from host", "from disk"} <= seen.keys()

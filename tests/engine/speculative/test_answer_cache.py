@@ -1,0 +1,93 @@
+"""Earlier answers: found within their scope, dropped with their adapter, bounded, and nowhere else."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.engine.core.prefix_keys import CacheScope
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.speculative.answer_cache import AnswerCache
+from graftwork.engine.speculative.suffix_index import BYTES_PER_TOKEN
+from graftwork.platform.ids import IsolationDomain
+
+ANSWER = [10, 11, 12, 13, 14, 15]
+SCOPES = CacheScopes("sha256:model", "float32")
+
+
+def scope(domain: str, *digests: str) -> CacheScope:
+    return SCOPES.scope(IsolationDomain(domain.encode()), tuple(AdapterUse(digest) for digest in digests))
+
+
+def proposed(cache: AnswerCache, of: CacheScope, tail: list[int]) -> tuple[int, ...]:
+    span = cache.propose(of, tail, 3)
+    return () if span is None else span.token_ids
+
+
+def test_an_answer_is_found_by_its_own_tenant_and_adapter_alone() -> None:
+    """Another tenant with the same adapter, and the same tenant with another, find nothing."""
+    cache = AnswerCache(1 << 20)
+
+    cache.remember(scope("a", "x"), ["x"], ANSWER)
+
+    assert proposed(cache, scope("a", "x"), [99, 10, 11, 12]) == (13, 14, 15)
+    assert proposed(cache, scope("b", "x"), [99, 10, 11, 12]) == ()
+    assert proposed(cache, scope("a", "y"), [99, 10, 11, 12]) == ()
+    assert proposed(cache, scope("a"), [99, 10, 11, 12]) == ()
+
+
+def test_what_was_said_under_an_adapter_goes_with_it() -> None:
+    """Mixtures that it was part of go too; other adapters' answers stay."""
+    cache = AnswerCache(1 << 20)
+    for digests in (("x",), ("x", "y"), ("y",)):
+        cache.remember(scope("a", *digests), digests, ANSWER)
+
+    cache.forget_adapter("x")
+
+    assert cache.scopes == (scope("a", "y"),)
+    assert cache.num_bytes == len(ANSWER) * BYTES_PER_TOKEN
+
+
+def test_two_answers_are_not_read_as_one() -> None:
+    """The end of one and the beginning of the next were never said together."""
+    cache = AnswerCache(1 << 20)
+    for answer in ([1, 2, 3, 4], [5, 6, 7, 8]):
+        cache.remember(scope("a"), (), answer)
+
+    assert proposed(cache, scope("a"), [3, 4, 5]) == ()
+    assert proposed(cache, scope("a"), [5, 6, 7]) == (8,)
+
+
+def test_the_latest_answer_is_followed() -> None:
+    """What the tenant was told last is the better guess."""
+    cache = AnswerCache(1 << 20)
+    for last in (70, 80):
+        cache.remember(scope("a"), (), [1, 2, 3, last])
+
+    assert proposed(cache, scope("a"), [1, 2, 3]) == (80,)
+
+
+def test_a_full_scope_forgets_its_oldest_answers() -> None:
+    """With room for 40 tokens, the last answers of eight are found and the first is not."""
+    cache = AnswerCache(8 * 40 * BYTES_PER_TOKEN)
+    for number in range(20):
+        cache.remember(scope("a"), (), [100 * number + place for place in range(8)])
+
+    assert proposed(cache, scope("a"), [1900, 1901, 1902]) == (1903, 1904, 1905)
+    assert proposed(cache, scope("a"), [0, 1, 2]) == ()
+    assert cache.num_bytes <= 40 * BYTES_PER_TOKEN
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), max_size=60), st.integers(0, 400))
+def test_the_bound_holds_whatever_comes(answers: list[tuple[int, int]], room: int) -> None:
+    """Over any scopes and lengths the bytes stay within their bound, and the latest answer that fits is kept."""
+    cache = AnswerCache(room * BYTES_PER_TOKEN)
+    random = Random(room)
+
+    for tenant, length in answers:
+        answer = [random.randrange(1000) for _ in range(length)]
+        cache.remember(scope(str(tenant)), (), answer)
+        cache.check_integrity()
+        if 4 <= length <= room // 8:
+            assert proposed(cache, scope(str(tenant)), answer[:-1]) == (answer[-1],)

@@ -1,0 +1,172 @@
+"""The scheduler with drafts and a model that is a function of the text before: what is told is what that function says."""
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.engine.core.events import RequestFinished, RequestOutput, TokensGenerated
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import StepPlan, StepResult
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.scheduler.scheduler import Scheduler
+from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, accepted_prefix
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.ids import IsolationDomain, RequestId
+from tests.engine.kv_lab import FixedLeases, KvLab
+from tests.engine.scheduler.test_scheduler import CONTEXT, EOS, PAGE, Shelf
+from tests.hypothesis_profiles import examples
+
+
+def model_says(text: list[int]) -> int:
+    """Goes round in six letters, leaves the round now and then, and ends a few times."""
+    if sum(text[-3:]) % 11 == 0:
+        return EOS if len(text) % 7 == 0 else 20 + text[-1] % 3
+    return 10 + (text[-1] + 1) % 6
+
+
+def answer_of(prompt: list[int], max_tokens: int) -> list[int]:
+    """One token at a time."""
+    text = list(prompt)
+    while len(text) < min(len(prompt) + max_tokens, CONTEXT):
+        text.append(model_says(text))
+        if text[-1] == EOS:
+            break
+    return text[len(prompt) :]
+
+
+class Stage:
+    """A scheduler that drafts, in few pages, and everything that it has said."""
+
+    def __init__(self, pages: int, budget: int) -> None:
+        self.lab = KvLab(device=pages, host=pages, page_tokens=PAGE, context=CONTEXT // PAGE)
+        clock = self.lab.clock
+        limits = SchedulerLimits(PAGE, budget, 4, 100, CONTEXT, 100, frozenset({EOS}))
+        self.pool = self.lab.memory.page_store.device
+        scopes = CacheScopes("sha256:model", "float32")
+        self.speculator = Speculator(DraftLimits(7, 1 << 16), clock)
+        self.scheduler = Scheduler(
+            limits,
+            self.lab.memory,
+            SessionCache(self.lab.memory, scopes, FixedLeases(), clock),
+            Shelf(),
+            scopes,
+            clock=clock,
+            seeds=Random(0),
+            speculator=self.speculator,
+        )
+        self.texts: dict[str, list[int]] = {}
+        self.made: dict[str, list[int]] = {}
+        self.finished: dict[str, RequestFinished] = {}
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int, prediction: list[int]) -> None:
+        self.texts[name], self.made[name] = list(prompt), []
+        self.scheduler.submit(
+            EngineRequest(
+                request_id=RequestId(name),
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(max_tokens=max_tokens),
+                domain=IsolationDomain(b"tenant"),
+                prediction_token_ids=tuple(prediction),
+            )
+        )
+
+    def step(self) -> StepPlan | None:
+        self._hear(self.scheduler.admit())
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self._hear(self.scheduler.absorb(plan, self._run(plan)))
+        while self.lab.copies.under_way:
+            self._hear(self.scheduler.finish_transfer(self.lab.copies.fire()))
+        self.scheduler.check_integrity()
+        return plan
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Every sampled row's choice follows the drafts before it; each known row is a known token."""
+        choices: dict[RequestId, tuple[int, ...]] = {}
+        for piece in plan.slices:
+            text, drafts = self.texts[piece.request_id], piece.draft_token_ids
+            known = piece.token_ids[: len(piece.token_ids) - len(drafts)]
+            assert list(known) == text[piece.start : piece.known_end]
+            assert [spec.position for spec in piece.samples] == list(range(piece.known_end, piece.end + 1))[
+                : len(piece.samples)
+            ]
+            assert len(piece.pages) == -(-piece.end // PAGE)
+            if piece.samples:
+                rows = range(len(drafts) + 1)
+                choices[piece.request_id] = tuple(model_says([*text, *drafts[:row]]) for row in rows)
+        return StepResult(choices)
+
+    def _hear(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            if isinstance(output.event, TokensGenerated):
+                self.texts[output.request_id] += output.event.token_ids
+                self.made[output.request_id] += output.event.token_ids
+            elif isinstance(output.event, RequestFinished):
+                self.finished[output.request_id] = output.event
+
+
+requests = st.tuples(
+    st.lists(st.integers(10, 15), min_size=1, max_size=CONTEXT - 1),
+    st.integers(1, 30),
+    st.lists(st.integers(10, 22), max_size=20),
+)
+
+
+@settings(max_examples=examples(80))
+@given(st.lists(requests, max_size=12), st.integers(4, 24), st.integers(CONTEXT // PAGE, 30), st.data())
+def test_every_request_is_told_what_the_model_says(
+    arrivals: list[tuple[list[int], int, list[int]]], budget: int, pages: int, data: st.DataObject
+) -> None:
+    """In few pages and small budgets, with others cancelled at any time: the same tokens, ends and pages."""
+    stage = Stage(pages, budget)
+    cancelled: set[str] = set()
+    for number, (prompt, max_tokens, prediction) in enumerate(arrivals):
+        stage.submit(str(number), prompt, max_tokens, prediction)
+        for _ in range(data.draw(st.integers(0, 3))):
+            plan = stage.step()
+            assert plan is None or plan.num_tokens <= budget
+        victim = str(data.draw(st.integers(0, 4 * len(arrivals))))
+        if victim in stage.texts and victim not in stage.finished:
+            stage.scheduler.cancel(RequestId(victim))
+            cancelled.add(victim)
+
+    while stage.scheduler.num_running + stage.scheduler.num_waiting:
+        stage.step()
+
+    for number, (prompt, max_tokens, prediction) in enumerate(arrivals):
+        if str(number) in cancelled:
+            continue
+        ended = stage.finished[str(number)]
+        assert stage.made[str(number)] == answer_of(prompt, max_tokens)
+        assert ended.completion_tokens == len(stage.made[str(number)])
+        report = ended.drafts
+        assert report.accepted_tokens <= min(report.drafted_tokens, ended.completion_tokens)
+        assert report.accepted_prediction_tokens + report.rejected_prediction_tokens == len(prediction)
+    assert stage.pool.active_pages == 0
+    stage.speculator.check_integrity()
+
+
+def test_a_repetitive_answer_takes_fewer_steps_than_tokens() -> None:
+    """A model that goes round in circles is guessed right after the first round."""
+    stage = Stage(pages=30, budget=24)
+    stage.submit("round", [10, 11], 30, [])
+
+    plans = []
+    while (plan := stage.step()) is not None:
+        plans.append(plan)
+
+    made = len(stage.made["round"])
+    report = stage.finished["round"].drafts
+    assert len(plans) == made - report.accepted_tokens
+    assert report.accepted_tokens >= made // 3
+
+
+def test_only_a_draft_that_came_true_is_followed() -> None:
+    """Choices stand up to the first that differs from the draft, and that one stands, too."""
+    assert accepted_prefix((4, 5, 6), (4, 5, 9, 7)) == (4, 5, 9)
+    assert accepted_prefix((4, 5), (4, 5, 6)) == (4, 5, 6)
+    assert accepted_prefix((4,), (3, 9)) == (3,)
+    assert accepted_prefix((), (8,)) == (8,)

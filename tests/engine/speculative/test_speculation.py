@@ -1,0 +1,202 @@
+"""Drafts change when a token comes and never which: engines with and without them, over the same requests."""
+
+from collections import Counter
+from math import sqrt
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.messages import ForgetAdapter
+from graftwork.platform.clock import ManualClock
+from tests.engine.conftest import Lab
+from tests.engine.harness import Harness, Outcome
+from tests.engine.runner.test_decoder_parity import VARIANTS
+
+Requests = list[dict[str, Any]]
+
+
+def open_engine(lab: Lab, max_draft_tokens: int, seeds: Random | None = None, **options: Any) -> Harness:
+    """An engine that believes its rows to cost nothing, and whose clock stands still: it verifies all that it can."""
+    settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
+    config = EngineConfig(model=lab.base, max_draft_tokens=max_draft_tokens, **settings)
+    harness = Harness(build_engine(config, lambda _: lab.source, ManualClock(), seeds=seeds))
+    harness.warm(*VARIANTS)
+    for num_rows in range(1, 400):
+        harness.engine.scheduler.speculator.cost.record(num_rows, 1.0)
+    return harness
+
+
+def serve(harness: Harness, requests: Requests, at_once: int) -> list[Outcome]:
+    """Submit a few, step a few times, submit the next: batches of decodes, chunks and drafts in every mixture."""
+    random = Random(at_once)
+    outcomes = []
+    for start in range(0, len(requests), at_once):
+        outcomes += [harness.submit(**request) for request in requests[start : start + at_once]]
+        for _ in range(random.randrange(12)):
+            harness.step()
+    harness.finish()
+    return outcomes
+
+
+def repetitive_prompt(random: Random) -> list[int]:
+    """A few passages, each of them several times."""
+    passages = [[random.randrange(2, 97) for _ in range(random.randrange(2, 9))] for _ in range(3)]
+    return [token for _ in range(random.randrange(1, 6)) for token in random.choice(passages)]
+
+
+def random_requests(count: int, seed: int, **sampling: Any) -> Requests:
+    """Of the base and three adapters; some are asked twice."""
+    random = Random(seed)
+    requests: Requests = []
+    for number in range(count):
+        prompt = repetitive_prompt(random)
+        request = {"prompt": prompt, "adapter": VARIANTS[number % 4], "max_tokens": random.randrange(1, 30)}
+        if sampling:
+            request |= sampling | {"seed": number}
+        requests.append(dict(random.choice(requests)) if number % 5 == 4 else request)
+    return requests
+
+
+def with_predictions(requests: Requests, answers: list[Outcome]) -> Requests:
+    """Two of three are given with what will be answered, here and there something else in it."""
+    random = Random(len(requests))
+    return [
+        request | {"prediction": tuple(random.choice([token] * 6 + [50]) for token in answer.token_ids)}
+        if number % 3
+        else request
+        for number, (request, answer) in enumerate(zip(requests, answers, strict=True))
+    ]
+
+
+def check_equal(plain: list[Outcome], drafted: list[Outcome]) -> None:
+    for number, (one, other) in enumerate(zip(plain, drafted, strict=True)):
+        assert other.token_ids == one.token_ids, number
+        assert other.finish == one.finish
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.3, "top_p": 0.9}, {"temperature": 1.0, "min_tokens": 6}], ids=str
+)
+def test_every_answer_is_that_of_an_engine_without_drafts(lab: Lab, sampling: dict[str, Any]) -> None:
+    """200 prompts over four adapters, in mixed batches with chunked prompts and a shared cache: token for token."""
+    requests = random_requests(200, seed=3, **sampling)
+    plain, drafted = (open_engine(lab, drafts, max_batch_tokens=40, max_running=12) for drafts in (0, 6))
+
+    expected = serve(plain, requests, 9)
+    found = serve(drafted, with_predictions(requests, expected), 9)
+
+    check_equal(expected, found)
+    stats = drafted.loop.stats()
+    assert stats.accepted_tokens > 300
+    assert stats.drafted_tokens > stats.accepted_tokens + 100
+    assert stats.generated_tokens == plain.loop.stats().generated_tokens
+    assert plain.loop.stats().drafted_tokens == 0
+    drafted.loop.check_integrity()
+
+
+def test_bfloat16_rows_have_the_same_bits_drafted_or_not(lab: Lab) -> None:
+    """Logits are rounded so coarsely that many are equal: 200 greedy answers alike leave no room for another bit."""
+    requests = random_requests(200, seed=4)
+    for number, request in enumerate(requests):
+        request["domain"] = b"%d" % number  # whose prefix is cached depends on who has ended, and so on the pace
+    plain, drafted = (open_engine(lab, drafts, dtype="bfloat16", max_running=16) for drafts in (0, 8))
+
+    expected = serve(plain, requests, 16)
+    found = serve(drafted, with_predictions(requests, expected), 16)
+
+    check_equal(expected, found)
+    assert drafted.loop.stats().accepted_tokens > 300
+
+
+def test_poisoned_pages_and_rejected_drafts_leave_no_trace(lab: Lab) -> None:
+    """With NaN in every page that was never written, and drafts that begin pages and are dropped: equal answers."""
+    requests = random_requests(40, seed=5)
+    plain, drafted = open_engine(lab, 0), open_engine(lab, 9)
+    drafted.poison_unused_pages()
+
+    expected = serve(plain, requests, 8)
+    found = serve(drafted, with_predictions(requests, expected), 8)
+
+    check_equal(expected, found)
+    stats = drafted.loop.stats()
+    assert stats.drafted_tokens > stats.accepted_tokens + 50
+
+
+def test_without_a_seed_the_distribution_is_the_models(lab: Lab) -> None:
+    """3,000 unseeded answers of two tokens, their likeliest drafted every time, pass a chi-square test against the
+    probabilities of transformers."""
+    prompt, model, count = [5, 6, 7, 8], lab.references[None], 3000
+    expected = {
+        (first, second): chance * further * count
+        for first, chance in likeliest(model, prompt).items()
+        for second, further in likeliest(model, [*prompt, first]).items()
+    }
+    favourite = max(expected, key=lambda pair: expected[pair])
+    harness = open_engine(lab, 4, Random(8), max_running=32)
+
+    outcomes = [
+        harness.submit(prompt, max_tokens=2, temperature=2.0, top_k=3, ignore_eos=True, prediction=favourite)
+        for _ in range(64)
+    ]
+    while len(outcomes) < count:
+        harness.finish()
+        outcomes += [
+            harness.submit(prompt, max_tokens=2, temperature=2.0, top_k=3, ignore_eos=True, prediction=favourite)
+            for _ in range(min(64, count - len(outcomes)))
+        ]
+    harness.finish()
+
+    found = Counter(tuple(outcome.token_ids) for outcome in outcomes)
+    assert set(found) <= set(expected)
+    statistic = sum((found[pair] - wanted) ** 2 / wanted for pair, wanted in expected.items())
+    freedom = len(expected) - 1
+    assert statistic < freedom + 4 * sqrt(2 * freedom)
+    assert harness.loop.stats().accepted_tokens > 300
+
+
+def likeliest(model: torch.nn.Module, tokens: list[int]) -> dict[int, float]:
+    """The three likeliest next tokens and their chances at temperature 2."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+    best = logits.topk(3)
+    return dict(zip(best.indices.tolist(), (best.values / 2).softmax(-1).tolist(), strict=True))
+
+
+def test_what_came_of_a_requests_guesses_is_told_at_its_end(lab: Lab) -> None:
+    """The figures of all requests add up to the engine's, and a prediction that comes true is told in whole."""
+    answer = open_engine(lab, 0).run([5, 6, 7], max_tokens=12, ignore_eos=True).token_ids
+    harness = open_engine(lab, 4)
+
+    told = harness.run([5, 6, 7], max_tokens=12, ignore_eos=True, prediction=tuple(answer))
+    wrong = harness.run([9, 9, 9], max_tokens=4, prediction=(3,) * 5, ignore_eos=True, domain=b"other")
+
+    assert told.token_ids == answer
+    assert (told.drafts.accepted_prediction_tokens, told.drafts.rejected_prediction_tokens) == (12, 0)
+    assert 0 < told.drafts.accepted_tokens <= told.drafts.drafted_tokens <= 11
+    assert wrong.drafts.accepted_prediction_tokens + wrong.drafts.rejected_prediction_tokens == 5
+    stats = harness.loop.stats()
+    assert sum(outcome.drafts.drafted_tokens for outcome in harness.outcomes.values()) == stats.drafted_tokens
+    assert sum(outcome.drafts.accepted_tokens for outcome in harness.outcomes.values()) == stats.accepted_tokens
+
+
+def test_an_earlier_answer_is_guessed_from_until_its_adapter_goes(lab: Lab) -> None:
+    """The second time, the same question costs fewer steps; not for another tenant, nor once the adapter is forgotten."""
+    harness = open_engine(lab, 8)
+    prompt = list(range(2, 60))
+
+    def steps(domain: bytes) -> int:
+        before = harness.loop.stats().steps
+        harness.run(prompt, adapter="sha256:wide", max_tokens=24, ignore_eos=True, domain=domain)
+        return harness.loop.stats().steps - before
+
+    first, second, stranger = steps(b"a"), steps(b"a"), steps(b"b")
+    harness.loop.take(ForgetAdapter("sha256:wide"))
+    forgotten = steps(b"a")
+
+    assert second <= first - 3
+    assert stranger == first
+    assert forgotten >= first

@@ -1,0 +1,51 @@
+"""How limits are read, and how times are told."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from graftwork.platform.errors import ValidationFailed
+from graftwork.platform.quotas.budgets import month_start
+from graftwork.platform.quotas.quota import Quota, go_duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (-1, "0s"),
+        (0.0001, "1ms"),
+        (0.12, "120ms"),
+        (1, "1s"),
+        (1.5, "1.5s"),
+        (59.9995, "1m0s"),
+        (60, "1m0s"),
+        (360, "6m0s"),
+        (3599.25, "59m59.25s"),
+        (3600, "1h0m0s"),
+        (90061, "25h1m1s"),
+    ],
+)
+def test_durations_are_written_as_go_writes_them(seconds: float, text: str) -> None:
+    """The forms that OpenAI's headers use, rounded up to milliseconds."""
+    assert go_duration(seconds) == text
+    assert re.fullmatch(r"(\d+h)?(\d+m)?\d+(\.\d+)?m?s", text)
+
+
+def test_a_month_begins_at_midnight_in_utc() -> None:
+    """The last second of a month belongs to it, the first of the next does not."""
+    february = datetime(2028, 2, 1, tzinfo=UTC).timestamp()
+    march = datetime(2028, 3, 1, tzinfo=UTC).timestamp()
+
+    assert month_start(march - 0.001) == february
+    assert month_start(march) == march
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "10", True, 2**53 + 1])
+def test_a_limit_that_is_no_count_is_named(value: object) -> None:
+    """Limits are whole numbers from 0; the refusal names the field, as for a field that does not exist."""
+    for name in ("requests_per_minute", "requests_per_hour"):
+        with pytest.raises(ValidationFailed) as caught:
+            Quota.from_mapping({name: value})
+        assert caught.value.param == name

@@ -1,0 +1,53 @@
+"""What a principal may do, and whose prefixes it shares."""
+
+import pytest
+
+from graftwork.platform.errors import NotPermitted
+from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Principal, Scope
+
+
+def principal(tenant: str = "ten_1", key: str = "key_1", ceiling: str = "default") -> Principal:
+    return Principal(TenantId(tenant), "acme", KeyId(key), 1.0, ceiling, frozenset({"inference"}))
+
+
+def test_a_tenants_keys_share_prefixes_and_tenants_do_not() -> None:
+    """The isolation domain is the tenant's, under a name that depends on the pepper and does not show the tenant."""
+    domain = principal().isolation(b"pepper")
+
+    assert domain == principal(key="key_2").isolation(b"pepper")
+    assert domain != principal(tenant="ten_2").isolation(b"pepper")
+    assert domain != principal().isolation(b"other pepper")
+    assert domain.find(b"ten_1") == -1
+
+
+def test_a_scope_that_the_key_lacks_is_refused() -> None:
+    """Only what the key carries is permitted; the refusal names the scope."""
+    principal().require(Scope.INFERENCE)
+
+    with pytest.raises(NotPermitted, match="adapters") as caught:
+        principal().require(Scope.ADAPTERS)
+
+    assert caught.value.code == "missing_scope"
+    assert set(Scope) == ALL_SCOPES
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "asked", "served"),
+    [
+        ("default", "priority", "default"),
+        ("default", "flex", "flex"),
+        ("priority", "priority", "priority"),
+        ("flex", "default", "flex"),
+    ],
+)
+def test_a_tier_is_capped_by_the_ceiling(ceiling: str, asked: str, served: str) -> None:
+    """A request is served in the class it asks for, unless the tenant's ceiling is lower."""
+    assert principal(ceiling=ceiling).capped_tier(asked) == served
+
+
+def test_the_tiers_are_the_engines() -> None:
+    """The platform's names for the service tiers are those that the engine admits by."""
+    from graftwork.engine.core.requests import ServiceTier
+
+    assert set(SERVICE_TIERS) == set(ServiceTier)

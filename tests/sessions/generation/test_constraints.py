@@ -1,0 +1,309 @@
+"""From tools, choices and forms to one grammar: what it accepts, what it is read as, and what is refused."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from benchmarks.suite_cases import BYTES, Judge
+
+from graftwork.engine.core.requests import GrammarKind
+from graftwork.engine.grammar.matching.matcher import Compiled
+from graftwork.engine.grammar.schema.lint import lint
+from graftwork.platform.errors import InvalidRequest
+from graftwork.sessions.generation.constraints import AnswerDemands, AnswerPlan, AnswerPlanner
+from graftwork.sessions.generation.response_format import FormFields
+from graftwork.sessions.tools.formats import HERMES, LLAMA3_JSON, MISTRAL, PYTHONIC, ToolCallForm
+from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.tools.parser_events import CallFinished, PlainText
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
+DAYS = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"], "additionalProperties": False}  # fmt: skip
+LOOSE = {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}
+FORMS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL}
+
+
+def tool(name: str, parameters: Any = None, **fields: Any) -> dict[str, Any]:
+    given = {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": {"name": name, **given, **fields}}
+
+
+WEATHER, PLAN = tool("get_weather", CITY), tool("plan", DAYS)
+ANSWER = {"type": "json_schema", "json_schema": {"name": "x", "schema": DAYS}}
+NAMED = {"type": "function", "function": {"name": "plan"}}
+
+ROME, OSLO, THREE = ("get_weather", {"city": "Rome"}), ("get_weather", {"city": "Oslo"}), ("plan", {"days": 3})
+NOWHERE = ("get_weather", {"city": "Nowhere"})
+
+Call = tuple[str, dict[str, Any]]
+Writer = Callable[..., str]
+
+
+def hermes(*calls: Call) -> str:
+    bodies = (json.dumps({"name": name, "arguments": given}) for name, given in calls)
+    return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+
+
+def llama(*calls: Call) -> str:
+    return "; ".join(json.dumps({"name": name, "parameters": given}) for name, given in calls)
+
+
+def mistral(*calls: Call) -> str:
+    return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": given} for name, given in calls])
+
+
+WRITERS: dict[str, Writer] = {"hermes": hermes, "llama3_json": llama, "mistral": mistral}
+
+
+def plan(written: ToolCallForm = HERMES, /, **demands: Any) -> AnswerPlan:
+    return AnswerPlanner(written).plan(AnswerDemands(**demands))
+
+
+def compiled(judge: Judge, found: AnswerPlan) -> Compiled:
+    assert found.grammar is not None
+    return judge.compiled(lint(found.grammar.source))
+
+
+def accepted(grammar: Compiled, text: str) -> bool:
+    matcher = grammar.matcher()
+    return all(matcher.accept(byte) for byte in text.encode()) and matcher.is_complete()
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_each_choice_lets_an_answer_be(judge: Judge, form: str) -> None:
+    """By form: text, one call, two, a call that does not fit, and an answer of a schema, against each choice."""
+    write = WRITERS[form]
+    texts = ["Hi.", write(ROME), write(THREE), write(ROME, OSLO), write(NOWHERE), '{"days": 4}']
+    tools = [WEATHER, PLAN]
+    expected: list[tuple[dict[str, Any], list[bool]]] = [
+        ({}, [True, True, True, True, False, True]),
+        ({"parallel_tool_calls": False}, [True, True, True, False, False, True]),
+        ({"tool_choice": "required"}, [False, True, True, True, False, False]),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [False, True, True, False, False, False]),
+        ({"tool_choice": NAMED}, [False, False, True, False, False, False]),
+        ({"form": FormFields(ANSWER)}, [False, True, True, True, False, True]),
+        ({"form": FormFields(ANSWER), "tool_choice": "none"}, [False, False, False, False, False, True]),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
+            [False, False, True, False, False, False],
+        ),
+    ]
+
+    for demands, verdicts in expected:
+        grammar = compiled(judge, plan(FORMS[form], tools=tools, **demands))
+
+        assert [accepted(grammar, text) for text in texts] == verdicts, demands
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, form: str) -> None:
+    """`#` is the tool's schema, wherever that stands in the grammar."""
+    schema = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"const": "Rome"}}}
+    write = WRITERS[form]
+
+    for fields in (FormFields(), FormFields(ANSWER)):
+        grammar = compiled(judge, plan(FORMS[form], tools=[tool("get_weather", schema)], form=fields))
+        assert (accepted(grammar, write(ROME)), accepted(grammar, write(OSLO))) == (True, False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_are_read_in_the_form_that_they_are_written_in(form: str) -> None:
+    """However the text is cut, the calls come out, and the text around them."""
+    text = ("Let me see. " if form != "llama3_json" else "") + WRITERS[form](ROME, THREE)
+
+    for size in (1, 3, 1000):
+        parser = ToolCallParser(FORMS[form])
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
+        calls = [event for event in events if isinstance(event, CallFinished)]
+
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [ROME, THREE]
+        assert "".join(event.text for event in events if isinstance(event, PlainText)).strip() in ("", "Let me see.")
+
+
+def walk(grammar: Compiled, noise: random.Random, most: int = 600) -> str | None:
+    """What a model that draws any allowed byte says; None where it has not come to an end."""
+    matcher, said = grammar.matcher(), bytearray()
+    words = np.zeros(-(-BYTES.size // 32), dtype=np.int32)
+    for _ in range(most):
+        if matcher.is_complete() and noise.random() < 0.2:
+            return said.decode()
+        assert matcher.fill(words)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:256]
+        allowed = [int(byte) for byte in np.flatnonzero(bits)]
+        if not allowed:
+            return said.decode() if matcher.is_complete() else None
+        plain = [byte for byte in allowed if chr(byte) in '"}],:{[0123456789']
+        said.append(noise.choice(plain if plain and noise.random() < 0.8 else allowed))
+        assert matcher.accept(said[-1])
+    return None
+
+
+def any_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A schema of what tools are described with."""
+    kinds = ["string", "integer", "number", "boolean", "enum", *(["array", "object"] if depth < 2 else [])]
+    match noise.choice(kinds) if depth else "object":
+        case "string":
+            return noise.choice([{"type": "string", "maxLength": 5}, {"type": "string", "pattern": "^[a-f]{2,4}$"}])
+        case "integer":
+            return {"type": "integer", "minimum": noise.randint(-9, 5), "maximum": noise.randint(6, 900)}
+        case "number" | "boolean" as kind:
+            return {"type": kind}
+        case "enum":
+            return {"enum": noise.sample(["a", 1, None, True, {"x": []}, "b c"], 3)}
+        case "array":
+            return {"type": "array", "items": any_schema(noise, depth + 1), "maxItems": noise.randint(1, 3)}
+        case _:
+            names = noise.sample(["a", "b", "city", "when?", 'q"'], noise.randint(1, 3))
+            properties = {name: any_schema(noise, depth + 1) for name in names}
+            required = [name for name in names if noise.random() < 0.7]
+            closed = {"additionalProperties": False} if noise.random() < 0.9 else {}
+            return {"type": "object", "properties": properties, "required": required, **closed}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_finished_call_of_a_random_model_validates(judge: Judge, form: str) -> None:
+    """Random schemas, random bytes: each call that comes out is of a tool that was given, and fits its schema."""
+    noise = random.Random(form)
+    finished = 0
+    for _ in range(12):
+        schemas = {name: any_schema(noise) for name in ("first", "second")}
+        tools = [tool(name, schema, strict=True) for name, schema in schemas.items()]
+        grammar = compiled(judge, plan(FORMS[form], tools=tools, tool_choice="required"))
+        for _ in range(6):
+            text = walk(grammar, noise)
+            parser = ToolCallParser(FORMS[form])
+            events = [] if text is None else [*parser.push(text), *parser.flush()]
+            for call in (event for event in events if isinstance(event, CallFinished)):
+                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+                finished += 1
+            assert not any(isinstance(event, PlainText) and event.text.strip() for event in events)
+
+    assert finished > 20
+
+
+def test_what_is_let_go_is_listed_where_it_is_not_strict() -> None:
+    """Absent and false are one: enforced as far as it goes, with the places; true is refused at the place."""
+    for strict in ({}, {"strict": False}):
+        found = plan(tools=[WEATHER, tool("paint", LOOSE, **strict)])
+        assert found.grammar is not None
+        assert found.grammar.unenforced == ("tools[1].function.parameters#/properties/a/format",)
+        assert not found.grammar.source.strict
+    with pytest.raises(InvalidRequest) as refused:
+        plan(tools=[WEATHER, tool("paint", LOOSE, strict=True)])
+
+    assert refused.value.param == "tools[1].function.parameters"
+    assert "#/properties/a/format" in refused.value.message
+    assert refused.value.details == {"pointer": "#/properties/a/format"}
+
+
+def test_what_is_enforced_wholly_is_strict_and_listed_nowhere() -> None:
+    """A schema that asks for nothing special needs no `strict`."""
+    found = plan(tools=[WEATHER], form=FormFields(ANSWER))
+
+    assert found.grammar is not None
+    assert (found.grammar.source.strict, found.grammar.unenforced) == (True, ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        (FormFields({"type": "json_object"}), GrammarKind.JSON_OBJECT, "response_format"),
+        (FormFields(ANSWER), GrammarKind.JSON_SCHEMA, "response_format.json_schema.schema"),
+        (FormFields(regex="[ab]+"), GrammarKind.REGEX, "regex"),
+        (FormFields(grammar='root ::= "a"'), GrammarKind.EBNF, "grammar"),
+        (FormFields(structural_tag={"calls": [{"begin": "<", "schema": {}, "end": ">"}]}), GrammarKind.STRUCTURAL_TAG, "structural_tag"),
+    ],
+)  # fmt: skip
+def test_each_form_is_a_kind_of_grammar(fields: FormFields, kind: GrammarKind, param: str) -> None:
+    """And knows the field to blame."""
+    found = plan(form=fields).grammar
+
+    assert found is not None
+    assert (found.source.kind, found.param) == (kind, param)
+
+
+@pytest.mark.parametrize(
+    "fields", [FormFields(), FormFields({"type": "text"}), FormFields(regex="", structural_tag={})]
+)
+def test_nothing_asked_is_nothing_held(fields: FormFields) -> None:
+    """Free text has no grammar."""
+    assert plan(form=fields) == AnswerPlan()
+    assert plan(tools=[WEATHER], tool_choice="none", form=fields) == AnswerPlan()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
+    ({"tools": [tool("no spaces")]}, "tools[0].function.name"),
+    ({"tools": [tool("line\n")]}, "tools[0].function.name"),
+    ({"tools": [tool("")]}, "tools[0].function.name"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"tools": [tool("f", {"type": "string"})]}, "tools[0].function.parameters"),
+    ({"tools": [tool("f", {"type": "bogus"})]}, "tools[0].function.parameters"),
+    ({"tools": [tool("f", {"properties": {"a": {"type": "bogus"}}})]}, "tools[0].function.parameters"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": "loudest"}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": 1}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": NAMED}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice"),
+    ({"form": FormFields({"type": "xml"})}, "response_format.type"),
+    ({"form": FormFields({"type": "json_schema"})}, "response_format.json_schema"),
+    ({"form": FormFields({"type": "json_schema", "json_schema": {"name": "x"}})}, "response_format.json_schema.schema"),
+    ({"form": FormFields({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}})}, "response_format.json_schema.strict"),
+    ({"form": FormFields({"type": "json_schema", "json_schema": {"schema": False}})}, "response_format.json_schema.schema"),
+    ({"form": FormFields(ANSWER, regex="a")}, "regex"),
+    ({"form": FormFields({"type": "json_object"}, grammar='root ::= "a"')}, "grammar"),
+    ({"form": FormFields(regex="a", structural_tag="{}")}, "structural_tag"),
+    ({"form": FormFields(regex="(")}, "regex"),
+    ({"form": FormFields(structural_tag={"calls": []})}, "structural_tag"),
+    ({"tools": [WEATHER], "form": FormFields(regex="a")}, "regex"),
+    ({"tools": [tool(f"f{n}", CITY | {"description": "x" * 4000}) for n in range(128)]}, "tools"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("demands", "param"), REFUSED)
+def test_what_is_refused_names_its_field(demands: dict[str, Any], param: str) -> None:
+    """Before anything is reserved."""
+    with pytest.raises(InvalidRequest) as refused:
+        plan(**demands)
+
+    assert refused.value.param == param
+    assert param in refused.value.message or refused.value.code == "unsupported_grammar" or param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("demands", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool("f", CITY, strict=True)]}, "tools[0].function.strict"),
+        ({"form": FormFields(ANSWER)}, "response_format.json_schema.schema"),
+    ],
+)
+def test_a_form_that_is_only_read_promises_nothing(demands: dict[str, Any], param: str) -> None:
+    """Pythonic calls are free text to the engine, and what would need more is refused."""
+    assert plan(PYTHONIC, tools=[WEATHER]) == AnswerPlan(None, calls_tools=True)
+    with pytest.raises(InvalidRequest) as refused:
+        plan(PYTHONIC, **({"tools": [WEATHER]} | demands))
+
+    assert refused.value.param == param
+
+
+def test_errors_of_the_engine_are_blamed_on_the_field() -> None:
+    """Those about grammars; any other is passed on as it is."""
+    grammar = plan(form=FormFields(grammar="root ::= nope")).grammar
+    assert grammar is not None
+    other = InvalidRequest("Too long.", param="prompt")
+
+    blamed = grammar.blamed(InvalidRequest("No rule nope.", param="#", code="unsupported_grammar"))
+
+    assert (blamed.param, blamed.code) == ("grammar", "unsupported_grammar")
+    assert grammar.blamed(other) is other

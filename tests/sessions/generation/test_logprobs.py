@@ -1,0 +1,92 @@
+"""Scores of an answer's tokens, told with its text."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.engine.core.events import FinishReason
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
+from graftwork.sessions.generation.logprobs import TokenScore
+from tests.hypothesis_profiles import examples
+from tests.sessions.fakes_text import ScriptedEngine, logprobs_of
+from tests.sessions.generation.test_generator import CALL, END, events_of, finished, one_by_one, request, spelled
+
+SCORED = SamplingParams(max_tokens=99, logprobs=2)
+
+
+def told(events: list[GenerationEvent]) -> list[TokenScore]:
+    """In the order of a stream: with each text, and what is left with the end."""
+    with_text = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
+    return [*with_text, *finished(events).untold_scores]
+
+
+def joined(scores: list[TokenScore]) -> bytes:
+    return b"".join(score.token.spelling for score in scores)
+
+
+async def test_every_token_has_its_own_score() -> None:
+    """The spellings join to the text, each score is that of its token, and the end token has none."""
+    events = await events_of(ScriptedEngine(one_by_one("Grüße 🙂!")), request(sampling=SCORED))
+
+    scores = finished(events).scores
+    assert scores is not None
+    assert joined(list(scores)).decode() == "Grüße 🙂!"
+    assert [score.token.token_id for score in scores] == list(spelled("Grüße 🙂!"))
+    for score in scores:
+        (expected,) = logprobs_of([score.token.token_id], 2)
+        assert score.token.logprob == expected.logprob
+        assert [(one.token_id, one.logprob) for one in score.top] == list(expected.top)
+
+
+async def test_no_scores_unless_they_are_wanted() -> None:
+    """An answer that nobody scores has none, which is not the same as an empty list."""
+    events = await events_of(ScriptedEngine(one_by_one("hi")), request())
+    scored = await events_of(ScriptedEngine([(END,)]), request(sampling=SCORED))
+
+    assert (finished(events).scores, told(events)) == (None, [])
+    assert finished(scored).scores == ()
+
+
+@given(
+    text=st.text(st.sampled_from("aST🙂é "), max_size=20),
+    stop=st.sampled_from([(), ("ST",), ("aST", "a🙂"), ("é ",)]),
+    sizes=st.integers(1, 4),
+)
+@settings(max_examples=examples(150))
+async def test_told_in_pieces_or_at_once(text: str, stop: tuple[str, ...], sizes: int) -> None:
+    """A stream tells the very scores that the end sums up; each begins in the text it came with, or in its end."""
+    tokens = spelled(text)
+    steps = [tokens[start : start + sizes] for start in range(0, len(tokens), sizes)]
+
+    events = await events_of(ScriptedEngine(steps, FinishReason.LENGTH), request(stop=stop, sampling=SCORED))
+
+    done = finished(events)
+    assert told(events) == list(done.scores or ())
+    seen = ""
+    for event in events:
+        if isinstance(event, TextDelta):
+            assert all(len(seen) <= score.offset < len(seen) + len(event.text) for score in event.scores)
+            seen += event.text
+    covered = joined(told(events)).decode(errors="ignore")
+    assert covered.startswith(done.text) if stop else covered == done.text
+    for score in done.scores or ():
+        before = joined([other for other in done.scores or () if other.offset <= score.offset])
+        assert text.encode().startswith(before)
+
+
+async def test_tokens_of_a_stop_string_are_no_part_of_the_answer() -> None:
+    """A token that begins in the text is scored though it ends in the stop string; one that lies in it is not."""
+    events = await events_of(ScriptedEngine(one_by_one("one STOP two")), request(stop=("STOP",), sampling=SCORED))
+
+    done = finished(events)
+    assert done.text == "one "
+    last = (done.scores or ())[-1]
+    assert last.offset < len("one ") <= last.offset + len(last.token.spelling)
+
+
+async def test_calls_are_scored_with_the_answer() -> None:
+    """What a model wrote as a call has scores too, told by the end of the answer."""
+    events = await events_of(ScriptedEngine(one_by_one(f"Hm.\n{CALL}")), request(calls=True, sampling=SCORED))
+
+    assert isinstance(events[-1], GenerationFinished)
+    assert joined(told(events)).decode() == f"Hm.\n{CALL}"

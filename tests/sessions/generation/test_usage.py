@@ -1,0 +1,131 @@
+"""What a request used reaches the usage rows, the quota and the metrics."""
+
+import pytest
+
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.database import Database
+from graftwork.platform.errors import LimitExceeded
+from graftwork.platform.ids import RequestId
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
+from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, Usage
+from tests.sessions.fakes_sessions import CountingQuotas, principal
+from tests.sessions.fakes_text import ScriptedEngine, generator_on
+from tests.sessions.generation.test_generator import END, one_by_one, request, spelled
+
+USED = Usage(CacheReport(device_tokens=40, host_tokens=30, disk_tokens=20, recomputed_tokens=10), 7, DraftReport())
+
+
+class Books:
+    """Accounting over a database, with quotas that count."""
+
+    def __init__(self, database: Database) -> None:
+        self.telemetry = Telemetry()
+        self.quotas = CountingQuotas()
+        self.ledger = UsageMeter(database)
+        self.accounting = Accounting(
+            self.quotas.quota_of, self.quotas, self.ledger, telemetry=self.telemetry, clock=ManualClock()
+        )
+
+    async def open(self) -> RequestAccount:
+        me = principal()
+        charge = Charge(RequestId("req_1"), me, ResolvedModel("tiny", None))
+        return await self.accounting.open(charge, await self.quotas.quota_of(me.tenant_id), 100)
+
+    def metrics(self) -> list[str]:
+        return self.telemetry.render()[0].decode().splitlines()
+
+
+@pytest.fixture
+def books(sqlite_database: Database) -> Books:
+    return Books(sqlite_database)
+
+
+async def test_prompt_tokens_are_counted_by_the_tier_they_came_from(books: Books) -> None:
+    """Cached tokens count for the device, the host or the disk, whichever the engine reports."""
+    account = await books.open()
+
+    await account.close(USED, "completed")
+
+    for tier, count in {"device": 40.0, "host": 30.0, "disk": 20.0, "recomputed": 10.0}.items():
+        assert f'graftwork_prompt_tokens_total{{tenant="ten_1",tier="{tier}"}} {count}' in books.metrics()
+    assert 'graftwork_generated_tokens_total{tenant="ten_1"} 7.0' in books.metrics()
+
+
+async def test_a_request_is_recorded_and_counted_once(books: Books) -> None:
+    """A second record of the same request adds no usage row and no metric."""
+    account = await books.open()
+
+    await account.record(USED, "failed")
+    await account.record(USED, "failed")
+    await account.settle(USED, "failed")
+
+    assert await books.ledger.tokens_since(principal().tenant_id, 0.0) == 107
+    assert 'graftwork_requests_total{outcome="failed",tenant="ten_1"} 1.0' in books.metrics()
+    assert books.quotas.reservations[0].settled == 107
+
+
+async def test_a_request_that_was_never_admitted_is_refunded(books: Books) -> None:
+    """Without an admitted prompt there is no usage row; the quota gets its reservation back."""
+    account = await books.open()
+
+    await account.close(None, "cancelled")
+
+    assert await books.ledger.tokens_since(principal().tenant_id, 0.0) == 0
+    assert books.quotas.reservations[0].is_refunded
+    assert 'graftwork_requests_total{outcome="cancelled",tenant="ten_1"} 1.0' in books.metrics()
+
+
+async def test_a_refused_reservation_is_counted(books: Books) -> None:
+    """A request over the quota counts as refused."""
+    books.quotas.is_shut = True
+
+    with pytest.raises(LimitExceeded):
+        await books.open()
+
+    assert 'graftwork_requests_total{outcome="refused",tenant="ten_1"} 1.0' in books.metrics()
+
+
+async def test_a_generation_observes_its_times() -> None:
+    """Each token of an answer after the first is one inter-token time; queue, first token and end are observed once."""
+    telemetry = Telemetry()
+    generator = generator_on(ScriptedEngine(one_by_one("The weather")), telemetry=telemetry)
+
+    async for _ in generator.start(request()).events():
+        pass
+
+    text = telemetry.render()[0].decode()
+    assert f"graftwork_inter_token_seconds_count {float(len(spelled('The weather')))}" in text
+    for name in ("queue", "time_to_first_token", "e2e"):
+        assert f"graftwork_{name}_seconds_count 1.0" in text
+
+
+async def test_usage_of_a_generation_that_is_left_is_what_the_engine_made() -> None:
+    """Tokens count when the engine sends them, even if the reader leaves before it takes their text."""
+    generation = generator_on(ScriptedEngine([spelled("The weather"), (END,)])).start(request())
+    before = generation.usage
+
+    events = generation.events()
+    assert isinstance(await anext(events), PromptAdmitted)
+    assert isinstance(await anext(events), TextDelta)
+    await events.aclose()
+
+    assert before is None
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens == len(spelled("The weather"))
+    assert generation.prompt_computed.is_set()
+
+
+async def test_tokens_after_a_stop_string_are_not_used() -> None:
+    """Usage ends with the stop string, although the engine's last step made more tokens."""
+    text = "The weather"
+    generation = generator_on(ScriptedEngine([spelled(text)])).start(request(stop=("The",)))
+
+    async for _ in generation.events():
+        pass
+
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens < len(spelled(text))

@@ -1,0 +1,292 @@
+"""Responses on the sessions' store: where each runs, what it is prompted with, and what is left of it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from graftwork.platform.database import Database
+from graftwork.platform.errors import Conflict, InvalidRequest, NotFound, ValidationFailed
+from graftwork.platform.ids import CallId
+from graftwork.platform.pagination import Order, PageRequest
+from graftwork.platform.tenancy.metering import UsageGroup
+from graftwork.sessions.core.items import function_call, function_call_output
+from graftwork.sessions.responses.conversations import ConversationService
+from graftwork.sessions.responses.input import check_outputs
+from graftwork.sessions.text.messages import Message, ToolCall
+from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
+from tests.sessions.fakes_sessions import END, WEATHER, Answer, World, crash, principal
+from tests.sessions.fakes_text import prompt_encoder, text_tokenizer
+
+ALL_ITEMS = PageRequest(limit=100, order=Order.ASCENDING)
+
+
+@pytest.fixture
+async def responses(sqlite_database: Database) -> Responses:
+    return Responses(World(sqlite_database))
+
+
+@pytest.fixture
+async def responses_on_either(database: Database) -> Responses:
+    """On SQLite, then on PostgreSQL."""
+    return Responses(World(database))
+
+
+def encoded(*messages: Message, **fields: Any) -> tuple[int, ...]:
+    """A whole conversation as the template writes it: the reference for what is encoded anew."""
+    return prompt_encoder().encode_messages(messages, **fields)
+
+
+async def test_going_on_continues_the_tokens_bit_for_bit(responses: Responses) -> None:
+    """The next prompt is the last one's, the model's own tokens, and only then something rendered."""
+    me, world = principal(), responses.world
+    world.will_say("Hello  there")  # two spaces: another tokenizer's choice would show
+    first = await responses.ask(me, instructions="Be brief.")
+
+    await responses.ask(me, "Again", instructions="Be brief.", previous_response_id=first["id"])
+
+    before, after = (request.prompt_token_ids for request in world.engine.requests)
+    generated = (*text_tokenizer().encode("Hello  there", allow_special=True), END)
+    delta = prompt_encoder().encode_delta(Message("assistant", "Hello  there"), [Message("user", "Again")], closed=True)
+    assert after == (*before, *generated, *delta)
+    assert (await count_rows(world.database))["sessions"] == 1
+
+
+async def test_a_response_used_twice_forks(responses_on_either: Responses) -> None:
+    """Each branch stands on what both share, and neither hears of the other, even when they start at once."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    first = await responses.ask(me)
+
+    branches = await asyncio.gather(
+        *(responses.ask(me, said, previous_response_id=first["id"]) for said in ("Left", "Right", "Middle"))
+    )
+    late = await responses.ask(me, "Late", previous_response_id=first["id"])
+
+    prompts = [text_tokenizer().decode(request.prompt_token_ids) for request in world.engine.requests[1:]]
+    shared = (*world.engine.requests[0].prompt_token_ids, *next(iter(world.engine.said.values())))
+    assert all(request.prompt_token_ids[: len(shared)] == shared for request in world.engine.requests[1:])
+    said = ("Left", "Right", "Middle", "Late")
+    assert sorted([word for word in said if word in prompt] for prompt in prompts) == sorted([word] for word in said)
+    assert len({body["id"] for body in (*branches, late)}) == 4
+    assert (await count_rows(world.database))["sessions"] == 4
+
+
+async def test_other_instructions_encode_the_history_anew(responses: Responses) -> None:
+    """Each response says its own instructions and tools: the prompt is what the template makes of them all."""
+    me, world = principal(), responses.world
+    world.will_say("One", "Two", "Three", "Four")
+    first = await responses.ask(me, "A", instructions="Be brief.")
+    second = await responses.ask(me, "B", instructions="Be long.", previous_response_id=first["id"])
+    third = await responses.ask(me, "C", instructions="Be long.", previous_response_id=second["id"])
+    await responses.ask(me, "D", tools=(WEATHER,), previous_response_id=third["id"])
+
+    _, longer, continued, with_tools = (request.prompt_token_ids for request in world.engine.requests)
+
+    said = [Message("user", "A"), Message("assistant", "One"), Message("user", "B"), Message("assistant", "Two")]
+    said += [Message("user", "C"), Message("assistant", "Three"), Message("user", "D")]
+    assert longer == encoded(Message("system", "Be long."), *said[:3])
+    assert continued == encoded(Message("system", "Be long."), *said[:5])
+    assert continued[: len(longer)] == longer
+    assert with_tools == encoded(*said, tools=[WEATHER])
+
+
+async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: Responses) -> None:
+    """A conversation lists what was said once, in order, through changes of instructions, forks and all."""
+    me, world = principal(), responses.world
+    conversations = ConversationService(world.service)
+    conversation = await conversations.create(me, {})
+    for number in range(4):
+        last = await responses.ask(
+            me, f"Turn {number}", instructions=f"Be {number % 2}", conversation_id=conversation.session_id
+        )
+    await responses.ask(me, "Aside", previous_response_id=last["id"])
+
+    items = (await conversations.items(me, conversation.session_id, ALL_ITEMS)).items
+
+    assert [item.text for item in items] == ["Turn 0", "ok", "Turn 1", "ok", "Turn 2", "ok", "Turn 3", "ok"]
+    assert len({item.item_id for item in items}) == 8
+    assert items[-1].item_id == last["output"][0]["id"]
+    in_turn_3, aside = (request.prompt_token_ids for request in world.engine.requests[-2:])
+    num_tokens = (await world.service.prefetch(me, conversation.session_id)).history_tokens
+    assert num_tokens == len(in_turn_3) + len(world.engine.said[world.engine.requests[-2].request_id])
+    assert aside == encoded(*[Message(item.body["role"], item.text) for item in items], Message("user", "Aside"))
+
+
+async def test_another_model_goes_on(responses: Responses) -> None:
+    """Each response names its model: the next one runs on that one's weights, behind the same tokens."""
+    me, world = principal(), responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    await responses.ask(me, conversation_id=conversation.session_id)
+
+    await responses.ask(me, "Again", model="graft@1", conversation_id=conversation.session_id)
+
+    before, after = world.engine.requests
+    assert [adapter.digest for adapter in after.adapters] == ["sha256:1"]
+    assert after.prompt_token_ids[: len(before.prompt_token_ids)] == before.prompt_token_ids
+    assert (await world.service.get(me, conversation.session_id)).model.digest == "sha256:1"
+
+
+async def test_outputs_answer_calls(responses: Responses) -> None:
+    """The outputs of all calls go on in one response, in the order they came, with more to say behind them."""
+    me, world = principal(), responses.world
+    world.will_say(CALLS)
+    first = await responses.ask(me, tools=(WEATHER,))
+    answers = outputs(first)
+
+    with pytest.raises(ValidationFailed, match=answers[1]["call_id"]):
+        await responses.ask(me, answers[:1], tools=(WEATHER,), previous_response_id=first["id"])
+    with pytest.raises(ValidationFailed, match="no call"):
+        await responses.ask(me, [*answers, answers[0]], tools=(WEATHER,), previous_response_id=first["id"])
+    thanks = {"role": "user", "content": "Thanks"}
+    second = await responses.ask(me, [*answers, thanks], tools=(WEATHER,), previous_response_id=first["id"])
+    other = await responses.ask(me, outputs(first, "warm"), tools=(WEATHER,), previous_response_id=first["id"])
+
+    assert (second["status"], other["status"]) == ("completed", "completed")
+    calls = tuple(ToolCall(item["call_id"], item["name"], item["arguments"]) for item in first["output"])
+    delta = [Message("tool", "cold", tool_call_id=each.call_id, name="get_weather") for each in calls]
+    asked = world.engine.requests[0].prompt_token_ids
+    said = next(iter(world.engine.said.values()))
+    new = prompt_encoder().encode_delta(
+        Message("assistant", "", tool_calls=calls), [*delta, Message("user", "Thanks")], closed=True
+    )
+    assert world.engine.requests[1].prompt_token_ids == (*asked, *said, *new)
+    assert "warm" in text_tokenizer().decode(world.engine.requests[2].prompt_token_ids)
+
+
+async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
+    """Without a previous response the whole conversation is the input, calls and outputs among it."""
+    me = principal()
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "cold"}]},
+        {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "Cold."}]},
+        {"role": "user", "content": "Thanks"},
+    ]
+
+    await responses.ask(me, history, tools=(WEATHER,))
+
+    assert responses.world.engine.requests[0].prompt_token_ids == encoded(
+        Message("user", "Weather?"),
+        Message("assistant", "", tool_calls=(ToolCall("c1", "get_weather", "{}"),)),
+        Message("tool", "cold", tool_call_id="c1", name="get_weather"),
+        Message("assistant", "Cold."),
+        Message("user", "Thanks"),
+        tools=[WEATHER],
+    )
+
+
+def test_every_call_is_answered_once_and_behind_it() -> None:
+    """Outputs before their call, twice, or missing are refused by the place where they stand, as is a call twice."""
+    called, answered = function_call(CallId("c1"), "f", "{}"), function_call_output(CallId("c1"), "x")
+
+    check_outputs([called, answered], [])
+    check_outputs([answered], [CallId("c1")])
+    for items, awaited, param in (
+        ([answered, called], [], "input[0].call_id"),
+        ([called, answered, answered], [], "input[2].call_id"),
+        ([called, called, answered], [], "input[1].call_id"),
+        ([called], [], "input"),
+        ([], [CallId("c1")], "input"),
+    ):
+        with pytest.raises(ValidationFailed) as caught:
+            check_outputs(items, awaited)
+        assert caught.value.param == param
+
+
+async def test_chains_are_no_sessions(responses: Responses) -> None:
+    """Responses and conversations are neither listed nor counted among a tenant's sessions, nor metered as ones."""
+    me, world = principal(), responses.world
+    world.quotas.limit = 1
+    await world.session(me)
+    for _ in range(3):
+        first = await responses.ask(me)
+        await responses.ask(me, previous_response_id=first["id"])
+    chain = (await responses.service.find(me, first["id"])).record.session_id
+    await ConversationService(world.service).create(me, {})
+
+    listed = await world.service.list_sessions(me, PageRequest())
+    usage = await world.meter.summarise(me.tenant_id, 0, world.clock.now() + 1, UsageGroup.SESSION)
+
+    assert len(listed.items) == 1
+    assert [(row.group, row.requests) for row in usage] == [(None, 6)]
+    with pytest.raises(NotFound):
+        await world.service.get(me, chain)
+    with pytest.raises(NotFound):
+        await world.service.fork(me, chain)
+
+
+async def test_a_crash_fails_the_response(responses: Responses) -> None:
+    """A background response that its process did not survive is a failed one, and the one before it goes on."""
+    me, world = principal(), responses.world
+    first = await responses.ask(me)
+    world.will_say(Answer("A long story", waits=True))
+    running = await responses.start(me, previous_response_id=first["id"], is_background=True)
+    await world.engine.half_way.wait()
+    await crash()
+
+    after = Responses(world.restarted())
+    await after.world.service.recover()
+    body = await after.service.get(me, running.record.response_id)
+    again = await after.ask(me, "Again", previous_response_id=first["id"])
+
+    assert (body["status"], body["error"]["code"]) == ("failed", "server_error")
+    assert again["status"] == "completed"
+    with pytest.raises(InvalidRequest, match="failed"):
+        await after.ask(me, previous_response_id=body["id"])
+
+
+async def test_cancelling_one_response_spares_the_next(responses: Responses) -> None:
+    """A response that has ended is not cancelled, even while another runs on the same chain."""
+    me, world = principal(), responses.world
+    first = await responses.ask(me)
+    world.will_say(Answer("A long story", waits=True))
+    second = await responses.start(me, previous_response_id=first["id"], is_background=True)
+    await world.engine.half_way.wait()
+
+    untouched = await responses.service.cancel(me, first["id"])
+    elsewhere = Responses(World(world.database, world.clock, "second"))
+    assert await elsewhere.service.cancel(me, first["id"]) == first
+    assert not (await world.service.get_any(me, second.record.session_id)).cancel_requested
+    running = await responses.service.get(me, second.record.response_id)
+    cancelled = await responses.service.cancel(me, second.record.response_id)
+
+    assert untouched == first
+    assert (running["status"], running["output"]) == ("in_progress", [])
+    assert cancelled["status"] == "cancelled"
+    assert cancelled["usage"]["output_tokens"] > 0
+
+
+async def test_a_conversation_takes_one_response_at_a_time(responses: Responses) -> None:
+    """A second response while one runs is a conflict; a response that is still running cannot be gone on from."""
+    me, world = principal(), responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    world.will_say(Answer("A long story", waits=True))
+    running = await responses.start(me, conversation_id=conversation.session_id, is_background=True)
+    await world.engine.half_way.wait()
+
+    with pytest.raises(Conflict):
+        await responses.ask(me, conversation_id=conversation.session_id)
+    with pytest.raises(InvalidRequest, match="running"):
+        await responses.ask(me, previous_response_id=running.record.response_id)
+    world.engine.go_on()
+
+    assert (await running.result())["status"] == "completed"
+
+
+async def test_tenants_do_not_meet(responses: Responses) -> None:
+    """Another tenant's responses and conversations do not exist."""
+    me, other = principal(), principal("ten_2")
+    mine = await responses.ask(me)
+    conversation = await ConversationService(responses.world.service).create(me, {})
+
+    for verb in (responses.service.get, responses.service.find, responses.service.cancel, responses.service.delete):
+        with pytest.raises(NotFound):
+            await verb(other, mine["id"])
+    with pytest.raises(InvalidRequest):
+        await responses.ask(other, previous_response_id=mine["id"])
+    with pytest.raises(NotFound):
+        await responses.ask(other, conversation_id=conversation.session_id)
+    with pytest.raises(NotFound):
+        await responses.service.get(me, "resp_\x00é")

@@ -1,0 +1,197 @@
+"""What is left of responses in the tables: nothing of what is not stored, and no row that nothing stands on."""
+
+import pytest
+
+from graftwork.platform.database import Database
+from graftwork.platform.errors import CapacityContended, InvalidRequest, NotFound, ValidationFailed
+from graftwork.platform.pagination import PageRequest
+from graftwork.sessions.responses.conversations import ConversationService
+from graftwork.sessions.responses.input import read_input
+from graftwork.sessions.responses.service import RETENTION_S
+from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
+from tests.sessions.fakes_sessions import WEATHER, Answer, World, crash, principal
+
+
+@pytest.fixture
+async def responses(sqlite_database: Database) -> Responses:
+    return Responses(World(sqlite_database))
+
+
+@pytest.fixture
+async def responses_on_either(database: Database) -> Responses:
+    """On SQLite, then on PostgreSQL."""
+    return Responses(World(database))
+
+
+async def test_what_is_not_stored_leaves_no_row(responses_on_either: Responses) -> None:
+    """With `store: false` nothing can be fetched, and no table keeps a row, forks of what is stored included."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    world.will_say(
+        CALLS, "ok", CALLS, Answer(failure=CapacityContended("full")), Answer(refusal=CapacityContended("x"))
+    )
+    stored = await responses.ask(me, tools=(WEATHER,))
+    before = await count_rows(world.database)
+
+    fork = await responses.ask(me, outputs(stored), previous_response_id=stored["id"], is_stored=False)
+    alone = await responses.ask(me, tools=(WEATHER,), is_stored=False)
+    failed = await responses.ask(me, is_stored=False)
+    refused = await responses.start(me, is_stored=False)
+    with pytest.raises(CapacityContended):
+        await refused.admitted()
+
+    assert [body["status"] for body in (fork, alone, failed)] == ["completed", "completed", "failed"]
+    assert await count_rows(world.database) == before
+    for body in (fork, alone, failed):
+        with pytest.raises(NotFound):
+            await responses.service.get(me, body["id"])
+        with pytest.raises(InvalidRequest):
+            await responses.ask(me, previous_response_id=body["id"])
+
+
+async def test_what_is_refused_leaves_no_row(responses: Responses) -> None:
+    """A response that the quota, the engine or its own body stops before it begins was never there."""
+    me, world = principal(), responses.world
+    world.will_say(Answer(refusal=CapacityContended("full")))
+
+    refused = await responses.start(me)
+    with pytest.raises(CapacityContended):
+        await refused.admitted()
+    with pytest.raises(ValidationFailed):
+        await responses.ask(me, [{"type": "function_call_output", "call_id": "c", "output": "x"}])
+    with pytest.raises(NotFound):
+        await responses.ask(me, model="grfat")
+    with pytest.raises(ValidationFailed):
+        await responses.ask(me, tool_choice="loudest")
+
+    assert set((await count_rows(world.database)).values()) == {0}
+
+
+async def test_deleting_takes_away_what_nothing_stands_on(responses_on_either: Responses) -> None:
+    """Rows go with the last response that stands on them: not while a fork does, and then all of them."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    world.will_say(CALLS)
+    first = await responses.ask(me, tools=(WEATHER,))
+    second = await responses.ask(me, outputs(first), previous_response_id=first["id"])
+    fork = await responses.ask(me, outputs(first), previous_response_id=first["id"])
+    leaf = await responses.ask(me, "On", previous_response_id=fork["id"], is_stored=True)
+
+    for body in (first, second, fork):
+        await responses.service.delete(me, body["id"])
+    again = await responses.ask(me, "Still", previous_response_id=leaf["id"])
+    for body in (leaf, again):
+        await responses.service.delete(me, body["id"])
+
+    assert again["status"] == "completed"
+    assert set((await count_rows(world.database)).values()) == {0}
+    with pytest.raises(NotFound):
+        await responses.service.delete(me, again["id"])
+
+
+async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Responses) -> None:
+    """An unstored response that its process did not survive is taken away when its turn is found."""
+    me, world = principal(), responses.world
+    stored = await responses.ask(me)
+    before = await count_rows(world.database)
+    world.will_say(Answer("A long story", waits=True))
+    await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
+    await world.engine.half_way.wait()
+    await crash()
+
+    await world.restarted().service.recover()
+
+    assert await count_rows(world.database) == before
+
+
+async def test_a_closed_conversation_goes_with_its_responses(responses_on_either: Responses) -> None:
+    """Closed as the session that it is, it stays readable for its time; then every row goes, a fork's not."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    inside = await responses.ask(me, conversation_id=conversation.session_id)
+    fork = await responses.ask(me, "On", previous_response_id=inside["id"])
+    await world.service.close_session(me, conversation.session_id)
+    assert await responses.service.get(me, inside["id"]) == inside
+
+    world.clock.advance(30 * 86_400.0)
+    await world.service.sweep()
+
+    with pytest.raises(NotFound):
+        await responses.service.get(me, inside["id"])
+    again = await responses.ask(me, "And on", previous_response_id=fork["id"])
+    for body in (fork, again):
+        await responses.service.delete(me, body["id"])
+    await world.service.sweep()
+    assert again["status"] == "completed"
+    assert set((await count_rows(world.database)).values()) == {0}
+
+
+async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
+    """An unstored response that ended and was left behind goes once it is sure that nobody reads it any more."""
+    me, world = principal(), responses.world
+    stored = await responses.ask(me)
+    before = await count_rows(world.database)
+    left = await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
+    await left.result()
+
+    await world.service.sweep()
+    early = await count_rows(world.database)
+    world.clock.advance(3601)
+    await world.service.sweep()
+
+    assert early["sessions"] == before["sessions"] + 1
+    assert await count_rows(world.database) == before
+
+
+async def test_responses_go_when_their_time_is_over(responses_on_either: Responses) -> None:
+    """Thirty days on nothing is left of one, but for what younger ones stand on and what its conversation remembers."""
+    me, responses = principal(), responses_on_either
+    world = responses.world
+    conversation = await ConversationService(world.service).create(me, {})
+    inside = await responses.ask(me, "In", conversation_id=conversation.session_id)
+    alone, first = await responses.ask(me, "Alone"), await responses.ask(me, "First")
+    world.clock.advance(RETENTION_S - 1)
+    second = await responses.ask(me, "Second", previous_response_id=first["id"])
+    early = await responses.service.sweep()
+    world.clock.advance(2)
+
+    swept = await responses.service.sweep()
+
+    assert (early, swept) == (0, 3)
+    for body in (inside, alone, first):
+        with pytest.raises(NotFound):
+            await responses.service.get(me, body["id"])
+    third = await responses.ask(me, "Third", previous_response_id=second["id"])
+    assert world.engine.requests[-1].prompt_token_ids[: second["usage"]["input_tokens"]] == (
+        world.engine.requests[-2].prompt_token_ids
+    )
+    said = await ConversationService(world.service).items(me, conversation.session_id, PageRequest())
+    assert [item.text for item in said.items] == ["ok", "In"]
+    await ConversationService(world.service).delete(me, conversation.session_id)
+    for body in (second, third):
+        await responses.service.delete(me, body["id"])
+    assert set((await count_rows(world.database)).values()) == {0}
+
+
+async def test_a_deleted_conversation_leaves_its_responses(responses: Responses) -> None:
+    """Its responses stay readable and can be gone on from; with the last of them every row goes."""
+    me, world = principal(), responses.world
+    conversations = ConversationService(world.service)
+    conversation = await conversations.create(me, {})
+    empty = await conversations.create(me, {})
+    begun = await conversations.create(me, {}, read_input("Hello"))
+    first = await responses.ask(me, conversation_id=conversation.session_id)
+
+    for each in (conversation, empty, begun):
+        await conversations.delete(me, each.session_id)
+        with pytest.raises(NotFound):
+            await conversations.get(me, each.session_id)
+        with pytest.raises(NotFound):
+            await world.service.get(me, each.session_id)
+    second = await responses.ask(me, previous_response_id=first["id"])
+    for body in (first, second):
+        assert await responses.service.get(me, body["id"]) == body
+        await responses.service.delete(me, body["id"])
+
+    assert set((await count_rows(world.database)).values()) == {0}

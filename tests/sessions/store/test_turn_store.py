@@ -1,0 +1,193 @@
+"""A turn's transactions, and who may make them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.database import Database
+from graftwork.platform.errors import Conflict
+from graftwork.platform.ids import CheckpointId, TurnId
+from graftwork.sessions.core.events import EventDraft, EventType, number_events, output_text_delta, turn_created
+from graftwork.sessions.core.items import message
+from graftwork.sessions.core.lease import LeaseLost, SessionLease
+from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
+from graftwork.sessions.core.transcript import Checkpoint
+from graftwork.sessions.store.event_log import EventBatch
+from graftwork.sessions.store.session_store import SessionStore
+from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore
+from tests.sessions.fakes_sessions import LEASE_S, World, principal
+
+ME = principal()
+SCOPE = ME.scope()
+TURN = TurnId("turn_1")
+INPUT = (message("user", "Hi"),)
+
+
+class Stores:
+    """Two processes on one database, and a session."""
+
+    def __init__(self, database: Database) -> None:
+        self.clock = ManualClock()
+        self.world = World(database, self.clock)
+        self.sessions = SessionStore(database, self.clock, retention_s=60.0)
+        self.first = TurnStore(database, self.clock, "first", LEASE_S)
+        self.second = TurnStore(database, self.clock, "second", LEASE_S)
+
+    async def begun(self) -> SessionLease:
+        session = await self.world.session(ME)
+        lease, _ = await self.first.begin(SCOPE, session, TURN, INPUT)
+        return lease
+
+    async def now(self, lease: SessionLease) -> AgentSession:
+        return await self.sessions.load(SCOPE, lease.session_id)
+
+
+@pytest.fixture
+async def stores(database: Database) -> Stores:
+    return Stores(database)
+
+
+def completed(lease: SessionLease, drafts: Sequence[EventDraft] = ()) -> TurnOutcome:
+    checkpoint = Checkpoint(
+        checkpoint_id=CheckpointId("ckp_1"),
+        session_id=lease.session_id,
+        parent_id=None,
+        turn_id=lease.turn_id,
+        depth=1,
+        num_items=2,
+        num_answer_items=1,
+        num_tokens=3,
+        token_ids=(1, 2, 3),
+        closed=True,
+        awaits_tools=False,
+        created_at=0.0,
+    )
+    items = (*INPUT, message("assistant", "Hello"))
+    terminal = EventDraft(EventType.TURN_COMPLETED, {"checkpoint_id": "ckp_1"})
+    return TurnOutcome(TurnStatus.COMPLETED, [*drafts, terminal], checkpoint, items, finish_reason="stop")
+
+
+def batch(lease: SessionLease, last_seq: int, *drafts: EventDraft) -> EventBatch:
+    return EventBatch(lease, number_events(drafts, lease.session_id, lease.turn_id, last_seq))
+
+
+async def test_lost_lease_writes_nothing(stores: Stores) -> None:
+    """Once another process has taken a turn over, no write of the first one reaches the session."""
+    lease = await stores.begun()
+    await stores.first.append([batch(lease, 2, turn_created(None), output_text_delta("He"))])
+    stores.clock.advance(LEASE_S)
+    ((scope, session_id, turn_id),) = await stores.second.find_interrupted(frozenset)
+    await stores.second.fail_interrupted(scope, session_id, turn_id)
+    before = await stores.now(lease)
+
+    assert await stores.first.append([batch(lease, 3, output_text_delta("llo"))]) == [None]
+    for write in (
+        stores.first.renew(lease),
+        stores.first.end(lease, completed(lease)),
+    ):
+        with pytest.raises(LeaseLost):
+            await write
+
+    assert await stores.now(lease) == before
+    assert (before.status, before.head_id, before.last_seq) == (SessionStatus.IDLE, None, 3)
+
+
+async def test_old_lease_is_no_lease_for_the_next_turn(stores: Stores) -> None:
+    """A lease is good for one turn: a writer that wakes up during the next one is refused."""
+    lease = await stores.begun()
+    stores.clock.advance(LEASE_S)
+    await stores.second.fail_interrupted(SCOPE, lease.session_id, TURN)
+    await stores.second.begin(SCOPE, await stores.now(lease), TurnId("turn_2"), INPUT)
+
+    with pytest.raises(LeaseLost):
+        await stores.first.end(lease, completed(lease))
+
+    assert (await stores.now(lease)).running_turn_id == "turn_2"
+
+
+async def test_renewed_lease_is_not_taken_over(stores: Stores) -> None:
+    """A turn that was heard of in time is nobody else's, whatever was seen before."""
+    lease = await stores.begun()
+    stores.clock.advance(LEASE_S)
+    ((scope, session_id, turn_id),) = await stores.second.find_interrupted(frozenset)
+    await stores.first.renew(lease)
+
+    await stores.second.fail_interrupted(scope, session_id, turn_id)
+
+    assert (await stores.now(lease)).status is SessionStatus.RUNNING
+    await stores.first.end(lease, completed(lease))
+    assert (await stores.now(lease)).head_id == "ckp_1"
+
+
+async def test_cancel_is_heard_with_the_next_renewal(stores: Stores) -> None:
+    """Another process asks for a cancel in the store; the owner hears of it when it renews."""
+    lease = await stores.begun()
+    heard_before = await stores.first.renew(lease)
+
+    await stores.sessions.request_cancel(SCOPE, lease.session_id)
+
+    assert not heard_before
+    assert await stores.first.renew(lease)
+
+
+async def test_stale_plan_does_not_begin(stores: Stores) -> None:
+    """A turn that was planned on another state of the session is refused."""
+    session = await stores.world.session(ME)
+    await stores.sessions.close(SCOPE, session.session_id)
+
+    with pytest.raises(Conflict) as caught:
+        await stores.first.begin(SCOPE, session, TURN, INPUT)
+
+    assert caught.value.code == "session_changed"
+
+
+async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: Stores) -> None:
+    """A turn that ends before its first event was stored still has its turn.created."""
+    lease = await stores.begun()
+
+    events = await stores.first.end(lease, TurnOutcome(TurnStatus.CANCELLED, [EventDraft(EventType.TURN_CANCELLED)]))
+
+    assert [(event.seq, event.type) for event in events] == [
+        (1, EventType.TURN_CREATED),
+        (2, EventType.TURN_CANCELLED),
+    ]
+    assert await stores.first.list_events(SCOPE, lease.session_id, 0, 10) == events
+
+
+async def test_events_of_many_turns_are_one_transaction(stores: Stores) -> None:
+    """Each session counts for itself; one whose lease is lost gets nothing, and the others get all."""
+    leases = []
+    for number in range(3):
+        session = await stores.world.session(ME)
+        lease, _ = await stores.first.begin(SCOPE, session, TurnId(f"turn_{number}"), INPUT)
+        leases.append(lease)
+    first, lost, other = leases
+    lost = replace(lost, epoch=lost.epoch - 1)
+
+    answers = await stores.first.append(
+        [
+            batch(first, 2, turn_created(None), output_text_delta("a")),
+            batch(lost, 1, turn_created(None)),
+            batch(other, 1, turn_created(None)),
+        ]
+    )
+
+    assert answers == [False, None, False]
+    assert [(await stores.now(lease)).last_seq for lease in leases] == [2, 0, 1]
+    assert [len(await stores.first.list_events(SCOPE, lease.session_id, 0, 10)) for lease in leases] == [2, 0, 1]
+
+
+async def test_a_batch_that_is_stored_again_changes_nothing(stores: Stores) -> None:
+    """A commit whose answer was lost may be tried again, alone, with more behind it, or with the turn's outcome."""
+    lease = await stores.begun()
+    created, said = turn_created(None), output_text_delta("He")
+    await stores.first.append([batch(lease, 1, created)])
+    await stores.first.append([batch(lease, 2, created, said)])
+
+    events = await stores.first.end(lease, replace(completed(lease, [created, said]), after_seq=0))
+
+    assert [event.seq for event in events] == [1, 2, 3]
+    assert await stores.first.list_events(SCOPE, lease.session_id, 0, 10) == events
+    assert (await stores.now(lease)).last_seq == 3

@@ -1,0 +1,360 @@
+"""Sessions whose time is over go, with every row of theirs, and take nothing from the sessions that are still there."""
+
+from random import Random
+
+import pytest
+from sqlalchemy import text
+
+from graftwork.engine.core.requests import SessionKey
+from graftwork.engine.core.session_commands import SessionVerb
+from graftwork.platform.database import Database
+from graftwork.platform.errors import LimitExceeded, NotFound
+from graftwork.platform.ids import SessionId
+from graftwork.platform.pagination import Order, PageRequest
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.core.session import AgentSession, TurnStatus
+from graftwork.sessions.service import NewSession
+from graftwork.sessions.store import deletion_rows
+from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
+
+TABLES = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events")
+DAY = 86_400.0
+ALL_ITEMS = PageRequest(limit=1000, after=None, order=Order.ASCENDING)
+
+
+@pytest.fixture
+async def world(database: Database) -> World:
+    return World(database)
+
+
+async def rows(world: World, tenant: Principal | None = None) -> dict[str, int]:
+    """How many rows each table has, of one tenant or of all."""
+    where = "" if tenant is None else f" WHERE tenant_id = '{tenant.tenant_id}'"
+    async with world.database.read() as database:
+        return {table: await database.scalar(text(f"SELECT count(*) FROM {table}{where}")) or 0 for table in TABLES}
+
+
+async def opened(world: World, me: Principal, ttl_s: float | None = 60.0) -> AgentSession:
+    return await world.service.create(me, NewSession("tiny", retention_s=ttl_s))
+
+
+async def say(world: World, me: Principal, session: AgentSession, words: str = "Hi") -> str:
+    """One turn; the checkpoint that it made."""
+    turn = await (await world.service.start_turn(me, session.session_id, words)).result()
+    assert turn.checkpoint_id is not None
+    return turn.checkpoint_id
+
+
+async def history(world: World, me: Principal, session_id: str) -> list[str]:
+    page = await world.service.items(me, session_id, ALL_ITEMS)
+    return [item.body["content"][0]["text"] for item in page.items]
+
+
+async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
+    """Nothing goes before the time is up, everything of the session then, and nothing of anybody else."""
+    me, other = new_principal(), new_principal()
+    session = await world.session(me, tools=(WEATHER,))
+    world.will_say(call("get_weather", city="Paris"), "Sunny.", "Hello.")
+    turn = await (await world.service.start_turn(me, session.session_id, "Weather?")).result()
+    outputs = [{"call_id": turn.output[-1].call_id, "output": "20 degrees"}]
+    answer = await world.service.tool_outputs(me, session.session_id, outputs)
+    assert answer.turn is not None
+    await answer.turn.result()
+    await say(world, other, await opened(world, other, ttl_s=None))
+    await world.service.close_session(me, session.session_id)
+    full, others = await rows(world, me), await rows(world, other)
+
+    world.clock.advance(30 * DAY - 1)
+    early = await world.service.sweep()
+    before = await rows(world, me)
+    world.clock.advance(1)
+    late = await world.service.sweep()
+
+    assert all(full.values())
+    assert (early, before) == (0, full)
+    assert (late, set((await rows(world, me)).values())) == (1, {0})
+    assert await rows(world, other) == others
+
+
+async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
+    """A TTL counts from the last thing that happened; without one, or with 0, an open session stays for ever."""
+    me = new_principal()
+    limited, lasting, at_once = [await opened(world, me, ttl_s) for ttl_s in (60.0, None, 0.0)]
+    world.clock.advance(59)
+    await say(world, me, limited)
+    world.clock.advance(59)
+
+    swept = [await world.service.sweep()]
+    still_there = await world.service.get(me, limited.session_id)
+    world.clock.advance(1)
+    with pytest.raises(NotFound):
+        await world.service.get(me, limited.session_id)
+    swept.append(await world.service.sweep())
+    world.clock.advance(400 * DAY)
+    swept.append(await world.service.sweep())
+
+    assert still_there.head_id is not None
+    assert swept == [0, 1, 0]
+    left = await world.service.list_sessions(me, ALL_ITEMS)
+    assert [session.session_id for session in left.items] == [lasting.session_id, at_once.session_id]
+    await world.service.close_session(me, at_once.session_id)
+    assert await world.service.sweep() == 1
+
+
+async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None:
+    """It is asked to close the session with the tokens that it computed for it, in its tenant's name, and once."""
+    me = new_principal()
+    session = await opened(world, me)
+    await say(world, me, session)
+    (request,) = world.engine.requests
+    history = [*request.prompt_token_ids, *world.engine.said[request.request_id]]
+
+    world.clock.advance(60)
+    world.engine.session_commands.clear()
+    assert await world.service.sweep() == 1
+    await world.service.sweep()
+
+    (command,) = world.engine.session_commands
+    assert (command.verb, command.session) == (SessionVerb.CLOSE, SessionKey(session.session_id))
+    assert (command.domain, list(command.token_ids)) == (request.domain, history)
+
+
+async def test_a_running_turn_is_never_swept(world: World) -> None:
+    """However long a turn takes, its session stays, and its time begins anew when it ends."""
+    me = new_principal()
+    session = await opened(world, me)
+    world.will_say(Answer(waits=True))
+    running = await world.service.start_turn(me, session.session_id, "Hi")
+    await world.engine.half_way.wait()
+    world.clock.advance(DAY)
+
+    swept = await world.service.sweep()
+    world.engine.go_on()
+    ended = await running.result()
+    world.clock.advance(59)
+
+    assert (swept, ended.status) == (0, TurnStatus.COMPLETED)
+    assert await world.service.sweep() == 0
+    assert await history(world, me, session.session_id) == ["Hi", "ok"]
+
+
+async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) -> None:
+    """A turn that nobody runs any more holds its session for as long as its lease and its TTL, and no longer."""
+    me = new_principal()
+    session = await opened(world, me)
+    world.will_say(Answer(waits=True))
+    await world.service.start_turn(me, session.session_id, "Hi")
+    await world.engine.half_way.wait()
+    await crash()
+    after = world.restarted(owner="second")
+    world.clock.advance(DAY)
+
+    swept = [await after.service.sweep()]
+    world.clock.advance(60)
+    swept.append(await after.service.sweep())
+
+    assert swept == [0, 1]
+    assert set((await rows(world, me)).values()) == {0}
+
+
+async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
+    """A session that is over leaves its forks their history and nothing else; the last fork takes that with it."""
+    me = new_principal()
+    parent = await opened(world, me)
+    first = await say(world, me, parent, "One")
+    await say(world, me, parent, "Two")
+    (fork,) = await world.service.fork(me, parent.session_id, first)
+    await world.service.change(me, fork.session_id, metadata={"is": "the fork"})
+    await say(world, me, fork, "Three")
+    world.clock.advance(30)
+    await say(world, me, fork, "Four")
+    world.clock.advance(30)
+
+    gone = await world.service.sweep()
+    with pytest.raises(NotFound):
+        await world.service.get(me, parent.session_id)
+    kept = await rows(world, me)
+    await say(world, me, fork, "Five")
+
+    assert gone == 0  # the parent's row stays as the owner of what its fork stands on
+    assert (kept["checkpoints"], kept["turns"], kept["items"]) == (3, 3, 6)
+    assert await history(world, me, fork.session_id) == ["One", "ok", "Three", "ok", "Four", "ok", "Five", "ok"]
+    prompt = world.engine.requests[-1].prompt_token_ids
+    assert prompt[: len(world.engine.requests[0].prompt_token_ids)] == world.engine.requests[0].prompt_token_ids
+    assert await world.service.sweep() == 0
+    world.clock.advance(60)
+    assert await world.service.sweep() == 2
+    assert set((await rows(world, me)).values()) == {0}
+
+
+async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> None:
+    """A history may run through several sessions that are gone; each keeps its part of it."""
+    me = new_principal()
+    sessions = [await opened(world, me, ttl_s=0.0)]
+    for generation in range(3):
+        checkpoint = await say(world, me, sessions[-1], f"Generation {generation}")
+        await say(world, me, sessions[-1], "An aside")
+        sessions += await world.service.fork(me, sessions[-1].session_id, checkpoint)
+    for session in sessions[:-1]:
+        await world.service.close_session(me, session.session_id)
+
+    gone = await world.service.sweep()
+
+    assert (gone, (await rows(world, me))["checkpoints"]) == (0, 3)
+    told = [words for words in await history(world, me, sessions[-1].session_id) if words != "ok"]
+    assert told == ["Generation 0", "Generation 1", "Generation 2"]
+    await world.service.close_session(me, sessions[-1].session_id)
+    assert await world.service.sweep() == 4
+
+
+async def test_an_interrupted_sweep_is_finished_by_the_next(world: World) -> None:
+    """What a crash left after any of the transactions of a removal goes in the next round."""
+    me = new_principal()
+    for steps in range(4):
+        session = await opened(world, me)
+        await say(world, me, session)
+        await half_removed(world, me, session.session_id, steps)
+
+    gone = await world.service.sweep()
+
+    assert gone == 4
+    assert set((await rows(world, me)).values()) == {0}
+
+
+async def test_events_left_by_a_crash_go_though_a_fork_keeps_the_rest(world: World) -> None:
+    """A removal that stopped before the events is taken up again also where nothing else may go."""
+    me = new_principal()
+    parent = await opened(world, me)
+    await say(world, me, parent)
+    await world.service.fork(me, parent.session_id)
+    await half_removed(world, me, parent.session_id, 1)
+
+    await world.service.sweep()
+
+    left = await rows(world, me)
+    assert (left["events"], left["checkpoints"], left["sessions"]) == (0, 1, 2)
+
+
+async def half_removed(world: World, me: Principal, session_id: SessionId, steps: int) -> None:
+    """The state after some of a removal's transactions, the first of which always happened."""
+    scope = me.scope()
+    async with world.database.write() as database:
+        await deletion_rows.mark_expired(database, scope, session_id)
+        if steps > 0:
+            await deletion_rows.delete_events(database, scope, session_id, 1)
+        if steps > 1:
+            await deletion_rows.delete_events(database, scope, session_id, 1000)
+        if steps > 2:
+            await deletion_rows.delete_checkpoints(database, scope, session_id, 1000)
+
+
+async def test_expired_sessions_are_not_open_ones(world: World) -> None:
+    """What is left of a session for its forks counts against no limit and is in no list."""
+    me = new_principal()
+    parent = await opened(world, me)
+    await say(world, me, parent)
+    (fork,) = await world.service.fork(me, parent.session_id)
+    await world.service.close_session(me, parent.session_id)
+    world.clock.advance(30)
+    await say(world, me, fork)
+    world.clock.advance(30)
+    await world.service.sweep()
+    world.quotas.limit = 2
+
+    await opened(world, me)
+
+    listed = await world.service.list_sessions(me, ALL_ITEMS)
+    assert [session.session_id for session in listed.items][:1] == [fork.session_id]
+    assert len(listed.items) == 2
+
+
+async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
+    """A session that nobody can see any more counts against no limit; one that is still there does."""
+    me = new_principal()
+    world.quotas.limit = 1
+    await opened(world, me)
+    world.clock.advance(59)
+    with pytest.raises(LimitExceeded):
+        await opened(world, me)
+    world.clock.advance(1)
+
+    await opened(world, me)
+
+
+async def test_lists_pass_over_what_is_gone(world: World) -> None:
+    """A page is full of sessions that can be read, however many in between are over, swept or not."""
+    me = new_principal()
+    living = [await opened(world, me, ttl_s=None), await opened(world, me, ttl_s=0.0)]
+    over = [await opened(world, me) for _ in range(3)]
+    (fork,) = await world.service.fork(me, over[0].session_id)
+    living += [await opened(world, me, ttl_s=90.0)]
+    await world.service.close_session(me, over[1].session_id)
+    world.clock.advance(30)
+    await say(world, me, fork)
+    world.clock.advance(30)
+
+    async def pages() -> list[str]:
+        found, page = list[AgentSession](), PageRequest(limit=1)
+        while (listed := await world.service.list_sessions(me, page)).items:
+            found += listed.items
+            page = PageRequest(limit=1, after=found[-1].session_id)
+        return [session.session_id for session in found]
+
+    before = await pages()
+    await world.service.sweep()
+
+    assert before == await pages() == sorted((session.session_id for session in (*living, fork)), reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_sweep_takes_what_is_still_needed(world: World, seed: int) -> None:
+    """Whatever is forked, rewound, closed and swept in any order: each session has its whole history, to the end."""
+    random, me = Random(seed), new_principal()
+    said: dict[str, dict[str, list[str]]] = {}
+    """By session and checkpoint: the words up to there."""
+    heads: dict[str, str] = {}
+
+    async def talk(session_id: str) -> None:
+        words = f"word {len(world.engine.requests)}"
+        before = said[session_id].get(heads.get(session_id, ""), [])
+        turn = await (await world.service.start_turn(me, session_id, words)).result()
+        assert turn.checkpoint_id is not None
+        said[session_id][turn.checkpoint_id] = [*before, words, "ok"]
+        heads[session_id] = turn.checkpoint_id
+
+    for _ in range(50):
+        alive = sorted(heads)
+        step = random.choice(["open", "talk", "talk", "talk", "fork", "fork", "rewind", "close", "close", "sweep"])
+        if step == "open" or not alive:
+            session = await opened(world, me, ttl_s=0.0)
+            said[session.session_id] = {}
+            await talk(session.session_id)
+            continue
+        chosen = random.choice(alive)
+        reachable = sorted(said[chosen])
+        match step:
+            case "fork":
+                at = random.choice(reachable)
+                (fork,) = await world.service.fork(me, chosen, at)
+                words = said[chosen][at]
+                said[fork.session_id] = {
+                    checkpoint: upto for checkpoint, upto in said[chosen].items() if words[: len(upto)] == upto
+                }
+                heads[fork.session_id] = at
+            case "talk":
+                await talk(chosen)
+            case "rewind":
+                heads[chosen] = random.choice(reachable)
+                await world.service.rewind(me, chosen, heads[chosen])
+            case "close":
+                await world.service.close_session(me, chosen)
+                del heads[chosen]
+            case "sweep":
+                await world.service.sweep()
+                for session_id, head in heads.items():
+                    assert await history(world, me, session_id) == said[session_id][head]
+
+    for session_id in heads:
+        await world.service.close_session(me, session_id)
+    await world.service.sweep()
+    assert set((await rows(world, me)).values()) == {0}

@@ -1,0 +1,143 @@
+"""What two verbs on one session may do to one another when they meet in the middle."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from graftwork.platform.database import Database
+from graftwork.sessions.core.session import SessionStatus, TurnStatus
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from tests.sessions.fakes_sessions import Answer, HesitantDatabase, World, principal
+from tests.sessions.fakes_text import prompt_encoder
+
+
+@pytest.fixture
+async def hesitant(database_url: str) -> AsyncIterator[HesitantDatabase]:
+    database = HesitantDatabase(database_url)
+    yield database
+    await database.close()
+
+
+async def until_running(world: World, session_id: str) -> None:
+    """Return once the session's row says that a turn runs."""
+    while (await world.service.get(principal(), session_id)).status is not SessionStatus.RUNNING:
+        pass
+
+
+class LongEncoder(PromptEncoder):
+    """Takes as long over a prompt as it is made to."""
+
+    def __init__(self) -> None:
+        ready = prompt_encoder()
+        super().__init__(ready.template, ready.tokenizer)
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def encode_messages(self, *arguments: Any, **options: Any) -> tuple[int, ...]:
+        self.has_begun.set()
+        assert self.may_end.wait(timeout=20)
+        return super().encode_messages(*arguments, **options)
+
+
+async def test_a_long_prompt_holds_nobody_up(sqlite_database: Database) -> None:
+    """While one turn's prompt is encoded, everybody else is answered."""
+    encoder = LongEncoder()
+    world, me = World(sqlite_database, encoder=encoder), principal()
+    session = await world.session(me)
+    starting = asyncio.create_task(world.service.start_turn(me, session.session_id, "long " * 100))
+    assert await asyncio.to_thread(encoder.has_begun.wait, 20)
+
+    meanwhile = await world.service.get(me, session.session_id)
+    encoder.may_end.set()
+    turn = await (await starting).result()
+
+    assert (meanwhile.status, turn.status) == (SessionStatus.IDLE, TurnStatus.COMPLETED)
+
+
+async def test_turn_outlives_a_database_that_is_away(hesitant: HesitantDatabase) -> None:
+    """What was generated meanwhile is stored once the database is back: every event, the answer, and the usage."""
+    world, me = World(hesitant), principal()
+    session = await world.session(me)
+    world.will_say(Answer("A long story", waits=True))
+    running = await world.service.start_turn(me, session.session_id, "Tell")
+    hesitant.refusals = 7
+    await world.engine.half_way.wait()
+    world.engine.go_on()
+
+    turn = await running.result()
+
+    assert (turn.status, turn.output[0].text) == (TurnStatus.COMPLETED, "A long story")
+    events = await world.events(me, session.session_id)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert "".join(event.fields.get("delta", "") for event in events) == "A long story"
+    assert hesitant.refusals == 0
+
+
+async def until_cancel_is_asked_for(world: World, session_id: str) -> None:
+    """Return once the session's row says so."""
+    while not (await world.service.get(principal(), session_id)).cancel_requested:
+        pass
+
+
+async def test_turn_that_begins_during_a_recovery_lives(hesitant: HesitantDatabase) -> None:
+    """A recovery that looks for what a crash left takes no turn that began after it was called."""
+    world, me = World(hesitant), principal()
+    session = await world.session(me)
+    world.will_say(Answer("A long story", waits=True))
+    hesitant.hold_read = may_look = asyncio.Event()
+    recovery = asyncio.create_task(world.service.recover())
+    await asyncio.sleep(0)
+    running = await world.service.start_turn(me, session.session_id, "Tell")
+
+    may_look.set()
+    recovered = await recovery
+    await world.engine.half_way.wait()
+    world.engine.go_on()
+
+    assert recovered == 0
+    assert (await running.result()).status is TurnStatus.COMPLETED
+
+
+@pytest.mark.parametrize("verb", ["cancel", "close_session"])
+@pytest.mark.parametrize("is_speaking", [True, False])
+async def test_cancel_meets_a_turn_of_another_process(database: Database, verb: str, is_speaking: bool) -> None:
+    """Whichever process is asked, the turn has ended when it answers: it heard with its next event, or heartbeat."""
+    first = World(database, heartbeat_s=1000.0 if is_speaking else 0.01)
+    other, me = World(database, first.clock, "second"), principal()
+    session = await first.session(me)
+    first.will_say(Answer("A long story", waits=True, never_ends=True))
+    running = await first.service.start_turn(me, session.session_id, "Tell")
+    await first.engine.half_way.wait()
+
+    ending = asyncio.create_task(getattr(other.service, verb)(me, session.session_id))
+    if is_speaking:
+        await until_cancel_is_asked_for(first, session.session_id)
+        first.engine.go_on()
+    async with asyncio.timeout(20):
+        ended = await ending
+
+    assert ended.status is (SessionStatus.IDLE if verb == "cancel" else SessionStatus.CLOSED)
+    assert (await running.result()).status is TurnStatus.CANCELLED
+
+
+@pytest.mark.parametrize("verb", ["cancel", "close_session"])
+async def test_cancel_meets_a_turn_that_is_being_launched(hesitant: HesitantDatabase, verb: str) -> None:
+    """A turn that its row says runs, but whose task has not begun, is cancelled like any other."""
+    world, me = World(hesitant), principal()
+    session = await world.session(me)
+    world.will_say(Answer("A long story", waits=True))
+    hesitant.hold_written = may_start = asyncio.Event()
+    starting = asyncio.create_task(world.service.start_turn(me, session.session_id, "Tell"))
+    await until_running(world, session.session_id)
+
+    ending = asyncio.create_task(getattr(world.service, verb)(me, session.session_id))
+    await asyncio.wait({ending}, timeout=0.2)  # it looks, and finds no task to end
+    may_start.set()
+    async with asyncio.timeout(20):
+        ended = await ending
+        turn = await (await starting).result()
+
+    assert turn.status is TurnStatus.CANCELLED
+    assert ended.status is (SessionStatus.IDLE if verb == "cancel" else SessionStatus.CLOSED)
