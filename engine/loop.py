@@ -56,7 +56,7 @@ class EngineLoop:
         scheduler: Scheduler,
         adapters: LoraPool,
         grammars: GrammarManager,
-        memory: KvCacheManager,
+        kv_cache: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
@@ -66,10 +66,11 @@ class EngineLoop:
         self._scheduler = scheduler
         self._adapters = adapters
         self._grammars = grammars
-        self._memory = memory
+        self._kv_cache = kv_cache
         self._copies = copies
         self._gates = gates
-        self._runner = runner
+        self.runner = runner
+        """Carries steps out. Between two steps it may be replaced, for example by one that records them."""
         self._prefills = prefills
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
@@ -100,7 +101,7 @@ class EngineLoop:
         self._gates.select(loads)
         try:
             self._prefills.step_begins()
-            result = self._runner.run(plan)
+            result = self.runner.run(plan)
             self._prefills.step_ended(plan, waited=bool(loads))
             return self._scheduler.absorb(plan, result)
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
@@ -140,7 +141,7 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(domain):
-                self._memory.forget_domain(domain)
+                self._kv_cache.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
@@ -183,7 +184,7 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """Read all counters and gauges."""
-        scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._memory.page_store
+        scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._kv_cache.page_store
         device, host, disk = page_store.device, page_store.host, page_store.disk
         disk_counters = disk.counters
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
@@ -213,3 +214,9 @@ class EngineLoop:
             running_adapters=tuple(sorted(scheduler.running_adapters())),
             waiting_adapters=tuple(sorted(scheduler.waiting_adapters())),
         )
+
+    def check_integrity(self) -> None:
+        """Checks every part. Call it between two steps."""
+        self._scheduler.check_integrity()
+        self._adapters.check_integrity()
+        self._grammars.check_integrity(self._scheduler.running_ids)
