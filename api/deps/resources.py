@@ -26,7 +26,7 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
@@ -63,7 +63,7 @@ class Resources:
     responses: ResponseService
     conversations: ConversationService
     tasks: ServerTasks
-    planner: AnswerPlanner
+    planner: ConstraintPlanner
     """Of answers, in the form in which this model writes calls."""
 
     @property

@@ -1,9 +1,9 @@
 """The keys of a tenant, as the operator makes and ends them."""
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Query
 
 from graftwork.api.deps.dependencies import Admin, AppResources
 from graftwork.api.deps.resources import Resources
@@ -11,6 +11,7 @@ from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
 from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
 from graftwork.api.schemas.admin import (
     KeyBody,
+    QuotaBody,
     TenantBody,
     TenantPatch,
     audit_answer,
@@ -22,7 +23,7 @@ from graftwork.api.schemas.usage import TimeText, span, usage_answer
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
-from graftwork.platform.errors import CapacityAbsent, Conflict, NotFound
+from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.metering import UsageGroup
@@ -69,9 +70,7 @@ async def get_tenant_quota(tenant_id: str, resources: AppResources, _: Admin) ->
 
 
 @quota_router.put("")
-async def set_tenant_quota(
-    tenant_id: str, body: Annotated[dict[str, Any], Body()], resources: AppResources, admin: Admin
-) -> answers.Quota:
+async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: AppResources, admin: Admin) -> answers.Quota:
     """Replace all limits: what is absent or null is none from now on."""
     quota = await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
     return quota_answer(quota)
@@ -114,7 +113,7 @@ async def _only_replica(resources: Resources) -> answers.Replica:
     address = resources.settings.resolved_engine_address
     try:
         stats = await resources.engine.stats()
-    except CapacityAbsent as error:
+    except Unavailable as error:
         return answers.Replica(id=ONLY_REPLICA, address=address, status="absent", reason=error.message)
     return answers.Replica(
         id=ONLY_REPLICA,
@@ -184,7 +183,7 @@ async def delete_tenant(tenant_id: str, resources: AppResources, admin: Admin) -
     await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
     try:
         await resources.engine.forget_domain(isolation_of(TenantId(tenant_id), resources.pepper))
-    except CapacityAbsent:
+    except Unavailable:
         _log.warning("tenant_kv_kept", extra={"tenant_id": tenant_id, "reason": "no engine answers"})
     return Deleted(id=tenant_id, object="tenant.deleted")
 

@@ -3,13 +3,14 @@
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 import graftwork
 from graftwork.api.deps.dependencies import AppResources
 from graftwork.api.deps.readiness import Readiness
+from graftwork.api.openapi import docs_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.sessions.core.session import SessionStatus
 
 _SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionStatus.EXPIRED]
@@ -34,6 +35,13 @@ async def get_readiness(request: Request) -> JSONResponse:
     return JSONResponse(Ready().body())
 
 
+@router.get("/docs", include_in_schema=False)
+async def get_docs(request: Request) -> HTMLResponse:
+    """The OpenAPI document as a page for people."""
+    page = docs_page.render(request.app.openapi())
+    return HTMLResponse(page, headers={"content-security-policy": docs_page.CONTENT_SECURITY_POLICY})
+
+
 @router.get("/version")
 async def get_version() -> Version:
     """The version of this server."""
@@ -43,10 +51,10 @@ async def get_version() -> Version:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(resources: AppResources) -> Response:
     """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
-    with suppress(CapacityAbsent):
+    with suppress(Unavailable):
         counts = await resources.sessions.store.count_by_status()
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
-    with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
+    with suppress(Unavailable):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
     text, content_type = resources.telemetry.render()
     return Response(text, media_type=content_type)

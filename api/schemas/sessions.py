@@ -6,7 +6,7 @@ from pydantic import Field
 
 from graftwork.api.schemas.base import NativeBody
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.service import NewSession
+from graftwork.sessions.service import MAX_FORKS, NewSession
 from graftwork.sessions.turns.runner import ToolHint
 from graftwork.sessions.turns.settings import TurnOverrides
 
@@ -64,14 +64,14 @@ class ToolHintBody(NativeBody):
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
 
 
-class AnswerManner(NativeBody):
+class TurnOptions(NativeBody):
     """How a turn is answered, and whether it ends with the connection that asked for it: by default it goes on."""
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
 
 
-class TurnBody(AnswerManner):
+class TurnBody(TurnOptions):
     """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
 
     input: str | list[Any]
@@ -95,13 +95,13 @@ class GivenOutput(NativeBody):
     output: Any
 
 
-class ToolOutputsBody(AnswerManner):
+class ToolOutputsBody(TurnOptions):
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
 
 
 class ForkBody(NativeBody):
     at: str | None = None
-    count: int = 1
+    count: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_FORKS})] = 1
 
 
 class RewindBody(NativeBody):

@@ -14,7 +14,7 @@ from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.messages import ReadStats
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.server import EngineServer
-from graftwork.platform.errors import CapacityAbsent, CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound
+from graftwork.platform.errors import CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from tests.engine.conftest import Lab
 
@@ -185,12 +185,12 @@ async def test_a_request_that_cannot_be_read_ends_alone(connect: Connect) -> Non
 async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without an engine at the address, every call raises CapacityAbsent with a retry-after."""
+    """Without an engine at the address, every call raises Unavailable with a retry-after."""
     client = GrpcEngineClient(f"unix:{tmp_path}/nobody.sock")
 
-    with pytest.raises(CapacityAbsent, match="No engine") as absent:
+    with pytest.raises(Unavailable, match="No engine") as absent:
         await anext(client.generate(request([5])))
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await client.describe()
 
     assert absent.value.retry_after_s
@@ -209,7 +209,7 @@ async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
     await anext(stream)
 
     await first.stop()
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         _ = [event async for event in stream]
     second = EngineServer(lab.engine().engine, address)
     await second.start()
