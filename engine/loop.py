@@ -56,7 +56,7 @@ class EngineLoop:
         scheduler: Scheduler,
         adapters: LoraPool,
         grammars: GrammarManager,
-        memory: KvCacheManager,
+        kv_cache: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
@@ -66,7 +66,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._adapters = adapters
         self._grammars = grammars
-        self._memory = memory
+        self._kv_cache = kv_cache
         self._copies = copies
         self._gates = gates
         self._runner = runner
@@ -140,7 +140,7 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(domain):
-                self._memory.forget_domain(domain)
+                self._kv_cache.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
@@ -183,7 +183,7 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """Read all counters and gauges."""
-        scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._memory.page_store
+        scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._kv_cache.page_store
         device, host, disk = page_store.device, page_store.host, page_store.disk
         disk_counters = disk.counters
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages

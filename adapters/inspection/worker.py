@@ -46,6 +46,8 @@ def _inspect(order: dict[str, Any], descriptor: int) -> dict[str, Any]:
     signal.setitimer(signal.ITIMER_PROF, order["cpu_s"])  # without a handler the signal ends the process
     try:
         _limit(resource.RLIMIT_AS, order["memory_bytes"])
+        if config_bytes + weights_bytes == 0:  # nothing can be mapped
+            return _identify(b"", memoryview(b""), _description(order["description"]))
         with mmap.mmap(descriptor, config_bytes + weights_bytes, access=mmap.ACCESS_READ) as content:
             view = memoryview(content)
             with view, view[config_bytes:] as weights:

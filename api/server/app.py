@@ -57,13 +57,15 @@ _ROUTERS = (
 )
 
 
+_ROUTES = tuple(route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
+
+
 class GatewayApp(FastAPI):
     """FastAPI with our own OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-            self.openapi_schema = complete(super().openapi(), routes)
+            self.openapi_schema = complete(super().openapi(), _ROUTES)
         return self.openapi_schema
 
 
@@ -90,7 +92,7 @@ def create_app(settings: Settings, *, resources: Resources | None = None) -> Fas
     )
     if resources is not None:
         _attach(app, resources)
-    install_error_handlers(app)
+    install_error_handlers(app, _ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
     app.add_middleware(RequestEnvelope)

@@ -157,8 +157,8 @@ class Harness:
             self.run([2], adapter=digest, max_tokens=1)
 
     def poison_unused_pages(self) -> None:
-        """Fill every free page with NaN, except frames of adapters."""
-        occupancy = self.loop._memory.page_store.device.occupancy()
+        """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
+        occupancy = self.loop._kv_cache.page_store.device.occupancy()
         unused = np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held)
         self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
 

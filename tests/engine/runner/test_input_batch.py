@@ -68,7 +68,7 @@ def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
     assert decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
 
 
-def test_where_bits_depend_on_lengths_a_sequence_decodes_with_its_like_alone() -> None:
+def test_where_bits_depend_on_lengths_only_equal_lengths_decode_together() -> None:
     """Page tables are padded by their own length: those of 5 and 6 pages share a group, that of 2 pages does not."""
     lengths = {"a": 20, "b": 24, "c": 7}
     plan = StepPlan(tuple(piece(name, size - 1, 1, list(range(-(-size // 4)))) for name, size in lengths.items()))

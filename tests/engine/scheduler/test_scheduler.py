@@ -64,13 +64,13 @@ class Stage:
     ) -> None:
         self.lab = KvLab(device=pages, host=host, page_tokens=PAGE, context=CONTEXT // PAGE)
         self.clock = self.lab.clock
-        self.pool = self.lab.memory.page_store.device
+        self.pool = self.lab.kv_cache.page_store.device
         self.shelf = Shelf()
         limits = SchedulerLimits(PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
         scopes = CacheScopes("sha256:model", "float32")
-        tender = SessionCache(self.lab.memory, scopes, FixedLeases(), self.clock)
+        tender = SessionCache(self.lab.kv_cache, scopes, FixedLeases(), self.clock)
         self.scheduler = Scheduler(
-            limits, self.lab.memory, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
+            limits, self.lab.kv_cache, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
         )
         self.outputs: list[RequestOutput] = []
         self.plans: list[StepPlan] = []
@@ -458,7 +458,7 @@ def test_two_requests_that_computed_one_prefix_share_one_copy_of_it() -> None:
 
     assert held == 2 + 1 + 1
     assert "long" not in stage.finished()
-    page_store = stage.lab.memory.page_store
+    page_store = stage.lab.kv_cache.page_store
     assert page_store.make_room(Tier.DEVICE, stage.pool.free_pages + idle, b"tenant") == stage.pool.free_pages
     assert stage.pool.idle_pages == 0
     stage.scheduler.check_integrity()

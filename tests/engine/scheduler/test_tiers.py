@@ -44,10 +44,10 @@ class World:
             context=CONTEXT // PAGE,
             disk=FakeDisk(max_pages=disk_pages),
         )
-        self.tender = SessionCache(self.lab.memory, SCOPES, FixedLeases(), self.lab.clock)
+        self.tender = SessionCache(self.lab.kv_cache, SCOPES, FixedLeases(), self.lab.clock)
         limits = SchedulerLimits(PAGE, 7, 5, 100, CONTEXT, 100, frozenset({1}))
         self.scheduler = Scheduler(
-            limits, self.lab.memory, self.tender, Shelf(), SCOPES, clock=self.lab.clock, seeds=Random(0)
+            limits, self.lab.kv_cache, self.tender, Shelf(), SCOPES, clock=self.lab.clock, seeds=Random(0)
         )
         self.requests: dict[RequestId, EngineRequest] = {}
         self.known: dict[RequestId, Tokens] = {}
@@ -123,7 +123,7 @@ class World:
     def compute(self, piece: RequestSlice) -> int:
         """The forward pass. Asserts that the KV before the slice is there, and that no other request holds the written pages."""
         request, known = self.requests[piece.request_id], self.known[piece.request_id]
-        pool, on_device = self.lab.memory.page_store.device, self.lab.copies.tags[Tier.DEVICE]
+        pool, on_device = self.lab.kv_cache.page_store.device, self.lab.copies.tags[Tier.DEVICE]
         end = piece.start + len(piece.token_ids)
         assert piece.token_ids == known[piece.start : end]
         tags = self.tags(request, known[:end])
@@ -184,7 +184,7 @@ class World:
         assert self.finished | self.cancelled == self.requests.keys(), "nobody gets anywhere"
         while self.lab.copies.under_way:
             self.land()
-        pool = self.lab.memory.page_store.device
+        pool = self.lab.kv_cache.page_store.device
         assert pool.free_pages + pool.idle_pages == pool.num_pages
         self.scheduler.check_integrity()
 

@@ -43,13 +43,13 @@ class Stage:
         self.lab = KvLab(device=pages, host=pages, page_tokens=PAGE, context=CONTEXT // PAGE)
         clock = self.lab.clock
         limits = SchedulerLimits(PAGE, budget, 4, 100, CONTEXT, 100, frozenset({EOS}))
-        self.pool = self.lab.memory.page_store.device
+        self.pool = self.lab.kv_cache.page_store.device
         scopes = CacheScopes("sha256:model", "float32")
         self.speculator = Speculator(DraftLimits(7, 1 << 16), clock)
         self.scheduler = Scheduler(
             limits,
-            self.lab.memory,
-            SessionCache(self.lab.memory, scopes, FixedLeases(), clock),
+            self.lab.kv_cache,
+            SessionCache(self.lab.kv_cache, scopes, FixedLeases(), clock),
             Shelf(),
             scopes,
             clock=clock,
