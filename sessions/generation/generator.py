@@ -41,8 +41,8 @@ from graftwork.sessions.generation.events import (
     ToolCallStarted,
 )
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
-from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Usage
+from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 

@@ -9,8 +9,8 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import SessionId, TenantId
 from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus
-from graftwork.sessions.generation.public_prefixes import PublicPrefixes
 from graftwork.sessions.text.messages import Message
+from graftwork.sessions.text.prompt_encoder import PublicPrefixes
 from graftwork.sessions.turns.kv import History, SessionKvClient
 from tests.api.fakes import FakeEngine
 from tests.sessions.fakes_text import ScriptedEngine, generator_on, prompt_encoder
