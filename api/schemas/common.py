@@ -1,4 +1,4 @@
-"""The fields by which chat.completions and completions ask for answers of a form; `sessions/generation/response_format.py` reads them."""
+"""Parts of request bodies that several routes share."""
 
 from typing import Annotated, Any, Literal
 
