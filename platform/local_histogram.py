@@ -36,7 +36,7 @@ class LocalHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._text)
 
     def collect(self) -> Iterator[Metric]:
-        ends = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        ends = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]  # type: ignore[no-untyped-call]
         buckets = list(zip(ends, map(float, accumulate(self._counts)), strict=True))
         family = HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
         family.add_sample(f"{self._name}_created", {}, self._created_at)

@@ -7,7 +7,7 @@ Messages and their blocks are only outlined here: `anthropic_conversation.py` re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
 from graftwork.api.schemas.common import MAX_TOOLS
@@ -15,6 +15,7 @@ from graftwork.api.schemas.unsupported import IsNeutral, refuse_unserved
 from graftwork.sessions.generation.sampling import StopStrings
 
 Block = dict[str, Any]
+
 
 _UNSERVED: Mapping[str, IsNeutral] = {
     "container": lambda value: not value,
@@ -70,7 +71,7 @@ class OutputFormat(OpenAiBody):
 
 class OutputConfig(OpenAiBody):
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("effort")
     @classmethod

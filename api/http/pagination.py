@@ -24,9 +24,13 @@ MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
 
 
+AfterCursor = Annotated[str | None, Query(max_length=200, pattern="^[ -~]*$")]
+"""The id of the last entry that was seen."""
+
+
 async def _page_request(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: Annotated[str | None, Query(max_length=200)] = None,
+    after: AfterCursor = None,
     order: Order = Order.DESCENDING,
 ) -> PageRequest:
     return PageRequest(limit, after, order)
@@ -34,7 +38,7 @@ async def _page_request(
 
 async def _page_of_a_history(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: Annotated[str | None, Query(max_length=200)] = None,
+    after: AfterCursor = None,
     order: Order = Order.ASCENDING,
 ) -> PageRequest:
     return PageRequest(limit, after, order)

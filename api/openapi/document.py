@@ -46,6 +46,7 @@ TAGS = {
 """By tag: its description."""
 
 _RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
+_LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
 """Tags whose POST routes reserve tokens of the tenant's limits."""
 
@@ -64,7 +65,7 @@ def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, 
         _complete_operation(operation, by_operation[operation["operationId"]])
     _complete_components(document)
     _drop_unused(document)
-    return _renamed(document)
+    return _renamed(_with_whole_numbers(document))
 
 
 def _operations(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -80,6 +81,8 @@ def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
     if is_guarded:
         key = "admin_key" if isinstance(route, AdminRoute) else "tenant_key"
         operation["security"] = [{key: []}, {"x_api_key": []}]
+    for parameter in operation.get("parameters", ()):
+        _drop_null(parameter["schema"])
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)
     for status in sorted(statuses_of(route, operation)):
@@ -93,6 +96,14 @@ def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
         body["examples"] = {"typical": {"summary": "A typical request.", "value": examples.REQUESTS[name]}}
     if is_guarded and _keeps_answers(route, operation):
         operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/IdempotencyKey"})
+
+
+def _drop_null(schema: dict[str, Any]) -> None:
+    """A parameter that is not there is left out: no text in a URL or header means null."""
+    alternatives = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(alternatives) == 1:
+        del schema["anyOf"]
+        schema |= alternatives[0]
 
 
 def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
@@ -153,7 +164,7 @@ def _complete_components(document: dict[str, Any]) -> None:
             "name": "Idempotency-Key",
             "in": "header",
             "description": "A second request with the same key and body gets the first one's answer.",
-            "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[A-Za-z0-9_-]+$"},
+            "schema": {"type": "string", "minLength": 1, "maxLength": 255},
         }
     }
     components["securitySchemes"] = {
@@ -170,6 +181,18 @@ def _drop_unused(document: dict[str, Any]) -> None:
         used = set(_references(document["paths"])) | set(_references(components["responses"]))
         names = {reference.rpartition("/")[2] for reference in used if f"/{kind}/" in reference}
         components[kind] = {name: each for name, each in components[kind].items() if name in names}
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """FastAPI turns limits into floats; those of integers become integers again."""
+    if isinstance(value, dict):
+        return {
+            key: int(each)
+            if key in _LIMIT_KEYS and isinstance(each, float) and each.is_integer()
+            else _with_whole_numbers(each)
+            for key, each in value.items()
+        }
+    return [_with_whole_numbers(each) for each in value] if isinstance(value, list) else value
 
 
 def _references(value: Any) -> Iterator[str]:

@@ -45,7 +45,7 @@ async def create_version(
     return await _publish(name, config, weights, resources, principal)
 
 
-@router.get("")
+@router.get("", responses=also(404))
 async def list_adapters(resources: AppResources, principal: AnyTenantKey, page: AskedPage) -> Page[Adapter]:
     return page_answer(await resources.registry.list(principal.scope(), page), adapter_answer)
 

@@ -1,9 +1,9 @@
 """The keys of a tenant, as the operator makes and ends them."""
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Query
 
 from graftwork.api.deps.dependencies import Admin, AppResources
 from graftwork.api.deps.resources import Resources
@@ -11,6 +11,7 @@ from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
 from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
 from graftwork.api.schemas.admin import (
     KeyBody,
+    QuotaBody,
     TenantBody,
     TenantPatch,
     audit_answer,
@@ -69,9 +70,7 @@ async def get_tenant_quota(tenant_id: str, resources: AppResources, _: Admin) ->
 
 
 @quota_router.put("")
-async def set_tenant_quota(
-    tenant_id: str, body: Annotated[dict[str, Any], Body()], resources: AppResources, admin: Admin
-) -> answers.Quota:
+async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: AppResources, admin: Admin) -> answers.Quota:
     """Replace all limits: what is absent or null is none from now on."""
     quota = await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
     return quota_answer(quota)

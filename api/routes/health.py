@@ -3,11 +3,12 @@
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 import graftwork
 from graftwork.api.deps.dependencies import AppResources
 from graftwork.api.deps.readiness import Readiness
+from graftwork.api.openapi import docs_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
 from graftwork.platform.errors import Unavailable
 from graftwork.sessions.core.session import SessionStatus
@@ -32,6 +33,13 @@ async def get_readiness(request: Request) -> JSONResponse:
     if problems:
         return JSONResponse(NotReady(problems=problems).body(), status_code=503)
     return JSONResponse(Ready().body())
+
+
+@router.get("/docs", include_in_schema=False)
+async def get_docs(request: Request) -> HTMLResponse:
+    """The OpenAPI document as a page for people."""
+    page = docs_page.render(request.app.openapi())
+    return HTMLResponse(page, headers={"content-security-policy": docs_page.CONTENT_SECURITY_POLICY})
 
 
 @router.get("/version")

@@ -33,7 +33,7 @@ router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=Respo
 StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 
 
-@router.post("", response_model=answers.Response, responses=also(404, 409, 429, stream="responses"))
+@router.post("", response_model=answers.ResponseState, responses=also(404, 409, 429, stream="responses"))
 async def create_response(
     body: ResponseRequest, request: Request, resources: AppResources, principal: InferenceKey
 ) -> Response:
@@ -54,7 +54,7 @@ async def create_response(
     return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)
 
 
-@router.get("/{response_id}", response_model=answers.Response, responses=also(stream="responses"))
+@router.get("/{response_id}", response_model=answers.ResponseState, responses=also(stream="responses"))
 async def get_response(
     response_id: str,
     resources: AppResources,
@@ -81,7 +81,7 @@ async def delete_response(
     return answers.ResponseDeleted(id=response_id)
 
 
-@router.post("/{response_id}/cancel", response_model=answers.Response)
+@router.post("/{response_id}/cancel", response_model=answers.ResponseState)
 async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> Response:
     """End a running response as cancelled; one that has ended is answered as it is."""
     return JSONResponse(await resources.responses.cancel(principal, response_id))

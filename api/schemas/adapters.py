@@ -3,24 +3,30 @@
 import math
 from typing import Annotated, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
-from graftwork.api.schemas.base import FieldComplaint, NativeBody
+from graftwork.api.schemas.base import FieldComplaint, NativeBody, given
 from graftwork.platform.answers import adapters as answers
 
 MAX_CANARIES = 16
 
 VersionNumber = Annotated[int, Field(ge=1, lt=10**9)]
-VersionText = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+_VERSION = "^[1-9][0-9]{0,8}$"
+VersionText = Annotated[str, Field(pattern=_VERSION)]
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class AliasBody(NativeBody):
     """One version, or a canary over several."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [given("version"), given("weights")]})
+
     version: VersionNumber | None = None
-    weights: Annotated[dict[VersionText, Weight] | None, Field(min_length=1, max_length=MAX_CANARIES)] = None
+    weights: Annotated[
+        dict[VersionText, Weight] | None,
+        Field(min_length=1, max_length=MAX_CANARIES, json_schema_extra={"propertyNames": {"pattern": _VERSION}}),
+    ] = None
 
     @model_validator(mode="after")
     def one_of_both(self) -> Self:

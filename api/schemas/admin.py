@@ -1,9 +1,11 @@
 """The bodies of the operator's routes, and tenants, keys, quotas and audit entries as answers show them."""
 
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from fastapi import Body
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from graftwork.api.schemas.base import NativeBody
 from graftwork.platform.answers import admin as answers
@@ -48,6 +50,22 @@ class KeyBody(NativeBody):
     scopes: list[str] | None = None
     """Null or absent: all."""
     expires_at: Time | None = None
+
+
+_LIMIT = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**53}, {"type": "null"}]}
+QuotaBody = Annotated[
+    dict[str, Any],
+    Body(),
+    WithJsonSchema(
+        {
+            "title": "Quota",
+            "type": "object",
+            "properties": {limit.name: _LIMIT for limit in fields(Quota)},
+            "additionalProperties": False,
+        }
+    ),
+]
+"""Limits by name. `Quota` itself checks them."""
 
 
 def tenant_answer(tenant: Tenant) -> answers.Tenant:

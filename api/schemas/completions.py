@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldComplaint, SamplingBody
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
@@ -15,12 +15,26 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 Prompt = str | list[int]
 
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_SCHEMA: dict[str, Any] = {
+    "title": "Prompt",
+    "anyOf": [
+        _TEXT,
+        _TOKEN_IDS,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+    ],
+}
+
 
 class CompletionRequest(SamplingBody, ResponseFormatBody):
     model: str
     adapters: MixtureParts | None = None
     """An extra: adapters whose deltas are summed by weight on the base that `model` names."""
-    prompt: Annotated[list[Prompt], Field(min_length=1, max_length=MAX_CHOICES)]
+    prompt: Annotated[
+        list[Prompt], Field(min_length=1, max_length=MAX_CHOICES), WithJsonSchema(PROMPT_SCHEMA, mode="validation")
+    ]
     """Texts or token ids; one prompt is a list of one."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None

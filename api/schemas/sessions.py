@@ -6,7 +6,7 @@ from pydantic import Field
 
 from graftwork.api.schemas.base import NativeBody
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.service import NewSession
+from graftwork.sessions.service import MAX_FORKS, NewSession
 from graftwork.sessions.turns.runner import ToolHint
 from graftwork.sessions.turns.settings import TurnOverrides
 
@@ -101,7 +101,7 @@ class ToolOutputsBody(TurnOptions):
 
 class ForkBody(NativeBody):
     at: str | None = None
-    count: int = 1
+    count: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_FORKS})] = 1
 
 
 class RewindBody(NativeBody):

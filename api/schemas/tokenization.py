@@ -2,14 +2,16 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from graftwork.api.schemas.base import OpenAiBody
+from graftwork.api.schemas.base import OpenAiBody, given
 from graftwork.api.schemas.common import MessageList, ToolList
 
 
 class TokenizeRequest(OpenAiBody):
     """Either a prompt or messages."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages")]})
 
     model: str
     prompt: str | None = None

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import WithJsonSchema
 
 from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.answers.base import Page
@@ -14,7 +15,19 @@ from graftwork.platform.tenancy.metering import UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
-TimeText = Annotated[str | None, Query(max_length=64)]
+TimeText = Annotated[
+    str | None,
+    Query(max_length=64),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": 253402300799},
+                {"type": "string", "format": "date-time"},
+            ]
+        }
+    ),
+]
+"""Unix seconds or ISO 8601."""
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:

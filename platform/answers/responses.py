@@ -50,7 +50,7 @@ class ResponseConversation(Answer):
     id: str
 
 
-class Response(Answer):
+class ResponseState(Answer):
     """A response, running or ended. It repeats the request's fields, with their defaults filled in."""
 
     id: str
@@ -126,7 +126,7 @@ class ResponseStateEvent(ResponseEvent):
         "response.incomplete",
         "response.failed",
     ]
-    response: Response
+    response: ResponseState
 
 
 class OutputItemEvent(ResponseEvent):

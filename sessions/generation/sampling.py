@@ -28,6 +28,15 @@ ASSUMED_TOKENS = 256
 """Tokens reserved for an answer without a limit. The rest of the context would spend a small quota on one short answer;
 what the answer makes beyond this is charged when it ends."""
 
+_STOP_STRING: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_STOP_SCHEMA = {
+    "anyOf": [
+        _STOP_STRING,
+        {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS},
+        {"type": "null"},
+    ]
+}
+
 StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
 
 LogitBias = Annotated[
@@ -35,9 +44,9 @@ LogitBias = Annotated[
     WithJsonSchema(
         {
             "type": ["object", "null"],
-            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "maxProperties": 300,
+            "maxProperties": 1024,
         }
     ),
 ]
@@ -72,7 +81,11 @@ class SamplingFields(BaseModel):
     seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 64, description=DESCRIPTIONS["seed"])] = None
     min_tokens: Annotated[int | None, _number("min_tokens")] = None
     ignore_eos: Annotated[bool | None, _described("ignore_eos")] = None
-    stop: Annotated[StopStrings | None, Field(description="A text, or several texts, that end the answer.")] = None
+    stop: Annotated[
+        StopStrings | None,
+        Field(description="A text, or several texts, that end the answer."),
+        WithJsonSchema(_STOP_SCHEMA),
+    ] = None
     stop_token_ids: Annotated[
         list[Annotated[int, Field(ge=0)]] | None,
         Field(max_length=MAX_STOP_TOKENS, description=DESCRIPTIONS["stop_token_ids"]),

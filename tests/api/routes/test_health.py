@@ -3,6 +3,7 @@
 import sys
 from subprocess import run
 
+import graftwork
 from graftwork.platform.errors import CapacityContended, Unavailable
 from tests.api.harness import Gateway, TestTenant, chat
 
@@ -89,7 +90,23 @@ async def test_openapi(gateway: Gateway) -> None:
         assert path in document["paths"]
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["$ref"].endswith("ChatCompletionRequest")
-    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["components"]["securitySchemes"]["tenant_key"]["scheme"] == "bearer"
+
+
+async def test_docs(gateway: Gateway) -> None:
+    """The page shows every operation, and names no address to load anything from."""
+    page = await gateway.anonymous.get("/docs")
+
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert page.text.count('class="method"') == sum(map(len, gateway.app.openapi()["paths"].values()))
+    assert "<script" not in page.text
+    assert "src=" not in page.text
+
+
+async def test_version(gateway: Gateway) -> None:
+    """The server tells its version without a key."""
+    assert (await gateway.anonymous.get("/version")).json() == {"version": graftwork.__version__}
 
 
 def test_gateway_loads_no_torch() -> None:
