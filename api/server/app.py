@@ -33,6 +33,7 @@ from graftwork.api.routes import (
     usage,
 )
 from graftwork.api.server.wiring import open_resources
+from graftwork.engine.core.client import EngineClient
 from graftwork.platform.settings import Settings
 
 _ROUTERS = (
@@ -69,15 +70,20 @@ class GatewayApp(FastAPI):
         return self.openapi_schema
 
 
-def create_app(settings: Settings, *, resources: Resources | None = None) -> FastAPI:
-    """`resources` stay their giver's to close; without them the application opens its own when it starts."""
+def create_app(
+    settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
+) -> FastAPI:
+    """The caller closes the `resources` that it gives; without them the application opens its own when it starts.
+
+    `engine` is then the engine that it talks to; by default the one at the settings' address.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         if resources is not None:
             yield
             return
-        async with open_resources(settings) as opened:
+        async with open_resources(settings, engine=engine) as opened:
             _attach(app, opened)
             yield
 
