@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.anthropic.translate import told_in_their_words
+from graftwork.api.anthropic.translate import with_anthropic_fields
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.errors import error_headers
 from graftwork.api.http.validation import as_invalid_request
@@ -52,5 +52,5 @@ class AnthropicRoute(OpenAiRoute):
 
         return answer
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        return told_in_their_words(as_invalid_request(error))
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        return with_anthropic_fields(as_invalid_request(error))

@@ -37,7 +37,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
         return ChatCompletionRequest.model_validate(translated)
     except ValidationError as error:
         complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
-        raise told_in_their_words(invalid_body(RequestValidationError(complaints, body=translated))) from error
+        raise with_anthropic_fields(invalid_body(RequestValidationError(complaints, body=translated))) from error
 
 
 def chat_body(body: CountTokensRequest) -> dict[str, Any]:
@@ -84,17 +84,17 @@ def _response_format(wanted: OutputFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def in_their_words(field: str) -> str:
+def anthropic_names(field: str) -> str:
     """A field of chat.completions as Anthropic calls it."""
     for pattern, name in _RENAMED:
         field = pattern.sub(name, field)
     return field
 
 
-def told_in_their_words(error: InvalidRequest) -> InvalidRequest:
+def with_anthropic_fields(error: InvalidRequest) -> InvalidRequest:
     """A complaint about the translated body as one about the body that was sent."""
     if error.param is None:
         return error
-    theirs = in_their_words(error.param)
+    theirs = anthropic_names(error.param)
     message = error.message.replace(error.param, theirs, 1)
     return InvalidRequest(message, param=theirs, code=error.code, details=error.details)

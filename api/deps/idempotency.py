@@ -1,7 +1,7 @@
 """`Idempotency-Key`: a POST that is sent twice is done once, and answered twice alike.
 
 Only answers that went well are kept; a refused request frees its key. Work that goes on without its client is kept as
-soon as it has begun (`keep_begun`), so that a client that lost its connection meets its own work and not a second one.
+soon as it has begun (`keep_started`), so that a client that lost its connection meets its own work and not a second one.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ HEADER = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
-class Replays:
+class ReplayRules:
     """How one kind of route keeps its answers and gives them again."""
 
     kept: Callable[[bytes], bytes]
@@ -26,7 +26,7 @@ class Replays:
     replay: Callable[[StoredReply], Awaitable[Response]]
 
 
-class ClaimedKey:
+class IdempotencyClaim:
     """A key that this request holds: kept once, with the first answer that there is, or freed."""
 
     def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
@@ -45,15 +45,19 @@ class ClaimedKey:
             await self._store.abandon(self._attempt)
 
 
-async def keep_begun(request: Request, status: int, body: bytes) -> None:
+async def keep_started(request: Request, status: int, body: bytes) -> None:
     """Keep what the route's `replay` can find the work by; nothing happens for a request without a key."""
-    claimed: ClaimedKey | None = getattr(request.state, "claimed_key", None)
+    claimed: IdempotencyClaim | None = getattr(request.state, "claimed_key", None)
     if claimed is not None:
         await claimed.keep(status, body)
 
 
 async def answer_once(
-    request: Request, store: IdempotencyStore, owner: str, handle: Callable[[], Awaitable[Response]], replays: Replays
+    request: Request,
+    store: IdempotencyStore,
+    owner: str,
+    handle: Callable[[], Awaitable[Response]],
+    replays: ReplayRules,
 ) -> Response:
     """What `handle` answers, or what it answered to the same request before.
 
@@ -67,10 +71,10 @@ async def answer_once(
         response = await replays.replay(claim)
         response.headers["idempotent-replayed"] = "true"
         return response
-    request.state.claimed_key = claimed = ClaimedKey(store, claim, replays.kept)
+    request.state.claimed_key = claimed = IdempotencyClaim(store, claim, replays.kept)
     try:
         response = await handle()
-        if not isinstance(response, EventStream):  # of which only `keep_begun` can keep something
+        if not isinstance(response, EventStream):  # of which only `keep_started` can keep something
             await claimed.keep(response.status_code, bytes(response.body))
         return response
     finally:

@@ -15,9 +15,9 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.deps.idempotency import Replays, answer_once
+from graftwork.api.deps.idempotency import ReplayRules, answer_once
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, GuardedRequest, presented_key
+from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, presented_key
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InvalidRequest, NotFound, ValidationFailed
 from graftwork.platform.tenancy.idempotency import StoredReply
@@ -26,7 +26,7 @@ from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class GuardedRoute(APIRoute):
+class AuthenticatedRoute(APIRoute):
     """Authenticate, bound the body, run, and turn every refusal into an error of the tree."""
 
     takes_files = False
@@ -43,17 +43,17 @@ class GuardedRoute(APIRoute):
                 _refuse_null_characters(request)
                 return await self.run(bounded, handle)
             except RequestValidationError as error:
-                raise self.in_kind(invalid_body(error)) from error
+                raise self.as_route_error(invalid_body(error)) from error
             except HTTPException as error:
-                raise self._unreadable_body(error) from error
+                raise self._body_error(error) from error
             except (InvalidRequest, ValidationFailed) as error:
-                raise self.in_kind(error) from error
+                raise self.as_route_error(error) from error
 
         return guarded
 
-    def _bounded(self, request: Request) -> GuardedRequest:
+    def _bounded(self, request: Request) -> BoundedRequest:
         limit_bytes = UPLOAD_BODY_BYTES if self.takes_files else JSON_BODY_BYTES
-        return GuardedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
+        return BoundedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
         """Raises NotAuthenticated, or NotPermitted for the other kind of key."""
@@ -66,10 +66,10 @@ class GuardedRoute(APIRoute):
         principal = request.state.principal
         owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
         store = resources_of(request).idempotency
-        replays = Replays(self.kept_answer, lambda reply: self.replay(request, reply))
+        replays = ReplayRules(self.storable_body, lambda reply: self.replay(request, reply))
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
-    def kept_answer(self, body: bytes) -> bytes:
+    def storable_body(self, body: bytes) -> bytes:
         """What may be stored of an answer."""
         return body
 
@@ -77,21 +77,21 @@ class GuardedRoute(APIRoute):
         """The stored answer, once more."""
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         """The same complaint with the status that this kind of route gives it."""
         return as_validation_failed(error)
 
-    def _unreadable_body(self, error: HTTPException) -> Exception:
+    def _body_error(self, error: HTTPException) -> Exception:
         """FastAPI wraps whatever goes wrong while it reads a body; what we raised there comes out again."""
         cause = error.__cause__
         if isinstance(cause, InvalidRequest):
-            return self.in_kind(cause)
+            return self.as_route_error(cause)
         if isinstance(cause, GraftworkError | ClientDisconnect):
             return cause
-        return self.in_kind(InvalidRequest(f"The body cannot be read: {error.detail}"))
+        return self.as_route_error(InvalidRequest(f"The body cannot be read: {error.detail}"))
 
 
-class NativeRoute(GuardedRoute):
+class NativeRoute(AuthenticatedRoute):
     """A tenant's route that is only ours."""
 
     async def authenticate(self, request: Request) -> Principal:
@@ -109,11 +109,11 @@ class OpenAiRoute(NativeRoute):
 
     is_idempotent = False
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         return as_invalid_request(error)
 
 
-class AdminRoute(GuardedRoute):
+class AdminRoute(AuthenticatedRoute):
     """The operator's route."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
@@ -123,7 +123,7 @@ class AdminRoute(GuardedRoute):
 class SecretRoute(AdminRoute):
     """An operator's route that answers a new key: the plaintext is in the first answer and nowhere else."""
 
-    def kept_answer(self, body: bytes) -> bytes:
+    def storable_body(self, body: bytes) -> bytes:
         return json.dumps(json.loads(body) | {"key": None}).encode()
 
 

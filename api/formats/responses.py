@@ -42,7 +42,7 @@ class ResponsesRoute(OpenAiRoute):
             return await handle(request)
         return await super().run(request, handle)
 
-    def kept_answer(self, body: bytes) -> bytes:
+    def storable_body(self, body: bytes) -> bytes:
         answer = json.loads(body)
         kept = {name: answer[name] for name in ("object", "id", "stream") if name in answer}
         return json.dumps(kept).encode() if _is_response(answer) else body
@@ -57,14 +57,14 @@ class ResponsesRoute(OpenAiRoute):
             return EventStream(partial(write_response_events, run.events()))
         return JSONResponse(await responses.get(principal, kept["id"]))
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         renamed = type(error)(
-            in_their_words(error.message),
-            param=None if error.param is None else in_their_words(error.param),
+            responses_names(error.message),
+            param=None if error.param is None else responses_names(error.param),
             code=error.code,
             details=error.details,
         )
-        return super().in_kind(renamed)
+        return super().as_route_error(renamed)
 
 
 async def _asks_to_store_nothing(request: Request) -> bool:
@@ -79,7 +79,7 @@ def _is_response(answer: object) -> bool:
     return isinstance(answer, dict) and answer.get("object") == "response"
 
 
-def in_their_words(text: str) -> str:
+def responses_names(text: str) -> str:
     """A setting of sessions as the Responses API calls it."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)

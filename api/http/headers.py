@@ -14,12 +14,12 @@ _MOST_CHARACTERS = 2000
 _READABLE = "/#[]$~:@!*+=-._"
 
 
-def unenforced_header(places: Sequence[str], in_their_words: Callable[[str], str] = str) -> Mapping[str, str]:
-    """Nothing where everything is enforced. `in_their_words` names fields as the route's clients do."""
+def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
+    """Nothing where everything is enforced. `rename` names fields as the route's clients do."""
     shown: list[str] = []
     length = 0
     for place in places:
-        shown.append(quote(in_their_words(place), safe=_READABLE))
+        shown.append(quote(rename(place), safe=_READABLE))
         length += len(shown[-1]) + 2
         if length > _MOST_CHARACTERS:
             shown.pop()

@@ -21,7 +21,7 @@ QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 CLIENT_CLOSED_REQUEST = 499
 
 
-class RequestEnvelope:
+class RequestIdMiddleware:
     """ASGI middleware; adds `x-request-id` to every response and turns a crash into a 500 in our shape."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -19,7 +19,7 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 """An adapter of rank 64 on every module of an 8B model is about 170 MB in half precision."""
 
 
-class GuardedRequest(Request):
+class BoundedRequest(Request):
     """Starlette's request with a body limit; `limit_bytes` holds for JSON and for uploads alike."""
 
     def __init__(self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
-from graftwork.api.schemas.base import FieldComplaint
+from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _MOST_NAMED = 5
@@ -70,7 +70,7 @@ def _field(entry: Mapping[str, Any], body: Any) -> str | None:
         elif is_last and entry["type"] == "missing":
             path.append(part)
     complaint = entry.get("ctx", {}).get("error")
-    if isinstance(complaint, FieldComplaint):
+    if isinstance(complaint, FieldError):
         path.append(complaint.field)
     return _dotted(path) or None
 

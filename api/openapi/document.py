@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from graftwork.api.deps.route_classes import AdminRoute, GuardedRoute, OpenAiRoute
+from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
 from graftwork.api.openapi import examples
 from graftwork.api.openapi.declare import EVENT_CLASSES
 from graftwork.api.openapi.errors import (
@@ -76,7 +76,7 @@ def _operations(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
     name = operation["operationId"]
     operation["description"] = operation.get("description", operation["summary"])
-    is_guarded = isinstance(route, GuardedRoute)
+    is_guarded = isinstance(route, AuthenticatedRoute)
     is_anthropic = "/v1/messages" in route.path
     if is_guarded:
         key = "admin_key" if isinstance(route, AdminRoute) else "tenant_key"
@@ -109,7 +109,7 @@ def _drop_null(schema: dict[str, Any]) -> None:
 def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
     """Every error that a route can answer: what it declares, and what its class implies."""
     declared = {int(status) for status in route.responses if int(status) >= 400}
-    if not isinstance(route, GuardedRoute):
+    if not isinstance(route, AuthenticatedRoute):
         return declared | {500}
     implied = {401, 403, 500, 503, 400 if isinstance(route, OpenAiRoute) else 422}
     if "{" in route.path:

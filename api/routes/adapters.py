@@ -7,7 +7,7 @@ from fastapi import APIRouter, File, Form, Path, UploadFile
 from graftwork.api.deps.dependencies import AdapterKey, AnyTenantKey, AppResources
 from graftwork.api.deps.resources import Resources
 from graftwork.api.deps.route_classes import NativeRoute, UploadRoute
-from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.adapters import AliasBody, adapter_answer, alias_answer
 from graftwork.platform.answers.adapters import Adapter, AdapterDeleted, AliasChange, VersionDeleted
@@ -18,6 +18,8 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadR
 
 
 VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
+AliasPath = Annotated[str, Path(json_schema_extra={"pattern": r"^(?![0-9]+$)[a-z0-9][a-z0-9._-]{0,62}$"})]
+"""The registry checks it itself, in its own words."""
 
 
 @router.post("", status_code=201, responses=also(429))
@@ -46,7 +48,7 @@ async def create_version(
 
 
 @router.get("", responses=also(404))
-async def list_adapters(resources: AppResources, principal: AnyTenantKey, page: AskedPage) -> Page[Adapter]:
+async def list_adapters(resources: AppResources, principal: AnyTenantKey, page: PageQuery) -> Page[Adapter]:
     return page_answer(await resources.registry.list(principal.scope(), page), adapter_answer)
 
 
@@ -87,12 +89,12 @@ aliases_router = APIRouter(prefix="/v1/adapters/{name}/aliases", tags=["adapters
 
 @aliases_router.put("/{alias}")
 async def set_alias(
-    name: str, alias: str, body: AliasBody, resources: AppResources, principal: AdapterKey
+    name: str, alias: AliasPath, body: AliasBody, resources: AppResources, principal: AdapterKey
 ) -> AliasChange:
     """Point an alias at a version, or at several by weight, for all requests from now on."""
     return alias_answer(await resources.registry.set_alias(principal.scope(), name, alias, body.target()))
 
 
 @aliases_router.delete("/{alias}")
-async def remove_alias(name: str, alias: str, resources: AppResources, principal: AdapterKey) -> AliasChange:
+async def remove_alias(name: str, alias: AliasPath, resources: AppResources, principal: AdapterKey) -> AliasChange:
     return alias_answer(await resources.registry.remove_alias(principal.scope(), name, alias))

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from graftwork.api.deps.dependencies import Admin, AppResources
 from graftwork.api.deps.resources import Resources
 from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
-from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
+from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.schemas.admin import (
     KeyBody,
     QuotaBody,
@@ -42,7 +42,7 @@ async def create_key(tenant_id: str, body: KeyBody, resources: AppResources, adm
 
 
 @keys_router.get("")
-async def list_keys(tenant_id: str, resources: AppResources, _: Admin, page: AskedPage) -> Page[answers.TenantKey]:
+async def list_keys(tenant_id: str, resources: AppResources, _: Admin, page: PageQuery) -> Page[answers.TenantKey]:
     return page_answer(await resources.tenancy.list_keys(TenantId(tenant_id), page), key_answer)
 
 
@@ -98,7 +98,7 @@ async def get_tenants_usage(
 
 
 @reports_router.get("/audit")
-async def list_audit_entries(resources: AppResources, _: Admin, page: AskedPage) -> Page[answers.AuditEntry]:
+async def list_audit_entries(resources: AppResources, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
     """What administrators did, newest first unless asked otherwise."""
     return page_answer(await resources.tenancy.audit(page), audit_answer)
 
@@ -155,7 +155,7 @@ async def create_tenant(body: TenantBody, resources: AppResources, admin: Admin)
 
 
 @tenants_router.get("")
-async def list_tenants(resources: AppResources, _: Admin, page: AskedPage) -> Page[answers.Tenant]:
+async def list_tenants(resources: AppResources, _: Admin, page: PageQuery) -> Page[answers.Tenant]:
     return page_answer(await resources.tenancy.list_tenants(page), tenant_answer)
 
 

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.formats.responses import ResponsesRoute
-from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ConversationBody, ConversationPatch
 from graftwork.platform.answers.base import Page
@@ -47,7 +47,7 @@ async def delete_conversation(
 
 @router.get("/{conversation_id}/items")
 async def list_conversation_items(
-    conversation_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
+    conversation_id: str, resources: AppResources, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
     """What was said, newest first unless asked otherwise."""
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)

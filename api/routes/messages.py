@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from graftwork.api.anthropic.answer import anthropic_message, write_anthropic_events
 from graftwork.api.anthropic.errors import AnthropicRoute
 from graftwork.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from graftwork.api.anthropic.translate import chat_request, in_their_words
+from graftwork.api.anthropic.translate import anthropic_names, chat_request
 from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
@@ -38,7 +38,7 @@ async def create_message(
     """Answer a conversation; with `stream` as it is made."""
     inference = await chat_inference(chat_request(body), resources, principal, request_id)
     job = await start_inference(resources, inference)
-    headers = {**job.headers, **unenforced_header(inference.unenforced, in_their_words)}
+    headers = {**job.headers, **unenforced_header(inference.unenforced, anthropic_names)}
     head = AnswerHead.of("msg_", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)

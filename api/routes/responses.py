@@ -12,12 +12,12 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
-from graftwork.api.deps.idempotency import keep_begun
+from graftwork.api.deps.idempotency import keep_started
 from graftwork.api.deps.resources import Resources
-from graftwork.api.formats.responses import ResponsesRoute, in_their_words, write_response_events
+from graftwork.api.formats.responses import ResponsesRoute, responses_names, write_response_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
-from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.http.sse import EventStream
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
@@ -40,7 +40,7 @@ async def create_response(
     """Answer; with `stream` as it is made, with `background` at once and without waiting for it."""
     order = body.order(principal.capped_tier("default"))
     run = await resources.responses.create(principal, order)
-    headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, in_their_words)}
+    headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, responses_names)}
     release = partial(_release, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)
@@ -48,7 +48,7 @@ async def create_response(
         return JSONResponse(await until_disconnect(request, _answer(run), release), headers=headers)
     if body.background:
         begun = {"object": "response", "id": run.record.response_id, "stream": True}
-        await keep_begun(request, HTTPStatus.OK, json.dumps(begun).encode())
+        await keep_started(request, HTTPStatus.OK, json.dumps(begun).encode())
     else:
         await until_disconnect(request, run.admitted(), release)
     return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)
@@ -89,7 +89,7 @@ async def cancel_response(response_id: str, resources: AppResources, principal: 
 
 @router.get("/{response_id}/input_items")
 async def list_response_input_items(
-    response_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
+    response_id: str, resources: AppResources, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
     """What the response was asked with."""
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.formats.sessions import write_session_events
-from graftwork.api.http.pagination import AskedHistoryPage, page_answer
+from graftwork.api.http.pagination import HistoryPageQuery, page_answer
 from graftwork.api.http.sse import EventStream
 from graftwork.api.openapi.declare import also
 from graftwork.platform.answers.base import Page
@@ -24,7 +24,7 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 
 @router.get("/items")
 async def list_session_items(
-    session_id: str, resources: AppResources, principal: InferenceKey, page: AskedHistoryPage
+    session_id: str, resources: AppResources, principal: InferenceKey, page: HistoryPageQuery
 ) -> Page[Item]:
     """The history up to the head."""
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)

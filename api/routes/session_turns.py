@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
-from graftwork.api.deps.idempotency import keep_begun
+from graftwork.api.deps.idempotency import keep_started
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.formats.sessions import write_session_events
@@ -22,7 +22,7 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.openapi.declare import also
-from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
+from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnDelivery
 from graftwork.platform.answers.sessions import GivenOutputs, Turn
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
@@ -87,7 +87,7 @@ async def get_tool_outputs(session_id: str, resources: AppResources, principal: 
     return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
-async def _answer(turn: TurnHandle, request: Request, manner: AnswerManner) -> Response:
+async def _answer(turn: TurnHandle, request: Request, manner: TurnDelivery) -> Response:
     """Raises what refused the turn before the engine took it."""
     stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
@@ -95,9 +95,9 @@ async def _answer(turn: TurnHandle, request: Request, manner: AnswerManner) -> R
     try:
         await until_disconnect(request, turn.admitted(), leave)
     except (ClientDisconnect, asyncio.CancelledError):
-        await keep_begun(request, HTTPStatus.OK, begun)
+        await keep_started(request, HTTPStatus.OK, begun)
         raise
-    await keep_begun(request, HTTPStatus.OK, begun)
+    await keep_started(request, HTTPStatus.OK, begun)
     headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
     if stream:
         return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from graftwork.api.deps.dependencies import AppResources, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
+from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ForkBody, RewindBody, SessionBody, SessionPatch
 from graftwork.platform.answers.base import Page
@@ -22,7 +22,7 @@ async def create_session(body: SessionBody, resources: AppResources, principal: 
 
 
 @router.get("")
-async def list_sessions(resources: AppResources, principal: InferenceKey, page: AskedPage) -> Page[SessionState]:
+async def list_sessions(resources: AppResources, principal: InferenceKey, page: PageQuery) -> Page[SessionState]:
     found = await resources.sessions.list_sessions(principal, page)
     return page_answer(found, lambda session: session_answer(session, resources.base_name))
 

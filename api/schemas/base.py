@@ -41,11 +41,11 @@ class SamplingBody(SamplingFields, OpenAiBody):
     @model_validator(mode="after")
     def minimum_within_maximum(self) -> Self:
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
-            raise FieldComplaint("min_tokens", f"must not exceed max_tokens ({self.max_tokens})")
+            raise FieldError("min_tokens", f"must not exceed max_tokens ({self.max_tokens})")
         return self
 
 
-class FieldComplaint(ValueError):
+class FieldError(ValueError):
     """Raised by validators that look at several fields: which one of them is to blame, and why."""
 
     def __init__(self, field: str, explanation: str) -> None:

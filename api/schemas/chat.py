@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint, OpenAiBody, SamplingBody
-from graftwork.api.schemas.common import AnswerFormFields, MessageList, MixtureParts, Prediction, ToolList
-from graftwork.api.schemas.unsupported import CHAT_UNSERVED, refuse_unserved
+from graftwork.api.schemas.base import FieldError, OpenAiBody, SamplingBody
+from graftwork.api.schemas.common import MessageList, MixtureParts, Prediction, ResponseFormatFields, ToolList
+from graftwork.api.schemas.unsupported import CHAT_UNSUPPORTED, refuse_unsupported
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import AnswerDemands
 
@@ -19,7 +19,7 @@ class StreamOptions(OpenAiBody):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(SamplingBody, AnswerFormFields):
+class ChatCompletionRequest(SamplingBody, ResponseFormatFields):
     """Every field that is served; what is known and not served is refused before these are looked at."""
 
     model: str
@@ -40,13 +40,13 @@ class ChatCompletionRequest(SamplingBody, AnswerFormFields):
 
     @model_validator(mode="before")
     @classmethod
-    def only_what_is_served(cls, body: Any) -> Any:
-        return refuse_unserved(body, CHAT_UNSERVED)
+    def refuse_unsupported_fields(cls, body: Any) -> Any:
+        return refuse_unsupported(body, CHAT_UNSUPPORTED)
 
     @model_validator(mode="after")
-    def top_logprobs_need_logprobs(self) -> Self:
+    def require_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise FieldComplaint("top_logprobs", "set logprobs to true to get any")
+            raise FieldError("top_logprobs", "set logprobs to true to get any")
         return self
 
     @property

@@ -10,7 +10,7 @@ from graftwork.sessions.generation.response_format import FormFields
 from graftwork.sessions.tools.tool_choice import TOOL_NAME, shown_tool
 
 
-class AnswerFormFields(OpenAiBody):
+class ResponseFormatFields(OpenAiBody):
     """At most one of them asks for anything. Null and what is empty asks for nothing."""
 
     response_format: dict[str, Any] | None = None

@@ -5,16 +5,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint, OpenAiBody, SamplingBody
+from graftwork.api.schemas.base import FieldError, OpenAiBody, SamplingBody
 from graftwork.api.schemas.sessions import Metadata
-from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.api.schemas.unsupported import COMPLETION_UNSUPPORTED, refuse_unsupported
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.input import read_input
 from graftwork.sessions.responses.record import NewResponse
 
-_UNSERVED = {
-    **COMPLETION_UNSERVED,
+_UNSUPPORTED = {
+    **COMPLETION_UNSUPPORTED,
     **dict.fromkeys(("response_format", "regex", "grammar", "structural_tag"), lambda value: not value),
     "truncation": lambda value: value in (None, "disabled"),
     "prompt": lambda value: value is None,
@@ -80,12 +80,12 @@ class ResponseRequest(SamplingBody):
 
     @model_validator(mode="before")
     @classmethod
-    def only_what_is_served(cls, body: Any) -> Any:
-        return refuse_unserved(body, _UNSERVED)
+    def refuse_unsupported_fields(cls, body: Any) -> Any:
+        return refuse_unsupported(body, _UNSUPPORTED)
 
     @field_validator("tool_choice")
     @classmethod
-    def a_known_choice(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    def check_tool_choice(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
         if value in (None, "auto", "none", "required"):
             return value
         if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
@@ -97,13 +97,13 @@ class ResponseRequest(SamplingBody):
         )
 
     @model_validator(mode="after")
-    def that_go_together(self) -> "ResponseRequest":
+    def check_combinations(self) -> "ResponseRequest":
         if self.conversation is not None and self.previous_response_id is not None:
-            raise FieldComplaint("previous_response_id", "a response goes on from a response or in a conversation")
+            raise FieldError("previous_response_id", "a response goes on from a response or in a conversation")
         if self.store is False and self.background:
-            raise FieldComplaint("background", "a response that is not stored cannot be fetched later")
+            raise FieldError("background", "a response that is not stored cannot be fetched later")
         if self.store is False and self.conversation is not None:
-            raise FieldComplaint("conversation", "a conversation keeps its responses: leave `store` out")
+            raise FieldError("conversation", "a conversation keeps its responses: leave `store` out")
         return self
 
     @property

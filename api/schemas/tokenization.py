@@ -21,7 +21,7 @@ class TokenizeRequest(OpenAiBody):
     add_generation_prompt: bool | None = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> Self:
+    def require_one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("send either prompt or messages")
         return self

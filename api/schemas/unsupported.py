@@ -7,7 +7,7 @@ are ignored like every unknown field.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graftwork.api.schemas.base import FieldComplaint
+from graftwork.api.schemas.base import FieldError
 
 IsNeutral = Callable[[Any], bool]
 
@@ -49,7 +49,7 @@ _LOGITS: dict[str, IsNeutral] = {
     "truncate_prompt_tokens": _empty,
 }
 
-COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
+COMPLETION_UNSUPPORTED: Mapping[str, IsNeutral] = {
     **_CONSTRAINED_DECODING,
     **_LOGITS,
     "suffix": _empty,
@@ -57,7 +57,7 @@ COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
     "prompt_embeds": _empty,
 }
 
-CHAT_UNSERVED: Mapping[str, IsNeutral] = {
+CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
     **_CONSTRAINED_DECODING,
     **_LOGITS,
     "functions": _empty,
@@ -74,10 +74,10 @@ CHAT_UNSERVED: Mapping[str, IsNeutral] = {
 }
 
 
-def refuse_unserved(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
-    """The body as it came. Raises FieldComplaint that names the first field whose value is not served."""
+def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
+    """The body as it came. Raises FieldError that names the first field whose value is not served."""
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():
             if field in body and not is_neutral(body[field]):
-                raise FieldComplaint(field, "this value is known, but not served here; leave the field out")
+                raise FieldError(field, "this value is known, but not served here; leave the field out")
     return body

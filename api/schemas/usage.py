@@ -15,13 +15,16 @@ from graftwork.platform.tenancy.metering import UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
+_LATEST = 253_402_300_799
+"""The last second of the year 9999."""
+
 TimeText = Annotated[
     str | None,
     Query(max_length=64),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "number", "minimum": 0, "maximum": 253402300799},
+                {"type": "number", "minimum": 0, "maximum": _LATEST},
                 {"type": "string", "format": "date-time"},
             ]
         }
@@ -61,6 +64,8 @@ def _moment(text: str, param: str) -> float:
     try:
         value = unix_seconds(_number(text))
         seconds = float(str(value))
+        if not 0 <= seconds <= _LATEST:
+            raise ValueError("before 1970, or after the year 9999")
         datetime.fromtimestamp(seconds)  # noqa: DTZ006 - only whether there is such a time
     except (ValueError, OverflowError, OSError) as error:
         message = f"{param}: give unix seconds, or a time such as 2026-01-31T12:00:00Z."

@@ -14,7 +14,7 @@ import graftwork
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.deps.resources import Resources
 from graftwork.api.http.errors import install_error_handlers
-from graftwork.api.http.middleware import RequestEnvelope
+from graftwork.api.http.middleware import RequestIdMiddleware
 from graftwork.api.openapi.document import complete
 from graftwork.api.routes import (
     adapters,
@@ -95,7 +95,7 @@ def create_app(settings: Settings, *, resources: Resources | None = None) -> Fas
     install_error_handlers(app, _ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
-    app.add_middleware(RequestEnvelope)
+    app.add_middleware(RequestIdMiddleware)
     return app
 
 
