@@ -7,7 +7,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import ServerResources
 from graftwork.engine.core.events import TokensGenerated
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
@@ -22,7 +22,7 @@ _ISOLATION = IsolationDomain(b"graftwork readiness")
 class Readiness:
     """Owns the last answer."""
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: ServerResources) -> None:
         self._resources = resources
         self._head = resources.database.head_revision()
         self._checking = asyncio.Lock()

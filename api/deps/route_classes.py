@@ -65,7 +65,7 @@ class AuthenticatedRoute(APIRoute):
             return await handle(request)
         principal = request.state.principal
         owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
-        store = resources_of(request).idempotency
+        store = resources_of(request).server.idempotency
         replays = ReplayRules(self.storable_body, lambda reply: self.replay(request, reply))
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
@@ -95,7 +95,7 @@ class NativeRoute(AuthenticatedRoute):
     """A tenant's route that is only ours."""
 
     async def authenticate(self, request: Request) -> Principal:
-        return await resources_of(request).gate.authenticate(presented_key(request))
+        return await resources_of(request).server.gate.authenticate(presented_key(request))
 
 
 class UploadRoute(NativeRoute):
@@ -117,7 +117,7 @@ class AdminRoute(AuthenticatedRoute):
     """The operator's route."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
-        return await resources_of(request).gate.authenticate_admin(presented_key(request))
+        return await resources_of(request).server.gate.authenticate_admin(presented_key(request))
 
 
 class SecretRoute(AdminRoute):

@@ -49,7 +49,11 @@ class ResponsesRoute(OpenAiRoute):
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         """A response as it is by now."""
-        kept, responses, principal = json.loads(reply.body), resources_of(request).responses, request.state.principal
+        kept, responses, principal = (
+            json.loads(reply.body),
+            resources_of(request).sessions.responses,
+            request.state.principal,
+        )
         if not _is_response(kept):
             return await super().replay(request, reply)
         if kept.get("stream"):

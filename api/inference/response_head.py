@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.inference.request import InferenceRequest
 
 
@@ -19,7 +19,7 @@ class AnswerHead:
     """That was served, which may be lower than was asked for."""
 
     @classmethod
-    def of(cls, prefix: str, inference: InferenceRequest, resources: Resources) -> "AnswerHead":
+    def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "AnswerHead":
         """`prefix` makes the answer's id out of the request's: `chatcmpl-`, `cmpl-`."""
         digest = inference.resolved.digest or resources.description.fingerprint
         return cls(

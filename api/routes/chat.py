@@ -6,8 +6,8 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.chat import chat_completion, write_chat_chunks
 from graftwork.api.http.disconnect import until_disconnect
@@ -33,7 +33,7 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,
-    resources: AppResources,
+    resources: ForInference,
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
@@ -52,7 +52,7 @@ async def create_chat_completion(
 
 
 async def chat_inference(
-    body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+    body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
     """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
@@ -75,18 +75,18 @@ async def chat_inference(
     )
 
 
-def _read(body: ChatCompletionRequest, resources: Resources) -> tuple[AnswerPlan, tuple[int, ...]]:
+def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[AnswerPlan, tuple[int, ...]]:
     """What takes its time to read: how the answer is made, and the prompt."""
     return resources.planner.plan(body.answer_demands()), encode_chat(body, resources)
 
 
-def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
     """The prompt that a chat's messages and tools make."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 
 
-def _encode_prediction(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
+def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
     """Control literals and markup become the tokens that the model would write: guesses are verified, not trusted."""
     if body.prediction is None:
         return ()

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
 from graftwork.api.formats.responses import ResponsesRoute
 from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.openapi.declare import also
@@ -17,20 +17,20 @@ router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=R
 
 
 @router.post("")
-async def create_conversation(body: ConversationBody, resources: AppResources, principal: InferenceKey) -> Conversation:
+async def create_conversation(body: ConversationBody, resources: ForSessions, principal: InferenceKey) -> Conversation:
     """A conversation, empty or beginning with what was said elsewhere."""
     made = await resources.conversations.create(principal, body.metadata or {}, body.first_items())
     return conversation_answer(made)
 
 
 @router.get("/{conversation_id}")
-async def get_conversation(conversation_id: str, resources: AppResources, principal: InferenceKey) -> Conversation:
+async def get_conversation(conversation_id: str, resources: ForSessions, principal: InferenceKey) -> Conversation:
     return conversation_answer(await resources.conversations.get(principal, conversation_id))
 
 
 @router.post("/{conversation_id}", responses=also(409))
 async def change_conversation(
-    conversation_id: str, body: ConversationPatch, resources: AppResources, principal: InferenceKey
+    conversation_id: str, body: ConversationPatch, resources: ForSessions, principal: InferenceKey
 ) -> Conversation:
     """Other metadata."""
     return conversation_answer(await resources.conversations.change(principal, conversation_id, body.metadata))
@@ -38,7 +38,7 @@ async def change_conversation(
 
 @router.delete("/{conversation_id}")
 async def delete_conversation(
-    conversation_id: str, resources: AppResources, principal: InferenceKey
+    conversation_id: str, resources: ForSessions, principal: InferenceKey
 ) -> ConversationDeleted:
     """Forget a conversation; the responses that were given in it stay."""
     await resources.conversations.delete(principal, conversation_id)
@@ -47,7 +47,7 @@ async def delete_conversation(
 
 @router.get("/{conversation_id}/items")
 async def list_conversation_items(
-    conversation_id: str, resources: AppResources, principal: InferenceKey, page: PageQuery
+    conversation_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
     """What was said, newest first unless asked otherwise."""
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 import graftwork
-from graftwork.api.deps.dependencies import AppResources
+from graftwork.api.deps.dependencies import ForServer, ForSessions
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.openapi import docs_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
@@ -49,10 +49,10 @@ async def get_version() -> Version:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def get_metrics(resources: AppResources) -> Response:
+async def get_metrics(resources: ForServer, sessions: ForSessions) -> Response:
     """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
     with suppress(CapacityAbsent):
-        counts = await resources.sessions.store.count_by_status()
+        counts = await sessions.sessions.store.count_by_status()
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
     with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())

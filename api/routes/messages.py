@@ -13,7 +13,7 @@ from graftwork.api.anthropic.answer import anthropic_message, write_anthropic_ev
 from graftwork.api.anthropic.errors import AnthropicRoute
 from graftwork.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from graftwork.api.anthropic.translate import anthropic_names, chat_request
-from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
+from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1/messages", tags=["inference"], route_class=Anthro
 async def create_message(
     body: MessagesRequest,
     request: Request,
-    resources: AppResources,
+    resources: ForInference,
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
@@ -48,7 +48,7 @@ async def create_message(
 
 
 @router.post("/count_tokens", responses=also(404))
-async def count_tokens(body: CountTokensRequest, resources: AppResources, principal: InferenceKey) -> TokenCount:
+async def count_tokens(body: CountTokensRequest, resources: ForInference, principal: InferenceKey) -> TokenCount:
     """How many tokens the prompt of this conversation has; nothing is generated or metered."""
     chat = chat_request(body)
     await resources.resolve(principal, chat.model)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
 from graftwork.api.deps.idempotency import keep_started
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import SessionResources
 from graftwork.api.formats.responses import ResponsesRoute, responses_names, write_response_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
@@ -35,7 +35,7 @@ StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 
 @router.post("", response_model=answers.ResponseState, responses=also(404, 409, 429, stream="responses"))
 async def create_response(
-    body: ResponseRequest, request: Request, resources: AppResources, principal: InferenceKey
+    body: ResponseRequest, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
     """Answer; with `stream` as it is made, with `background` at once and without waiting for it."""
     order = body.order(principal.capped_tier("default"))
@@ -57,7 +57,7 @@ async def create_response(
 @router.get("/{response_id}", response_model=answers.ResponseState, responses=also(stream="responses"))
 async def get_response(
     response_id: str,
-    resources: AppResources,
+    resources: ForSessions,
     principal: InferenceKey,
     stream: bool = False,
     starting_after: StartingAfter = None,
@@ -73,23 +73,21 @@ async def get_response(
 
 
 @router.delete("/{response_id}")
-async def delete_response(
-    response_id: str, resources: AppResources, principal: InferenceKey
-) -> answers.ResponseDeleted:
+async def delete_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> answers.ResponseDeleted:
     """Forget a response; what later ones stand on stays with them."""
     await resources.responses.delete(principal, response_id)
     return answers.ResponseDeleted(id=response_id)
 
 
 @router.post("/{response_id}/cancel", response_model=answers.ResponseState)
-async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> Response:
+async def cancel_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> Response:
     """End a running response as cancelled; one that has ended is answered as it is."""
     return JSONResponse(await resources.responses.cancel(principal, response_id))
 
 
 @router.get("/{response_id}/input_items")
 async def list_response_input_items(
-    response_id: str, resources: AppResources, principal: InferenceKey, page: PageQuery
+    response_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
     """What the response was asked with."""
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
@@ -102,5 +100,5 @@ async def _answer(run: ResponseHandle) -> dict[str, Any]:
     return body
 
 
-def _release(resources: Resources, run: ResponseHandle) -> None:
+def _release(resources: SessionResources, run: ResponseHandle) -> None:
     resources.tasks.start(run.release(), f"letting go of {run.record.response_id}")

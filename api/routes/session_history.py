@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.pagination import HistoryPageQuery, page_answer
@@ -24,7 +24,7 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 
 @router.get("/items")
 async def list_session_items(
-    session_id: str, resources: AppResources, principal: InferenceKey, page: HistoryPageQuery
+    session_id: str, resources: ForSessions, principal: InferenceKey, page: HistoryPageQuery
 ) -> Page[Item]:
     """The history up to the head."""
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
@@ -33,7 +33,7 @@ async def list_session_items(
 @router.get("/events", response_class=StreamingResponse, responses=also(stream="session"))
 async def follow_session_events(
     session_id: str,
-    resources: AppResources,
+    resources: ForSessions,
     principal: InferenceKey,
     after: Sequence = 0,
     last_event_id: LastSeen = None,
@@ -44,7 +44,7 @@ async def follow_session_events(
 
 
 @router.get("/cache")
-async def get_session_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionCache:
+async def get_session_cache(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionCache:
     """Where the history is cached now, and how the latest turn found it."""
     session, memory = await resources.sessions.read_cache(principal, session_id)
     return session_cache_answer(session, memory, resources.clock.now())

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
 from graftwork.api.deps.idempotency import keep_started
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import NativeRoute
@@ -40,7 +40,7 @@ class TurnRoute(NativeRoute):
         kept = json.loads(reply.body)
         if kept.get("object") != _BEGUN:
             return await super().replay(request, reply)
-        sessions = resources_of(request).sessions
+        sessions = resources_of(request).sessions.sessions
         turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
         if kept["stream"]:
             return EventStream(partial(write_session_events, turn.events()))
@@ -52,7 +52,7 @@ router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_
 
 @router.post("/turns", response_model=Turn, responses=also(400, 429, stream="session"))
 async def create_turn(
-    session_id: str, body: TurnBody, request: Request, resources: AppResources, principal: InferenceKey
+    session_id: str, body: TurnBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
     """Say something and have it answered; with `stream` as it is made."""
     turn = await resources.sessions.start_turn(
@@ -68,7 +68,7 @@ async def create_turn(
 
 @router.post("/tool_outputs", response_model=Turn | GivenOutputs, responses=also(400, 429, stream="session"))
 async def send_tool_outputs(
-    session_id: str, body: ToolOutputsBody, request: Request, resources: AppResources, principal: InferenceKey
+    session_id: str, body: ToolOutputsBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
     """Answer calls; the last missing one starts the next turn and answers with it, streamed if asked for."""
     outputs = [output.model_dump() for output in body.outputs]
@@ -79,7 +79,7 @@ async def send_tool_outputs(
 
 
 @router.get("/tool_outputs")
-async def get_tool_outputs(session_id: str, resources: AppResources, principal: InferenceKey) -> GivenOutputs:
+async def get_tool_outputs(session_id: str, resources: ForSessions, principal: InferenceKey) -> GivenOutputs:
     """What is stored for the calls that the history ends in, and which of them still wait.
 
     Where none waits and no turn runs, the turn that took the outputs failed: sending one again starts another.

@@ -4,8 +4,8 @@ import asyncio
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
 @router.post("/tokenize", responses=also(404))
-async def tokenize(body: TokenizeRequest, resources: AppResources, principal: InferenceKey) -> TokenizedPrompt:
+async def tokenize(body: TokenizeRequest, resources: ForInference, principal: InferenceKey) -> TokenizedPrompt:
     """The token ids of a prompt, or of messages as chat.completions would make them a prompt."""
     await resources.resolve(principal, body.model)
     token_ids = await asyncio.to_thread(_encode, body, resources)
@@ -25,7 +25,7 @@ async def tokenize(body: TokenizeRequest, resources: AppResources, principal: In
 
 
 @router.post("/detokenize", responses=also(404))
-async def detokenize(body: DetokenizeRequest, resources: AppResources, principal: InferenceKey) -> DetokenizedPrompt:
+async def detokenize(body: DetokenizeRequest, resources: ForInference, principal: InferenceKey) -> DetokenizedPrompt:
     """The text of token ids, control tokens included."""
     await resources.resolve(principal, body.model)
     resources.check_token_ids(body.tokens, "tokens")
@@ -33,7 +33,7 @@ async def detokenize(body: DetokenizeRequest, resources: AppResources, principal
     return DetokenizedPrompt(prompt=text)
 
 
-def _encode(body: TokenizeRequest, resources: Resources) -> tuple[int, ...]:
+def _encode(body: TokenizeRequest, resources: InferenceResources) -> tuple[int, ...]:
     if body.messages is None:
         with_special = body.add_special_tokens is not False
         return resources.tokenizer.encode(body.prompt or "", allow_special=True, add_special_tokens=with_special)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.deps.dependencies import AppResources, UsageKey
+from graftwork.api.deps.dependencies import ForAccounts, UsageKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.schemas.admin import quota_answer
 from graftwork.api.schemas.usage import TimeText, span, usage_answer
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)
 
 @router.get("/usage")
 async def get_usage(
-    resources: AppResources,
+    resources: ForAccounts,
     principal: UsageKey,
     start: Annotated[TimeText, Query(alias="from")] = None,
     end: Annotated[TimeText, Query(alias="to")] = None,
@@ -30,6 +30,6 @@ async def get_usage(
 
 
 @router.get("/quota")
-async def get_quota(resources: AppResources, principal: UsageKey) -> Quota:
+async def get_quota(resources: ForAccounts, principal: UsageKey) -> Quota:
     """Every limit; null is none."""
     return quota_answer(await resources.tenancy.get_quota(principal.tenant_id))

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Body
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from graftwork.api.schemas.base import NativeBody
+from graftwork.api.schemas.base import NativeBody, with_integers
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
@@ -56,6 +56,7 @@ _LIMIT = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**53}, {"type"
 QuotaBody = Annotated[
     dict[str, Any],
     Body(),
+    AfterValidator(lambda limits: {name: with_integers(limit) for name, limit in limits.items()}),
     WithJsonSchema(
         {
             "title": "Quota",

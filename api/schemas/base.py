@@ -20,7 +20,7 @@ class RequestBody(BaseModel):
     @classmethod
     def read_integral_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         field = cls.model_fields[info.field_name or ""]
-        return _with_integers(value) if _takes_integers(field.annotation) else value
+        return with_integers(value) if _takes_integers(field.annotation) else value
 
 
 class OpenAiBody(RequestBody):
@@ -66,7 +66,8 @@ def _takes_integers(hint: Any) -> bool:
     return _takes_integers(get_args(hint)[0]) if origin is Annotated else hint is int
 
 
-def _with_integers(value: Any) -> Any:
+def with_integers(value: Any) -> Any:
+    """Turn whole numbers such as 5.0 into integers, in lists too."""
     if isinstance(value, list):
-        return [_with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
+        return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value

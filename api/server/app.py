@@ -106,4 +106,4 @@ def operation_id(route: APIRoute) -> str:
 
 def _attach(app: FastAPI, resources: Resources) -> None:
     app.state.resources = resources
-    app.state.readiness = Readiness(resources)
+    app.state.readiness = Readiness(resources.server)
