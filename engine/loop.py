@@ -56,7 +56,7 @@ class EngineLoop:
         scheduler: Scheduler,
         adapters: LoraPool,
         grammars: GrammarManager,
-        memory: KvCacheManager,
+        kv_cache: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
@@ -66,7 +66,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._adapters = adapters
         self._grammars = grammars
-        self._memory = memory
+        self._kv_cache = kv_cache
         self._copies = copies
         self._gates = gates
         self._runner = runner
@@ -140,7 +140,7 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(domain):
-                self._memory.forget_domain(domain)
+                self._kv_cache.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
@@ -183,8 +183,9 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """Read all counters and gauges."""
-        scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
-        device, host = self._memory.page_store.device, self._memory.page_store.host
+        scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._kv_cache.page_store
+        device, host, disk = page_store.device, page_store.host, page_store.disk
+        disk_counters = disk.counters
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
             **asdict(scheduler.counters),
@@ -198,11 +199,11 @@ class EngineLoop:
             host_free_pages=host.free_pages,
             host_cached_pages=host.idle_pages,
             host_in_flight_pages=host.in_flight_pages,
-            disk_pages=self._memory.num_disk_pages,
-            disk_bytes=self._memory.disk_bytes,
-            disk_corrupt_files=disk.corrupt,
-            disk_foreign_files=disk.foreign,
-            disk_failures=disk.failed,
+            disk_pages=disk.num_pages,
+            disk_bytes=disk.bytes_used,
+            disk_corrupt_files=disk_counters.corrupt,
+            disk_foreign_files=disk_counters.foreign,
+            disk_failures=disk_counters.failed,
             lora_pool_bytes=self._adapters.num_bytes,
             adapter_loads=self._adapters.num_loads,
             forced_drafts=drafts.forced,

@@ -132,7 +132,7 @@ class SessionService:
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
         """Create a session, pinned to the adapter version that its model names now. Raises NotFound, LimitExceeded."""
         settings = checked_settings(new.settings)
-        await self.launcher.plan_answer(settings)
+        await self.launcher.plan_output(settings)
         check_metadata(new.metadata)
         model = await self.resolve(principal, new.model)
         now = self._clock.now()

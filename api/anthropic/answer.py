@@ -13,7 +13,7 @@ from typing import Any
 from graftwork.api.anthropic.errors import anthropic_error
 from graftwork.api.http.sse import PING_AFTER_S, Write, heartbeats, named_event
 from graftwork.api.inference.job import InferenceJob
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.response_head import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
@@ -74,7 +74,7 @@ class ContentBlocks:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
 
-async def anthropic_message(head: AnswerHead, job: InferenceJob) -> dict[str, Any]:
+async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, Any]:
     """The whole answer. Raises the job's error."""
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
@@ -88,7 +88,7 @@ async def anthropic_message(head: AnswerHead, job: InferenceJob) -> dict[str, An
 
 
 async def write_anthropic_events(
-    head: AnswerHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
+    head: ResponseHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
     """The whole stream; the client's going away cancels it, and that abandons the job."""
     blocks = ContentBlocks()
@@ -102,7 +102,7 @@ async def write_anthropic_events(
 
 
 def _stream_events(
-    head: AnswerHead, job: InferenceJob, blocks: ContentBlocks, event: GenerationEvent
+    head: ResponseHead, job: InferenceJob, blocks: ContentBlocks, event: GenerationEvent
 ) -> Iterator[Event]:
     if isinstance(event, PromptAdmitted):
         yield {"type": "message_start", "message": _message(head, job.usage)}
@@ -112,7 +112,7 @@ def _stream_events(
         yield {"type": "message_stop"}
 
 
-def _message(head: AnswerHead, usage: Usage) -> dict[str, Any]:
+def _message(head: ResponseHead, usage: Usage) -> dict[str, Any]:
     """A message of which nothing has been said yet."""
     tier = "priority" if head.service_tier == "priority" else "standard"
     return {

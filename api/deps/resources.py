@@ -25,7 +25,7 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
@@ -50,7 +50,8 @@ class InferenceResources:
     folder: ModelFolder
     prompts: PromptEncoder | None
     """None for a model without a chat template."""
-    planner: AnswerPlanner
+    planner: ConstraintPlanner
+    """Plans constrained outputs in the form in which this model writes calls."""
     tasks: ServerTasks
 
     @property

@@ -7,7 +7,7 @@ from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import FREE_ANSWER, AnswerPlan
+from graftwork.sessions.generation.constraints import FREE_OUTPUT, OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 
 
@@ -28,7 +28,7 @@ class InferenceRequest:
     """One for each choice of a prompt."""
     stop: tuple[str, ...]
     tier: str
-    answer: AnswerPlan = FREE_ANSWER
+    output: OutputPlan = FREE_OUTPUT
     """How the answers are constrained and parsed."""
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer. It changes the speed, never the output."""
@@ -38,7 +38,7 @@ class InferenceRequest:
     @property
     def unenforced(self) -> tuple[str, ...]:
         """The places of the request's schemas that are not enforced."""
-        return () if self.answer.grammar is None else self.answer.grammar.unenforced
+        return () if self.output.grammar is None else self.output.grammar.unenforced
 
     @property
     def choices_per_prompt(self) -> int:
@@ -63,11 +63,11 @@ class InferenceRequest:
                 isolation=isolation,
                 weight=self.principal.weight,
                 tier=ServiceTier(self.tier),
-                parse_tool_calls=self.answer.calls_tools,
-                parallel_tool_calls=self.answer.parallel_tool_calls,
+                parse_tool_calls=self.output.calls_tools,
+                parallel_tool_calls=self.output.parallel_tool_calls,
                 kv_limits=limits,
                 prediction_token_ids=self.prediction_token_ids,
-                grammar=self.answer.grammar,
+                grammar=self.output.grammar,
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]

@@ -8,7 +8,7 @@ from graftwork.api.inference.request import InferenceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerHead:
+class ResponseHead:
     answer_id: str
     created: int
     model: str
@@ -19,7 +19,7 @@ class AnswerHead:
     """That was served, which may be lower than was asked for."""
 
     @classmethod
-    def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "AnswerHead":
+    def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
         """`prefix` makes the answer's id out of the request's: `chatcmpl-`, `cmpl-`."""
         digest = inference.resolved.digest or resources.description.fingerprint
         return cls(

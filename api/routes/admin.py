@@ -23,7 +23,7 @@ from graftwork.api.schemas.usage import TimeText, span, usage_answer
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
-from graftwork.platform.errors import CapacityAbsent, Conflict, NotFound
+from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.metering import UsageGroup
@@ -113,7 +113,7 @@ async def _only_replica(resources: AdminResources) -> answers.Replica:
     address = resources.settings.resolved_engine_address
     try:
         stats = await resources.engine.stats()
-    except CapacityAbsent as error:
+    except Unavailable as error:
         return answers.Replica(id=ONLY_REPLICA, address=address, status="absent", reason=error.message)
     return answers.Replica(
         id=ONLY_REPLICA,
@@ -183,7 +183,7 @@ async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> De
     await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
     try:
         await resources.engine.forget_domain(isolation_of(TenantId(tenant_id), resources.pepper))
-    except CapacityAbsent:
+    except Unavailable:
         _log.warning("tenant_kv_kept", extra={"tenant_id": tenant_id, "reason": "no engine answers"})
     return Deleted(id=tenant_id, object="tenant.deleted")
 

@@ -15,14 +15,14 @@ from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import InferenceRequest, served_tier
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.response_head import ResponseHead
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.answers.chat import ChatCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import AnswerPlan
+from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.sampling import token_budget
 from graftwork.sessions.text.messages import messages_from_chat
 
@@ -41,7 +41,7 @@ async def create_chat_completion(
     inference = await chat_inference(body, resources, principal, request_id)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
-    head = AnswerHead.of("chatcmpl-", inference, resources)
+    head = ResponseHead.of("chatcmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -58,7 +58,7 @@ async def chat_inference(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    answer, prompt = await asyncio.to_thread(_read, body, resources)
+    output, prompt = await asyncio.to_thread(_read, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
@@ -69,15 +69,15 @@ async def chat_inference(
         samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
-        answer=answer,
+        output=output,
         prediction_token_ids=prediction,
         expected_tokens=budget.expected_tokens,
     )
 
 
-def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[AnswerPlan, tuple[int, ...]]:
+def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[int, ...]]:
     """What takes its time to read: how the answer is made, and the prompt."""
-    return resources.planner.plan(body.answer_demands()), encode_chat(body, resources)
+    return resources.planner.plan(body.output_constraints()), encode_chat(body, resources)
 
 
 def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:

@@ -15,14 +15,14 @@ from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import InferenceRequest, served_tier
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.response_head import ResponseHead
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import AnswerDemands, AnswerPlan
+from graftwork.sessions.generation.constraints import OutputConstraints, OutputPlan
 from graftwork.sessions.generation.sampling import token_budget
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
@@ -41,7 +41,7 @@ async def create_completion(
     form = _form(body, resources, inference)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
-    head = AnswerHead.of("cmpl-", inference, resources)
+    head = ResponseHead.of("cmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -57,7 +57,7 @@ async def _inference_request(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    answer, prompts = await asyncio.to_thread(_read, body, resources)
+    output, prompts = await asyncio.to_thread(_read, body, resources)
     longest = max(len(prompt) for prompt in prompts)
     budget = token_budget(longest, body.token_limit, resources.description.context_tokens, "prompt")
     return InferenceRequest(
@@ -68,14 +68,16 @@ async def _inference_request(
         samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
-        answer=answer,
+        output=output,
         expected_tokens=budget.expected_tokens,
     )
 
 
-def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[AnswerPlan, tuple[tuple[int, ...], ...]]:
+def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
     """What takes its time to read: how the answers are made, and the prompts."""
-    return resources.planner.plan(AnswerDemands(form=body.form_fields())), _encode(body, resources)
+    return resources.planner.plan(OutputConstraints(response_format=body.response_format_fields())), _encode(
+        body, resources
+    )
 
 
 def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tuple[int, ...], ...]:

@@ -10,7 +10,7 @@ from graftwork.api.deps.dependencies import ForServer, ForSessions
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.openapi import docs_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.sessions.core.session import SessionStatus
 
 _SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionStatus.EXPIRED]
@@ -51,10 +51,10 @@ async def get_version() -> Version:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(resources: ForServer, sessions: ForSessions) -> Response:
     """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
-    with suppress(CapacityAbsent):
+    with suppress(Unavailable):
         counts = await sessions.sessions.store.count_by_status()
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
-    with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
+    with suppress(Unavailable):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
     text, content_type = resources.telemetry.render()
     return Response(text, media_type=content_type)

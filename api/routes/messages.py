@@ -18,7 +18,7 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.response_head import ResponseHead
 from graftwork.api.openapi.declare import also
 from graftwork.api.routes.chat import chat_inference, encode_chat
 from graftwork.platform.answers.messages import Message
@@ -39,7 +39,7 @@ async def create_message(
     inference = await chat_inference(chat_request(body), resources, principal, request_id)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced, anthropic_names)}
-    head = AnswerHead.of("msg_", inference, resources)
+    head = ResponseHead.of("msg_", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         return EventStream(partial(write_anthropic_events, head, job), on_end=job.abandon, headers=headers)

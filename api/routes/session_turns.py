@@ -22,7 +22,7 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.openapi.declare import also
-from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnDelivery
+from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
 from graftwork.platform.answers.sessions import GivenOutputs, Turn
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
@@ -87,7 +87,7 @@ async def get_tool_outputs(session_id: str, resources: ForSessions, principal: I
     return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
-async def _answer(turn: TurnHandle, request: Request, manner: TurnDelivery) -> Response:
+async def _answer(turn: TurnHandle, request: Request, manner: TurnOptions) -> Response:
     """Raises what refused the turn before the engine took it."""
     stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}

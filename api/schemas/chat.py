@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from graftwork.api.schemas.base import FieldError, OpenAiBody, SamplingBody
-from graftwork.api.schemas.common import MessageList, MixtureParts, Prediction, ResponseFormatFields, ToolList
+from graftwork.api.schemas.common import MessageList, MixtureParts, Prediction, ResponseFormatBody, ToolList
 from graftwork.api.schemas.unsupported import CHAT_UNSUPPORTED, refuse_unsupported
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
-from graftwork.sessions.generation.constraints import AnswerDemands
+from graftwork.sessions.generation.constraints import OutputConstraints
 
 MAX_CHOICES = 128
 
@@ -19,7 +19,7 @@ class StreamOptions(OpenAiBody):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(SamplingBody, ResponseFormatFields):
+class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     """Every field that is served; what is known and not served is refused before these are looked at."""
 
     model: str
@@ -63,10 +63,10 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatFields):
         """Whether the prompt speaks of tools; where none may be called, it does not."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def answer_demands(self) -> AnswerDemands:
-        return AnswerDemands(
+    def output_constraints(self) -> OutputConstraints:
+        return OutputConstraints(
             tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            form=self.form_fields(),
+            response_format=self.response_format_fields(),
         )

@@ -6,11 +6,11 @@ from pydantic import Field
 
 from graftwork.api.schemas.base import NativeBody, OpenAiBody
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
-from graftwork.sessions.generation.response_format import FormFields
-from graftwork.sessions.tools.tool_choice import TOOL_NAME, shown_tool
+from graftwork.sessions.generation.response_format import ResponseFormatFields
+from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
 
 
-class ResponseFormatFields(OpenAiBody):
+class ResponseFormatBody(OpenAiBody):
     """At most one of them asks for anything. Null and what is empty asks for nothing."""
 
     response_format: dict[str, Any] | None = None
@@ -21,8 +21,8 @@ class ResponseFormatFields(OpenAiBody):
     structural_tag: str | dict[str, Any] | None = None
     """Calls in text; see engine/grammar/schema/structural_tags.py."""
 
-    def form_fields(self) -> FormFields:
-        return FormFields(self.response_format, self.regex, self.grammar, self.structural_tag)
+    def response_format_fields(self) -> ResponseFormatFields:
+        return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
 
 
 MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
@@ -77,7 +77,7 @@ class FunctionTool(OpenAiBody):
 
     def as_template_input(self) -> dict[str, Any]:
         """As chat templates expect it: without the fields that the caller left out."""
-        return shown_tool(self.model_dump(exclude_none=True))
+        return tool_for_prompt(self.model_dump(exclude_none=True))
 
 
 ToolList = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]

@@ -6,7 +6,7 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import FieldError, SamplingBody
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
-from graftwork.api.schemas.common import MixtureParts, ResponseFormatFields
+from graftwork.api.schemas.common import MixtureParts, ResponseFormatBody
 from graftwork.api.schemas.unsupported import COMPLETION_UNSUPPORTED, refuse_unsupported
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 
@@ -28,7 +28,7 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionRequest(SamplingBody, ResponseFormatFields):
+class CompletionRequest(SamplingBody, ResponseFormatBody):
     model: str
     adapters: MixtureParts | None = None
     """An extra: adapters whose deltas are summed by weight on the base that `model` names."""

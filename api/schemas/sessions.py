@@ -64,14 +64,14 @@ class ToolHintBody(NativeBody):
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
 
 
-class TurnDelivery(NativeBody):
+class TurnOptions(NativeBody):
     """How a turn is answered, and whether it ends with the connection that asked for it: by default it goes on."""
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
 
 
-class TurnBody(TurnDelivery):
+class TurnBody(TurnOptions):
     """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
 
     input: str | list[Any]
@@ -95,7 +95,7 @@ class GivenOutput(NativeBody):
     output: Any
 
 
-class ToolOutputsBody(TurnDelivery):
+class ToolOutputsBody(TurnOptions):
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
 
 

@@ -18,7 +18,7 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.platform.errors import CapacityAbsent, InvalidRequest
+from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
@@ -96,7 +96,7 @@ async def _wait_for_engine(settings: Settings, console: Console) -> None:
         while True:
             try:
                 await probe.describe()
-            except CapacityAbsent as error:
+            except Unavailable as error:
                 if polls % _REPORT_EVERY == 0:
                     console.print(f"Waiting for the engine: {error.message}", soft_wrap=True)
                 polls += 1

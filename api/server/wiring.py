@@ -36,7 +36,7 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Accounting
@@ -47,7 +47,7 @@ from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from graftwork.sessions.tools.formats import tool_call_form
+from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
@@ -66,7 +66,7 @@ async def open_resources(
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
     """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
-    address, which must answer by now; an `inspector` that is given is left open. Raises CapacityAbsent."""
+    address, which must answer by now; an `inspector` that is given is left open. Raises Unavailable."""
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -177,7 +177,7 @@ class _ServedModel:
     generator: Generator
     folder: ModelFolder
     prompts: PromptEncoder | None
-    planner: AnswerPlanner
+    planner: ConstraintPlanner
 
 
 async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
@@ -186,14 +186,14 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
     public_prefixes = NO_PUBLIC_PREFIXES
     if settings.public_prompts is not None and prompts is not None:
         public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = AnswerPlanner(tool_call_form(folder.chat_template_source, settings.tool_call_form))
+    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
     generator = Generator(
         engine,
         folder.tokenizer,
         await engine.describe(),
         telemetry,
         clock,
-        tool_call_form=planner.form,
+        tool_call_format=planner.tool_call_format,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)

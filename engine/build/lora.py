@@ -32,18 +32,18 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
         )
     rules = BatchInvariance.of(dtype)
     plain = TorchLora(PackCache(_PACK_BYTES, rules.min_columns), rules)
-    way = _own_way(device) if wanted == "auto" else wanted
-    if way == "torch":
+    kernels = _kernels_of(device) if wanted == "auto" else wanted
+    if kernels == "torch":
         return plain
-    failure = _why_not_native(device, dtype) if way == "native" else _why_not_triton(device, dtype)
+    failure = _why_not_native(device, dtype) if kernels == "native" else _why_not_triton(device, dtype)
     if failure is None:
-        return _native(model, dtype, plain) if way == "native" else _triton(config, model, device, dtype, plain)
+        return _native(model, dtype, plain) if kernels == "native" else _triton(config, model, device, dtype, plain)
     if wanted != "auto":
         raise InvalidRequest(
-            f"The {way} LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
+            f"The {kernels} LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
             param="lora_kernels",
         )
-    _log.warning("lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _LOSS[way]})
+    _log.warning("lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _LOSS[kernels]})
     return plain
 
 
@@ -54,7 +54,7 @@ _LOSS = {
 """What is lost without each kind of kernel."""
 
 
-def _own_way(device: torch.device) -> str:
+def _kernels_of(device: torch.device) -> str:
     return {"cpu": "native", "cuda": "triton"}.get(device.type, "torch")
 
 

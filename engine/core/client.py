@@ -18,21 +18,21 @@ class EngineClient(Protocol):
     """One engine process."""
 
     async def describe(self) -> EngineDescription:
-        """Describes the model that is served. Raises CapacityAbsent while no engine answers."""
+        """Describes the model that is served. Raises Unavailable while no engine answers."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """Runs one request. Closing the generator early cancels it and frees its pages.
 
         Raises InvalidRequest, NotFound (no such adapter), CapacityContended (the queue is full; it says when to
-        retry) or CapacityAbsent (the engine is gone).
+        retry) or Unavailable (the engine is gone).
         """
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         """Holds, prefetches or drops the KV of a session between its turns. Returns where the KV is.
 
-        Raises CapacityAbsent while no engine answers. The session still works then, but more slowly.
+        Raises Unavailable while no engine answers. The session still works then, but more slowly.
         """
         ...
 
@@ -54,7 +54,7 @@ class EngineClient(Protocol):
     async def forget_domain(self, domain: IsolationDomain) -> None:
         """Drops all cached KV of a domain, in memory and in files. Its running requests continue.
 
-        Raises CapacityAbsent while no engine answers; the files are then still there at the next start.
+        Raises Unavailable while no engine answers; the files are then still there at the next start.
         """
         ...
 

@@ -16,7 +16,7 @@ class EngineDescription:
 
     model_name: str
     fingerprint: str
-    """`sha256:…` over the checkpoint's files; part of every adapter's identity."""
+    """`sha256:…` over the model's files; part of every adapter's identity."""
     vocab_size: int
     context_tokens: int
     """Prompt and answer together."""

@@ -16,7 +16,6 @@ from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey, page_key, pages_for
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.disk.counters import DiskCounters
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.eviction_policy import EvictionPolicy
 from graftwork.engine.kv.index.eviction_queue import Ranking
@@ -59,7 +58,7 @@ class KvCacheManager:
     def page_tokens(self) -> int:
         return self.page_store.sizes.page_tokens
 
-    # ---- a sequence's life ------------------------------------------------------------------------------------
+    # ---- during a request ---------------------------------------------------------------------------------------
 
     def match(self, path: TokenPath) -> PrefixMatch:
         """Returns the longest cached prefix of a path on any tier. Changes nothing."""
@@ -160,21 +159,6 @@ class KvCacheManager:
         self._disk.forget_domain(domain_digest(domain))
         self._copies.sweep()
 
-    def is_on_disk(self, key: PageKey) -> bool:
-        return self._disk.holds(key)
-
-    @property
-    def num_disk_pages(self) -> int:
-        return self._disk.num_pages
-
-    @property
-    def disk_counters(self) -> DiskCounters:
-        return self._disk.counters
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._disk.bytes_used
-
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
         """Sets how many bytes a domain may keep on each tier, and enforces it."""
         self.page_store.set_limits(domain, limits)
@@ -212,7 +196,7 @@ class KvCacheManager:
         """Copies pages down in the background if free pages run short. The scheduler calls it once per step."""
         self.offloader.start_background_copies()
 
-    # ---- why not ----------------------------------------------------------------------------------------------
+    # ---- misses -----------------------------------------------------------------------------------------------
 
     def miss_reason(self, path: TokenPath, match: PrefixMatch, session: SessionUse | None) -> MissReason | None:
         """Returns why a prompt was not cached further; None if no page is missing."""

@@ -41,21 +41,21 @@ class LeaseModel(Protocol):
 class SessionCache:
     """Carries out the commands of SessionVerb."""
 
-    def __init__(self, manager: KvCacheManager, scopes: CacheScopes, lease_model: LeaseModel, clock: Clock) -> None:
-        self._manager = manager
+    def __init__(self, kv_cache: KvCacheManager, scopes: CacheScopes, lease_model: LeaseModel, clock: Clock) -> None:
+        self._kv_cache = kv_cache
         self._scopes = scopes
         self._lease_model = lease_model
         self._clock = clock
 
     def begin_turn(self, domain: Domain, use: SessionUse) -> None:
         """Leases the pages of a session whose turn is about to begin, and ends its wait for tools."""
-        record = self._manager.sessions.find(domain, use.session)
+        record = self._kv_cache.sessions.find(domain, use.session)
         if record is not None:
             self._end_wait(record, set(record.tools))
-            tree = self._manager.page_store.tree
+            tree = self._kv_cache.page_store.tree
             found = takewhile(lambda node: node is not None, map(tree.find, record.keys))
             nodes = [node for node in found if node is not None]
-            self._manager.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, return_probability=1.0))
+            self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, return_probability=1.0))
 
     def run(self, command: SessionCommand) -> SessionMemory:
         """Carries out one command. Returns where the session's history is afterwards."""
@@ -69,14 +69,14 @@ class SessionCache:
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
-                self._manager.close_session(path, use)
+                self._kv_cache.close_session(path, use)
             case SessionVerb.READ:
                 pass
         return self._report(path, use)
 
     def _path(self, command: SessionCommand) -> TokenPath:
         own = self._scopes.scope(command.domain, tuple(sorted(command.adapters)))
-        public_pages = command.public_tokens // self._manager.page_tokens
+        public_pages = command.public_tokens // self._kv_cache.page_tokens
         return TokenPath(
             self._scopes.with_public_pages(own, tuple(sorted(command.adapters)), public_pages),
             command.token_ids,
@@ -84,38 +84,38 @@ class SessionCache:
         )
 
     def _hold(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
-        record = self._manager.set_history(path, use)
-        nodes = self._manager.page_store.tree.walk(path.scope, path.token_ids)
+        record = self._kv_cache.set_history(path, use)
+        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids)
         self._end_wait(record, set(record.tools))
         if command.waits:
             domain, expected_ms = path.domain.hex(), {wait.tool: wait.expected_ms for wait in command.waits}
             seconds = self._lease_model.lease_s(domain, expected_ms)
             probability = self._lease_model.return_probability(domain, expected_ms, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(expected_ms)
-            self._manager.lease(record, nodes, Lease(self._clock.monotonic() + seconds, probability))
+            self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + seconds, probability))
         if nodes:
-            self._manager.page_store.requeue_path(nodes[-1])  # the lease of the turn has ended
-        self._manager.offloader.save(nodes)
-        self._manager.offloader.store(nodes)
+            self._kv_cache.page_store.requeue_path(nodes[-1])  # the lease of the turn has ended
+        self._kv_cache.offloader.save(nodes)
+        self._kv_cache.offloader.store(nodes)
 
     def _prefetch(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
         """Loads the session's pages because some of its tools have answered; no named tool means that all have."""
-        record = self._manager.set_history(path, use)
+        record = self._kv_cache.set_history(path, use)
         self._end_wait(record, {wait.tool for wait in command.waits} or set(record.tools))
-        nodes = self._manager.prefetch(path)
-        self._manager.offloader.keep_on_device(nodes)
-        self._manager.lease(
+        nodes = self._kv_cache.prefetch(path)
+        self._kv_cache.offloader.keep_on_device(nodes)
+        self._kv_cache.lease(
             record, nodes, record.lease or Lease(self._clock.monotonic() + _TURN_LEASE_S, return_probability=1.0)
         )
 
     def _suspend(self, path: TokenPath, use: SessionUse) -> None:
-        record = self._manager.set_history(path, use)
+        record = self._kv_cache.set_history(path, use)
         if record.lease is not None:
             record.lease.until = min(record.lease.until, self._clock.monotonic())
-            self._manager.page_store.requeue(record.keys)
-        nodes = self._manager.page_store.tree.walk(path.scope, path.token_ids)
-        self._manager.offloader.suspend(nodes)
-        self._manager.offloader.store(nodes)
+            self._kv_cache.page_store.requeue(record.keys)
+        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids)
+        self._kv_cache.offloader.suspend(nodes)
+        self._kv_cache.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
         """Learns the latency of tools that have answered. The last answer ends the lease."""
@@ -129,16 +129,16 @@ class SessionCache:
             if record.lease is not None:
                 record.lease.until = min(record.lease.until, now)
                 record.lease = None
-                self._manager.page_store.requeue(record.keys)
+                self._kv_cache.page_store.requeue(record.keys)
 
     def _report(self, path: TokenPath, use: SessionUse) -> SessionMemory:
-        match = self._manager.match(path)
-        size, page_bytes = self._manager.page_tokens, self._manager.page_store.sizes.page_bytes
+        match = self._kv_cache.match(path)
+        size, page_bytes = self._kv_cache.page_tokens, self._kv_cache.page_store.sizes.page_bytes
         below = [node for node in match.nodes if node.device is None or node.is_loading]
         device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
         on_host = sum(node.host is not None for node in match.nodes)
-        on_disk = sum(self._manager.is_on_disk(node.key) for node in match.nodes) + len(match.disk_keys)
-        record = self._manager.sessions.find(path.domain, use.session)
+        on_disk = sum(self._kv_cache.page_store.disk.holds(node.key) for node in match.nodes) + len(match.disk_keys)
+        record = self._kv_cache.sessions.find(path.domain, use.session)
         lease = None if record is None else record.lease
         left = None if lease is None else lease.until - self._clock.monotonic()
         return SessionMemory(

@@ -1,7 +1,7 @@
 """An EngineClient that reaches an engine by gRPC.
 
 Owns the connection, and one conversation for all requests: it opens on first use, and again after a loss.
-Never retries: a lost engine is a CapacityAbsent, and the caller decides.
+Never retries: a lost engine is a Unavailable, and the caller decides.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
-from graftwork.platform.errors import CapacityAbsent, GraftworkError
+from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.wakeup import Wakeup
 
@@ -79,7 +79,9 @@ class GrpcEngineClient:
         ended = False
         try:
             while not ended:
-                event = await inbox.get()
+                while not inbox.events:
+                    await inbox.news.wait()
+                event = inbox.events.popleft()
                 if isinstance(event, _LAST):
                     ended = True
                     if isinstance(event, GraftworkError):
@@ -109,17 +111,12 @@ class _Inbox:
     """The events of one request on their way to its one reader; never full."""
 
     def __init__(self) -> None:
-        self._events: deque[EngineEvent | GraftworkError] = deque()
-        self._news = Wakeup()
+        self.events: deque[EngineEvent | GraftworkError] = deque()
+        self.news = Wakeup()
 
     def put(self, event: EngineEvent | GraftworkError) -> None:
-        self._events.append(event)
-        self._news.wake()
-
-    async def get(self) -> EngineEvent | GraftworkError:
-        while not self._events:
-            await self._news.wait()
-        return self._events.popleft()
+        self.events.append(event)
+        self.news.wake()
 
 
 class _Conversation:
@@ -177,11 +174,11 @@ class _Conversation:
                 inbox.put(loss)
 
 
-def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> CapacityAbsent:
+def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:
     """The error for clients. The address goes to the log only."""
     reason = error.details() if error is not None else "the engine hung up"
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
-    return CapacityAbsent(
+    return Unavailable(
         "No engine answers at present. It may be starting or restarting: try again shortly.",
         code="engine_unavailable",
         retry_after_s=_RETRY_AFTER_S,

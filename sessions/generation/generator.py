@@ -29,11 +29,11 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.telemetry import Telemetry
-from graftwork.sessions.generation.constraints import AnswerGrammar
+from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.events import (
-    AnswerEvent,
     GenerationEvent,
     GenerationFinished,
+    OutputEvent,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -44,15 +44,15 @@ from graftwork.sessions.generation.output_parser import OutputParser, OutputRule
 from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Usage
 from graftwork.sessions.text.tokenizer import TextTokenizer
-from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 
 __all__ = [
-    "AnswerEvent",
     "Generation",
     "GenerationEvent",
     "GenerationFinished",
     "GenerationRequest",
     "Generator",
+    "OutputEvent",
     "PromptAdmitted",
     "StopReason",
     "TextDelta",
@@ -84,7 +84,7 @@ class GenerationRequest:
     kv_limits: KvLimits = NO_KV_LIMITS
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer. It changes the speed, never the output."""
-    grammar: AnswerGrammar | None = None
+    grammar: OutputGrammar | None = None
     """The grammar that the answer must match."""
 
 
@@ -97,7 +97,7 @@ class Generator:
     description: EngineDescription
     telemetry: Telemetry
     clock: Clock
-    tool_call_form: ToolCallForm = HERMES
+    tool_call_format: ToolCallFormat = HERMES
     """How the model writes tool calls."""
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
 
@@ -151,7 +151,7 @@ class Generation:
                         self._count_end(event)
                         reason = event.reason
         except InvalidRequest as error:
-            raise error if self.request.grammar is None else self.request.grammar.blamed(error) from error
+            raise error if self.request.grammar is None else self.request.grammar.name_field(error) from error
         finally:
             self.prompt_computed.set()
         if reason is None and not parser.is_over:
@@ -188,7 +188,7 @@ class Generation:
             stop=request.stop,
             stop_token_ids=frozenset((*request.sampling.stop_token_ids, *own_stops)),
             min_tokens=request.sampling.min_tokens,
-            tool_calls=generator.tool_call_form if request.parse_tool_calls else None,
+            tool_calls=generator.tool_call_format if request.parse_tool_calls else None,
             parallel_tool_calls=request.parallel_tool_calls,
             with_logprobs=request.sampling.logprobs is not None,
         )

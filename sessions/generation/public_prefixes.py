@@ -1,7 +1,7 @@
-"""Beginnings of prompts that the operator has declared public: their KV may be shared between tenants.
+"""Public prefixes: starts of prompts that the operator declares public, so that all tenants may share their KV.
 
-Owns the comparison of token ids; never decides what is public. Only what is equal to a declared text, token for
-token, from the very start of a prompt, is shared: nothing that a tenant has written ever is.
+Owns the comparison of prompts with the declared texts. Never decides what is public.
+Invariant: only tokens equal to a declared text, from the start of a prompt on, are shared. A tenant's own text never is.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from graftwork.sessions.text.prompt_encoder import PromptEncoder
 
 @dataclass(frozen=True, slots=True)
 class PublicPrefixes:
-    """Declared system prompts, as the beginnings of prompts."""
+    """The token ids of the declared system prompts, rendered as the start of a prompt."""
 
     prefixes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def read(cls, path: Path, encoder: PromptEncoder) -> "PublicPrefixes":
-        """One declared system prompt from a file, or one from each `.txt` file of a folder. Raises InvalidRequest."""
+        """Read one system prompt from a file, or one from each `.txt` file of a folder. Raises InvalidRequest."""
         files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
         try:
             texts = [file.read_text(encoding="utf-8").removesuffix("\n") for file in files]

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, NotFound
+from graftwork.platform.errors import GraftworkError, NotFound, Unavailable
 from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.responses.events import Event, ResponseEvents
 from graftwork.sessions.responses.record import ResponseRecord
@@ -43,7 +43,7 @@ class ResponseHandle:
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """The events behind number `after`, to the last. Raises CapacityAbsent if the turn's end cannot be read."""
+        """The events behind number `after`, to the last. Raises Unavailable if the turn's end cannot be read."""
         reading = ResponseEvents(self.record)
         has_ended = False
         for event in reading.begin():
@@ -57,7 +57,7 @@ class ResponseHandle:
                     if event["sequence_number"] > after:
                         yield event
         if not has_ended:
-            raise CapacityAbsent("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
+            raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
         """The response, once it has ended."""

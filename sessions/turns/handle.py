@@ -112,7 +112,7 @@ class TurnHandle:
                     return
 
     async def result(self) -> Turn:
-        """Wait for the turn's end. Raises CapacityAbsent if its outcome could not be stored."""
+        """Wait for the turn's end. Raises Unavailable if its outcome could not be stored."""
         if self._started is None:
             async with aclosing(self.events()) as events:
                 async for _ in events:

@@ -18,15 +18,15 @@ from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings
 from graftwork.sessions.core.transcript import TurnEncoder
-from graftwork.sessions.generation.constraints import AnswerPlan
+from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies, TurnPlan, TurnRunner
 from graftwork.sessions.turns.running import RunningTurns, TurnTask
 from graftwork.sessions.turns.settings import (
-    answer_demands,
     check_vocabulary,
+    output_constraints,
     read_sampling,
     turn_budget,
 )
@@ -51,15 +51,15 @@ class TurnLauncher:
         """Start a turn with the session's model and these settings. A caller that is cancelled does not stop the start.
 
         Other instructions or tools than before make it encode the whole history again. Raises Conflict if the session
-        has changed; ContextLengthExceeded, LimitExceeded, CapacityAbsent. After an error nothing has changed.
+        has changed; ContextLengthExceeded, LimitExceeded, Unavailable. After an error nothing has changed.
         """
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)
 
-    async def plan_answer(self, settings: SessionSettings) -> AnswerPlan:
+    async def plan_output(self, settings: SessionSettings) -> OutputPlan:
         """Plan how answers under these settings are generated and parsed. Raises InvalidRequest."""
-        return await asyncio.to_thread(self._dependencies.planner.plan, answer_demands(settings))
+        return await asyncio.to_thread(self._dependencies.planner.plan, output_constraints(settings))
 
     async def _launch(
         self,
@@ -94,7 +94,7 @@ class TurnLauncher:
     ) -> tuple[TurnPlan, int]:
         """Plan the request to the engine, and estimate its prompt and answer tokens."""
         dependencies, encoder = self._dependencies, self._encoder()
-        answer = await self.plan_answer(settings)
+        answer = await self.plan_output(settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = await asyncio.to_thread(transcript.encode_next, encoder, settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)

@@ -18,7 +18,7 @@ from typing import Any
 
 from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, InternalFailure
+from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import (
@@ -36,13 +36,13 @@ from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease, keep_a
 from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, Transcript, TurnEncoder
 from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_answer
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import (
-    AnswerEvent,
     Generation,
     GenerationFinished,
     GenerationRequest,
     Generator,
+    OutputEvent,
     PromptAdmitted,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -106,7 +106,7 @@ class TurnDependencies:
     pepper: bytes
     heartbeat_s: float
     """Seconds between two renewals of a lease."""
-    planner: AnswerPlanner = field(default_factory=AnswerPlanner)
+    planner: ConstraintPlanner = field(default_factory=ConstraintPlanner)
     """For the same tool call format as the generator's."""
     pause: Pause = asyncio.sleep
     """Waits between two attempts to store an outcome."""
@@ -164,7 +164,7 @@ class TurnRunner:
     async def run(self, generation: Generation) -> None:
         """Generate and store the turn.
 
-        Raises CapacityAbsent if the outcome cannot be stored; recovery then fails the turn.
+        Raises Unavailable if the outcome cannot be stored; recovery then fails the turn.
         """
         try:
             await self._store(generation, await self._outcome(generation))
@@ -247,7 +247,7 @@ class TurnRunner:
     def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
         """The outcome of a turn that failed with `error`, or that was stopped without one."""
         if error is None and self._shutting_down:
-            error = CapacityAbsent(
+            error = Unavailable(
                 "The server is shutting down: send the turn, or the tool outputs, again.",
                 code="shutting_down",
                 retry_after_s=1.0,
@@ -288,7 +288,7 @@ class TurnRunner:
     async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
         """Store how the turn ended, after its usage: no turn ends unmetered.
 
-        Tries again while the database does not answer. Raises LeaseLost, CapacityAbsent.
+        Tries again while the database does not answer. Raises LeaseLost, Unavailable.
         """
         for attempts_left in reversed(range(_STORE_ATTEMPTS)):
             try:
@@ -297,13 +297,13 @@ class TurnRunner:
                 if self._events.error is None:
                     self.feed.publish(events)
                 return
-            except CapacityAbsent:
+            except Unavailable:
                 if not attempts_left:
                     raise
             await self._dependencies.pause(RETRY_AFTER_S)
 
 
-def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
+def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:
     if isinstance(event, PromptAdmitted):
         return turn_created(cache_body(event.cache))
     if isinstance(event, TextDelta):

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.sessions.core.events import EventFeed
 from graftwork.sessions.generation.generator import Generation
@@ -42,10 +42,10 @@ class RunningTurns:
         return None if runner is None or runner.feed.is_closed else runner.feed
 
     async def launch(self, session_id: SessionId, launching: Coroutine[None, None, TurnTask]) -> TurnTask:
-        """Run a launch to its end, even if its caller is cancelled. Raises CapacityAbsent after `close`."""
+        """Run a launch to its end, even if its caller is cancelled. Raises Unavailable after `close`."""
         if self._is_closing:
             launching.close()
-            raise CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0)
+            raise Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0)
         launch = asyncio.create_task(launching)
         self._launches[launch] = session_id
         launch.add_done_callback(self._forget_launch)

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.generation.constraints import AnswerDemands
-from graftwork.sessions.generation.response_format import FormFields, read_response_format
+from graftwork.sessions.generation.constraints import OutputConstraints
+from graftwork.sessions.generation.response_format import ResponseFormatFields, read_response_format
 from graftwork.sessions.generation.sampling import SessionSampling, TokenBudget, token_budget
 from graftwork.sessions.tools.tool_choice import read_tool_choice, tool_names
 
@@ -59,13 +59,13 @@ def checked_settings(settings: SessionSettings) -> SessionSettings:
     return settings
 
 
-def answer_demands(settings: SessionSettings) -> AnswerDemands:
+def output_constraints(settings: SessionSettings) -> OutputConstraints:
     """What the settings ask of an answer."""
-    return AnswerDemands(
+    return OutputConstraints(
         tools=settings.tools,
         tool_choice=settings.tool_choice,
         parallel_tool_calls=settings.parallel_tool_calls,
-        form=FormFields(settings.response_format),
+        response_format=ResponseFormatFields(settings.response_format),
     )
 
 

@@ -64,7 +64,7 @@ class ToolOutputs:
     ) -> ToolOutputsResult:
         """Store outputs `{call_id, output}`. The last missing one starts the next turn.
 
-        Raises NotFound, Conflict; LimitExceeded, ContextLengthExceeded, CapacityAbsent if the turn is refused.
+        Raises NotFound, Conflict; LimitExceeded, ContextLengthExceeded, Unavailable if the turn is refused.
         """
         scope, given = principal.scope(), _tool_outputs(outputs)
         session = await self._loader.load(scope, session_id)

@@ -22,7 +22,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, LimitExceeded
+from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
@@ -341,7 +341,7 @@ class HesitantDatabase(Database):
     async def write(self) -> AsyncGenerator[WriteSession]:
         if self.refusals:
             self.refusals -= 1
-            raise CapacityAbsent("The database is away.")
+            raise Unavailable("The database is away.")
         hold, self.hold_written = self.hold_written, None
         async with super().write() as session:
             yield session

@@ -9,12 +9,12 @@ from sqlalchemy import text
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.database import Database
 from graftwork.platform.errors import (
-    CapacityAbsent,
     CapacityContended,
     Conflict,
     ContextLengthExceeded,
     LimitExceeded,
     NotFound,
+    Unavailable,
     ValidationFailed,
 )
 from graftwork.platform.pagination import Order, PageRequest
@@ -204,7 +204,7 @@ async def test_user_turn_while_tools_are_awaited(world: World) -> None:
 
 async def test_failed_tool_turn_is_tried_again_by_the_same_outputs(world: World) -> None:
     """When the turn that took the outputs fails they stay, and sending them again starts another."""
-    me, session_id, call_id = await _awaiting(world, Answer(failure=CapacityAbsent("gone")), "Cold")
+    me, session_id, call_id = await _awaiting(world, Answer(failure=Unavailable("gone")), "Cold")
     outputs = [{"call_id": call_id, "output": "cold"}]
 
     first = await world.service.tool_outputs.send(me, session_id, outputs)
@@ -453,7 +453,7 @@ async def test_shutdown_fails_running_turns(world: World) -> None:
     turn = await running.result()
     assert turn.error is not None
     assert (turn.status, turn.error["code"]) == (TurnStatus.FAILED, "shutting_down")
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await world.service.start_turn(me, session.session_id, "Hi")
 
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graftwork.platform.database import Database
-from graftwork.platform.errors import CapacityAbsent, CapacityContended, Conflict, NotFound
+from graftwork.platform.errors import CapacityContended, Conflict, NotFound, Unavailable
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
@@ -24,7 +24,7 @@ ANSWERS = {
     "two calls": Answer(call("get_weather", city="Oslo") + "\n" + call("get_weather", city="Rome")),
     "cut off": Answer("Once upon a", ends=False),
     "cut off in a call": Answer('<tool_call>\n{"name": "get_weather", "arguments": {"ci', ends=False),
-    "failure": Answer(failure=CapacityAbsent("gone")),
+    "failure": Answer(failure=Unavailable("gone")),
     "refusal": Answer(refusal=CapacityContended("full")),
     "bug": Answer(bug=ZeroDivisionError("bug")),
     "cancel": Answer("A long story", waits=True),

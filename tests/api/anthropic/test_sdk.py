@@ -9,7 +9,7 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from anthropic.types import MessageParam, ToolParam
 
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
 from tests.api.harness import ADMIN_KEY, Gateway, TestTenant
 from tests.api.served import served
@@ -187,7 +187,7 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncAnthropic)
         await ask(client, extra_body={"temperature": 9})
     with pytest.raises(anthropic.RateLimitError) as spent:
         await ask(limited)
-    gateway.engine.refusal = CapacityAbsent("gone", retry_after_s=0.001)
+    gateway.engine.refusal = Unavailable("gone", retry_after_s=0.001)
     with pytest.raises(anthropic.InternalServerError) as absent:
         await ask(client)
     for other in (stranger, operator, limited):
@@ -203,7 +203,7 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncAnthropic)
 
 async def test_failure_in_a_stream(gateway: Gateway, client: AsyncAnthropic) -> None:
     """A stream that fails after it began raises in the SDK too, and does not end as if it were whole."""
-    gateway.engine.breaks_after, gateway.engine.breakage = 2, CapacityAbsent("The engine is gone.")
+    gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine is gone.")
     stream = await client.messages.create(model="tiny", max_tokens=50, messages=[HELLO], stream=True)
 
     with pytest.raises(anthropic.APIStatusError, match="The engine is gone"):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, ValidationFailed
+from graftwork.platform.errors import GraftworkError, Unavailable, ValidationFailed
 from tests.api.harness import Gateway, TestTenant, adapter_upload
 
 
 @pytest.mark.parametrize(
     ("refusal", "status"),
-    [(ValidationFailed("the delta differs", param="weights"), 422), (CapacityAbsent("no engine answers"), 503)],
+    [(ValidationFailed("the delta differs", param="weights"), 422), (Unavailable("no engine answers"), 503)],
 )
 async def test_nothing_is_stored_that_the_engine_refuses(
     gateway: Gateway, tenant: TestTenant, refusal: GraftworkError, status: int

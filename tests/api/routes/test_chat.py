@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
 from tests.api.fakes import CONTEXT_TOKENS
 from tests.api.harness import Gateway, TestTenant, chat, chunks, data_lines
@@ -324,7 +324,7 @@ async def test_engine_refusal_is_a_status(gateway: Gateway, tenant: TestTenant) 
 
 async def test_failure_in_a_stream(gateway: Gateway, tenant: TestTenant) -> None:
     """Once a stream has begun a failure is its last event, without [DONE]; what was made is metered."""
-    gateway.engine.breaks_after, gateway.engine.breakage = 3, CapacityAbsent("The engine is gone.", retry_after_s=1)
+    gateway.engine.breaks_after, gateway.engine.breakage = 3, Unavailable("The engine is gone.", retry_after_s=1)
 
     answer = await tenant.client.post("/v1/chat/completions", json=chat(stream=True))
 

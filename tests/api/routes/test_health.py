@@ -4,13 +4,13 @@ import sys
 from subprocess import run
 
 import graftwork
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from tests.api.harness import Gateway, TestTenant, chat
 
 
 async def test_health(gateway: Gateway) -> None:
     """A process that answers is healthy, with or without an engine."""
-    gateway.engine.refusal = CapacityAbsent("gone")
+    gateway.engine.refusal = Unavailable("gone")
 
     assert (await gateway.anonymous.get("/healthz")).json() == {"status": "ok"}
 
@@ -20,7 +20,7 @@ async def test_readiness(gateway: Gateway) -> None:
     ready = await gateway.anonymous.get("/readyz")
     await gateway.anonymous.get("/readyz")
     asked_once = len(gateway.engine.requests)
-    gateway.engine.refusal = CapacityAbsent("No engine answers.")
+    gateway.engine.refusal = Unavailable("No engine answers.")
     gateway.clock.advance(2)
     absent = await gateway.anonymous.get("/readyz")
     gateway.engine.refusal = CapacityContended("The queue is full.", retry_after_s=1)

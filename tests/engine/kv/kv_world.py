@@ -95,13 +95,13 @@ class World:
             lora_floor_share=LORA_FLOOR_SHARE,
         )
         self.lab.adapters.frame_allocator.on_pages_moved = self.rename
-        self.session_cache = SessionCache(self.lab.memory, SCOPES, self.advice, self.lab.clock)
+        self.session_cache = SessionCache(self.lab.kv_cache, SCOPES, self.advice, self.lab.clock)
         self.running: list[Running] = []
         self.pinned: list[str] = []
 
     def operate(self, name: str, first: int, second: int, tokens: Sequence[int]) -> None:
         """Runs one operation and checks every invariant."""
-        adapters, floor = self.lab.adapters, self.lab.memory.page_store.sizes.lora_floor_pages
+        adapters, floor = self.lab.adapters, self.lab.kv_cache.page_store.sizes.lora_floor_pages
         before = adapters.num_frames
         getattr(self, name)(first, second, tokens)
         if name not in ("place_adapters", "prune", "restart"):
@@ -128,16 +128,16 @@ class World:
             self.start(None, self.path(DOMAINS[first % 3], (*tokens, *tokens)[: CONTEXT * SIZE]))
 
     def start(self, agent: Agent | None, path: TokenPath) -> None:
-        memory = self.lab.memory
-        match = memory.match(path)
+        kv_cache = self.lab.kv_cache
+        match = kv_cache.match(path)
         self.check_match(path, len(match))
-        sure = memory.page_store.reserve_pages(Tier.DEVICE)
+        sure = kv_cache.page_store.reserve_pages(Tier.DEVICE)
         before = self.used_by_domain()
         session = None if agent is None else SessionUse(SessionKey(agent.name))
-        allocation = memory.allocate_path(path, match, len(path.token_ids), session)
+        allocation = kv_cache.allocate_path(path, match, len(path.token_ids), session)
         for domain, used in before.items():
-            now = memory.page_store.used_pages(Tier.DEVICE, domain)
-            sure = min(sure, memory.page_store.reserve_pages(Tier.DEVICE))  # it grows when a domain is gone
+            now = kv_cache.page_store.used_pages(Tier.DEVICE, domain)
+            sure = min(sure, kv_cache.page_store.reserve_pages(Tier.DEVICE))  # it grows when a domain is gone
             assert domain == path.domain or now == used or now >= sure, "a domain was pushed below its reserve"
         if allocation is None:
             self.seen["no room"] += 1
@@ -155,16 +155,16 @@ class World:
         if (one := self.ready(first)) is None:
             return
         self.running.remove(one)
-        memory, agent = self.lab.memory, one.agent
+        kv_cache, agent = self.lab.kv_cache, one.agent
         self.lab.compute(one.path, one.allocation)
         use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
-        memory.insert(one.path, one.allocation.pages, use)
+        kv_cache.insert(one.path, one.allocation.pages, use)
         if agent is not None and use is not None and second % 4:
-            memory.set_history(one.path, use)
+            kv_cache.set_history(one.path, use)
             agent.past.append(agent.tokens)
             agent.tokens = tuple(one.path.token_ids)
-        memory.release(one.allocation.pages)
-        memory.enforce_limits(one.path.domain)
+        kv_cache.release(one.allocation.pages)
+        kv_cache.enforce_limits(one.path.domain)
         if agent is not None and second % 4:
             self.run_command(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
@@ -177,14 +177,14 @@ class World:
     def cancel(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if self.running:
             one = self.running.pop(first % len(self.running))
-            self.lab.memory.release(one.allocation.pages)
+            self.lab.kv_cache.release(one.allocation.pages)
 
     def offload(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (one := self.ready(first)) is not None:
             self.running.remove(one)
             self.lab.compute(one.path, one.allocation)
             use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
-            self.lab.memory.offload(one.path, one.allocation.pages, use)
+            self.lab.kv_cache.offload(one.path, one.allocation.pages, use)
 
     def command(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
@@ -207,15 +207,15 @@ class World:
     def forget_domain(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """Forgets a domain's KV. Its sessions may come back."""
         if second < 2:
-            domain, memory = DOMAINS[first % 3], self.lab.memory
-            memory.forget_domain(domain)
+            domain, kv_cache = DOMAINS[first % 3], self.lab.kv_cache
+            kv_cache.forget_domain(domain)
             self.seen["forgotten domains"] += 1
-            assert all(memory.page_store.used_pages(tier, domain) == 0 for tier in (Tier.DEVICE, Tier.HOST))
+            assert all(kv_cache.page_store.used_pages(tier, domain) == 0 for tier in (Tier.DEVICE, Tier.HOST))
             assert all(self.lab.disk.domains[key] != domain_digest(domain) for key in self.lab.disk.pages)
 
     def limit(self, first: int, second: int, tokens: Sequence[int]) -> None:
         device, host = (None if number > 6 else number * 100 for number in (first, second))
-        self.lab.memory.set_limits(DOMAINS[len(tokens) % 3], KvLimits(device, host))
+        self.lab.kv_cache.set_limits(DOMAINS[len(tokens) % 3], KvLimits(device, host))
 
     def wait(self, first: int, second: int, tokens: Sequence[int]) -> None:
         self.lab.clock.advance(1 + first)
@@ -230,7 +230,7 @@ class World:
         done = self.lab.copies.fire(index, second if second < 2 else None)
         self.seen[done.plan.kind] += done.num_good
         self.seen[f"{done.plan.kind} cut short"] += done.num_good < len(done.plan.moves)
-        failed_from = self.lab.memory.finish_transfer(done)
+        failed_from = self.lab.kv_cache.finish_transfer(done)
         for one in self.running:
             if done.plan in one.allocation.loads:
                 one.allocation = self.without(one, done.plan, failed_from)
@@ -239,13 +239,13 @@ class World:
         """Returns a request's allocation after one of its loads has ended. Pages that failed are replaced."""
         pages, tiers = one.allocation.pages, one.allocation.tiers
         if failed_from is not None:
-            self.lab.memory.release(pages[failed_from:])
-            fresh = self.lab.memory.allocate_pages(len(pages) - failed_from, one.path.domain) or []
+            self.lab.kv_cache.release(pages[failed_from:])
+            fresh = self.lab.kv_cache.allocate_pages(len(pages) - failed_from, one.path.domain) or []
             pages, tiers = pages[:failed_from] + fresh, tiers[:failed_from]
         return PageAllocation(pages, tiers, one.allocation.loads - {plan})
 
     def tick(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        self.lab.memory.start_background_copies()
+        self.lab.kv_cache.start_background_copies()
 
     def restart(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """Kills the process. Only what is on disk survives."""
@@ -257,29 +257,29 @@ class World:
 
     def place_adapters(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """Places one or two adapters for a request. There is always room if nothing is in use."""
-        adapters, pool = self.lab.adapters, self.lab.memory.page_store.device
+        adapters, pool = self.lab.adapters, self.lab.kv_cache.page_store.device
         group = {f"adapter-{number}": adapter_of(number) for number in {first, second if second % 2 else first}}
         adapters.wanted = set(group)
         away = [adapter for digest, adapter in group.items() if digest not in adapters]
-        room, memory = adapters.frame_allocator, self.lab.memory
-        cached = memory.page_store.tree.num_copies(Tier.DEVICE)
+        room, kv_cache = adapters.frame_allocator, self.lab.kv_cache
+        cached = kv_cache.page_store.tree.num_copies(Tier.DEVICE)
         before = room.num_relocated_pages, room.num_moved_runs, len(adapters.digests)
         is_used = pool.active_pages > 0
-        sure, kept = memory.page_store.reserve_pages(Tier.DEVICE), self.used_by_domain()
+        sure, kept = kv_cache.page_store.reserve_pages(Tier.DEVICE), self.used_by_domain()
         result = adapters.place(away, group.keys())
         for domain, now in self.used_by_domain().items():
-            sure = min(sure, memory.page_store.reserve_pages(Tier.DEVICE))
+            sure = min(sure, kv_cache.page_store.reserve_pages(Tier.DEVICE))
             assert not is_used or now == kept[domain] or now >= sure, "an adapter pushed a domain below its reserve"
         is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
         assert result is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
         assert all((adapter.digest in adapters) == (result is PlacementResult.DONE) for adapter in away)
         self.seen[result.name] += bool(away)
-        self.seen["KV was evicted"] += memory.page_store.tree.num_copies(Tier.DEVICE) < cached
+        self.seen["KV was evicted"] += kv_cache.page_store.tree.num_copies(Tier.DEVICE) < cached
         self.seen["relocations"] += room.num_relocated_pages > before[0]
         self.seen["compactions"] += room.num_moved_runs > before[1]
 
     def used_by_domain(self) -> dict[bytes, int]:
-        return {domain: self.lab.memory.page_store.used_pages(Tier.DEVICE, domain) for domain in DOMAINS}
+        return {domain: self.lab.kv_cache.page_store.used_pages(Tier.DEVICE, domain) for domain in DOMAINS}
 
     def pin(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """Pins an adapter that is on the device."""
@@ -304,7 +304,7 @@ class World:
         for one in self.running:
             one.allocation.pages[:] = [moves.get(page, page) for page in one.allocation.pages]
 
-    # ---- what must hold ---------------------------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------------------------
 
     def check_running(self) -> None:
         """Checks that a request's pages still contain what it found or wrote, wherever they are."""
@@ -317,7 +317,7 @@ class World:
 
     def check_match(self, path: TokenPath, matched: int) -> None:
         """Checks that a match is the longest prefix of which all pages exist on some tier."""
-        page_store = self.lab.memory.page_store
+        page_store = self.lab.kv_cache.page_store
         anywhere = {node.key for tier in (Tier.DEVICE, Tier.HOST) for node in page_store.tree.nodes_on(tier)}
         anywhere |= self.lab.disk.pages.keys()
         expected = 0
@@ -329,9 +329,9 @@ class World:
 
     def end(self) -> None:
         """Closes everything and checks that no session's page is left and that all other pages can be evicted."""
-        memory = self.lab.memory
+        kv_cache = self.lab.kv_cache
         for one in self.running:
-            memory.release(one.allocation.pages)
+            kv_cache.release(one.allocation.pages)
         self.running = []
         self.lab.fire_all()
         for agent in list(self.agents):
@@ -343,12 +343,12 @@ class World:
             self.lab.adapters.evict(digest)
         self.lab.check()
         for tier in (Tier.DEVICE, Tier.HOST):
-            pool = memory.page_store.pool(tier)
-            assert all(node.outlives_sessions for node in memory.page_store.tree.nodes_on(tier)), (
+            pool = kv_cache.page_store.pool(tier)
+            assert all(node.outlives_sessions for node in kv_cache.page_store.tree.nodes_on(tier)), (
                 "a closed session's page is left"
             )
             assert pool.free_pages + pool.idle_pages == pool.num_pages
-            assert pool.idle_pages == memory.page_store.tree.num_copies(tier)
+            assert pool.idle_pages == kv_cache.page_store.tree.num_copies(tier)
 
     # ---- helpers ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import SessionId, TenantId, TurnId
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.lease import LeaseLost, SessionLease, keep_alive
@@ -21,7 +21,7 @@ class ScriptedKeeper:
     async def renew(self, lease: SessionLease) -> bool:
         self.renewals += 1
         if self.renewals == self._is_away_at:
-            raise CapacityAbsent("gone")
+            raise Unavailable("gone")
         if self.renewals == 3 and self._loses:
             raise LeaseLost(lease.session_id)
         return self.renewals == 3

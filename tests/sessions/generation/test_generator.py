@@ -12,7 +12,7 @@ from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
 from graftwork.engine.core.events import CacheReport, FinishReason
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.platform.errors import CapacityAbsent, InternalFailure
+from graftwork.platform.errors import InternalFailure, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, RequestId
 from graftwork.sessions.generation.generator import (
     GenerationEvent,
@@ -281,9 +281,9 @@ async def test_closing_the_stream_cancels_the_request() -> None:
 
 async def test_engine_errors_pass_through() -> None:
     """An error of the engine ends the stream as itself."""
-    engine = ScriptedEngine(one_by_one("one"), failure=CapacityAbsent("The engine is gone."))
+    engine = ScriptedEngine(one_by_one("one"), failure=Unavailable("The engine is gone."))
 
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await events_of(engine, request())
 
 

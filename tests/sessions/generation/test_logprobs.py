@@ -6,20 +6,20 @@ from hypothesis import strategies as st
 from graftwork.engine.core.events import FinishReason
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
-from graftwork.sessions.generation.logprobs import TokenScore
+from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
 from tests.sessions.fakes_text import ScriptedEngine, logprobs_of
 from tests.sessions.generation.test_generator import CALL, END, events_of, finished, one_by_one, request, spelled
 
 SCORED = SamplingParams(max_tokens=99, logprobs=2)
 
 
-def told(events: list[GenerationEvent]) -> list[TokenScore]:
+def told(events: list[GenerationEvent]) -> list[OutputTokenLogprobs]:
     """In the order of a stream: with each text, and what is left with the end."""
-    with_text = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
-    return [*with_text, *finished(events).untold_scores]
+    with_text = [score for event in events if isinstance(event, TextDelta) for score in event.logprobs]
+    return [*with_text, *finished(events).unsent_logprobs]
 
 
-def joined(scores: list[TokenScore]) -> bytes:
+def joined(scores: list[OutputTokenLogprobs]) -> bytes:
     return b"".join(score.token.spelling for score in scores)
 
 
@@ -27,7 +27,7 @@ async def test_every_token_has_its_own_score() -> None:
     """The spellings join to the text, each score is that of its token, and the end token has none."""
     events = await events_of(ScriptedEngine(one_by_one("Grüße 🙂!")), request(sampling=SCORED))
 
-    scores = finished(events).scores
+    scores = finished(events).logprobs
     assert scores is not None
     assert joined(list(scores)).decode() == "Grüße 🙂!"
     assert [score.token.token_id for score in scores] == list(spelled("Grüße 🙂!"))
@@ -42,8 +42,8 @@ async def test_no_scores_unless_they_are_wanted() -> None:
     events = await events_of(ScriptedEngine(one_by_one("hi")), request())
     scored = await events_of(ScriptedEngine([(END,)]), request(sampling=SCORED))
 
-    assert (finished(events).scores, told(events)) == (None, [])
-    assert finished(scored).scores == ()
+    assert (finished(events).logprobs, told(events)) == (None, [])
+    assert finished(scored).logprobs == ()
 
 
 @given(
@@ -60,16 +60,16 @@ async def test_told_in_pieces_or_at_once(text: str, stop: tuple[str, ...], sizes
     events = await events_of(ScriptedEngine(steps, FinishReason.LENGTH), request(stop=stop, sampling=SCORED))
 
     done = finished(events)
-    assert told(events) == list(done.scores or ())
+    assert told(events) == list(done.logprobs or ())
     seen = ""
     for event in events:
         if isinstance(event, TextDelta):
-            assert all(len(seen) <= score.offset < len(seen) + len(event.text) for score in event.scores)
+            assert all(len(seen) <= score.offset < len(seen) + len(event.text) for score in event.logprobs)
             seen += event.text
     covered = joined(told(events)).decode(errors="ignore")
     assert covered.startswith(done.text) if stop else covered == done.text
-    for score in done.scores or ():
-        before = joined([other for other in done.scores or () if other.offset <= score.offset])
+    for score in done.logprobs or ():
+        before = joined([other for other in done.logprobs or () if other.offset <= score.offset])
         assert text.encode().startswith(before)
 
 
@@ -79,7 +79,7 @@ async def test_tokens_of_a_stop_string_are_no_part_of_the_answer() -> None:
 
     done = finished(events)
     assert done.text == "one "
-    last = (done.scores or ())[-1]
+    last = (done.logprobs or ())[-1]
     assert last.offset < len("one ") <= last.offset + len(last.token.spelling)
 
 

@@ -44,19 +44,19 @@ def test_templates_read_arguments_as_values() -> None:
     """Arguments are parsed for the template, none are an empty object, and a broken text stays a text."""
     calls = tuple(ToolCall("call_1", "f", text) for text in ('{"a": [1]}', "", '{"a": '))
 
-    form = Message("assistant", tool_calls=calls).template_form()
+    form = Message("assistant", tool_calls=calls).template_dict()
 
     assert [call["function"]["arguments"] for call in form["tool_calls"]] == [{"a": [1]}, {}, '{"a": ']
 
 
 def test_what_is_absent_stays_absent() -> None:
     """Templates print a None as text, so no field is None."""
-    assert Message("assistant", "Hi").template_form() == {"role": "assistant", "content": "Hi"}
+    assert Message("assistant", "Hi").template_dict() == {"role": "assistant", "content": "Hi"}
 
 
 def test_reasoning_goes_by_both_its_names() -> None:
     """Templates read reasoning under either of two names."""
-    form = Message("assistant", "Hi", reasoning="Hm.").template_form()
+    form = Message("assistant", "Hi", reasoning="Hm.").template_dict()
 
     assert (form["reasoning_content"], form["thinking"]) == ("Hm.", "Hm.")
 

@@ -108,7 +108,7 @@ def test_demo_model_prompts_as_transformers() -> None:
     token_ids = ModelFolder.load(DEMO).prompt_encoder(ManualClock()).encode_messages(messages, tools)
 
     assert list(token_ids) == reference.apply_chat_template(
-        [message.template_form() for message in messages], tools=tools, add_generation_prompt=True, return_dict=False
+        [message.template_dict() for message in messages], tools=tools, add_generation_prompt=True, return_dict=False
     )
 
 

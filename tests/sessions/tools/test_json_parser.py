@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.sessions.tools.formats import ToolCallForm
-from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.tools.formats import ToolCallFormat
+from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 from tests.sessions.fakes_text import arguments, names
 
@@ -34,7 +34,7 @@ SHARDS = [
 
 def parse(text: str, cuts: random.Random | None = None) -> list[ParserEvent]:
     """All events of a text, read at once or in random pieces; neighbours of a kind are joined."""
-    parser = ToolCallParser()
+    parser = JsonCallParser()
     events: list[ParserEvent] = []
     while text:
         size = cuts.randint(1, 4) if cuts else len(text)
@@ -123,7 +123,7 @@ def is_object(text: str) -> bool:
 
 def test_call_is_announced_before_it_is_whole() -> None:
     """The name is passed on when the arguments begin, and each piece of them at once."""
-    parser = ToolCallParser()
+    parser = JsonCallParser()
 
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
     assert parser.push('{"a') == [CallStarted(0, "f"), CallArguments(0, '{"a')]
@@ -134,7 +134,7 @@ def test_call_is_announced_before_it_is_whole() -> None:
 
 def test_text_is_held_back_only_for_an_opening_marker() -> None:
     """Text goes through at once, but for what may be the beginning of a marker."""
-    parser = ToolCallParser()
+    parser = JsonCallParser()
 
     assert parser.push("a \n<b> <tool") == [PlainText("a \n<b> ")]
     assert parser.push("s>") == [PlainText("<tools>")]
@@ -228,7 +228,7 @@ def test_text_behind_a_call_keeps_its_white_space() -> None:
 
 def test_forms_are_data() -> None:
     """Another family's markers and names are read by the same parser."""
-    parser = ToolCallParser(ToolCallForm("<|call|>", "<|end|>", arguments_key="parameters"))
+    parser = JsonCallParser(ToolCallFormat("<|call|>", "<|end|>", arguments_key="parameters"))
 
     events = parser.push('<|call|>{"name": "f", "parameters": {"a": 1}}<|end|>')
 

@@ -54,7 +54,7 @@ class PacedEngine(AnsweringEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_told = 0
+        self.num_taken = 0
         self._tokens: asyncio.Queue[None] = asyncio.Queue()
 
     def tell(self) -> None:
@@ -65,7 +65,7 @@ class PacedEngine(AnsweringEngine):
         for _ in range(NUM_TOKENS):
             await self._tokens.get()
             yield TokensGenerated((token_id("a"),))
-            self.num_told += 1
+            self.num_taken += 1
         yield RequestFinished(FinishReason.LENGTH, NUM_TOKENS)
 
 
@@ -96,7 +96,7 @@ async def test_a_turn_of_two_hundred_tokens_makes_few_transactions(
     reading = asyncio.create_task(reader.read(running))
     for number in range(1, NUM_TOKENS + 1):
         engine.tell()
-        while engine.num_told < number or (reader.num_characters < number and not time.num_pauses):
+        while engine.num_taken < number or (reader.num_characters < number and not time.num_pauses):
             await time.advance(0)
         await time.advance(interval_ms / 1000)
     turn = await running.result()
