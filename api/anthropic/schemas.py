@@ -1,7 +1,7 @@
-"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`, in Anthropic's form.
+"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Owns the fields' names and what of them is not served; what a value may be beyond that is chat.completions' to say.
-Messages and their blocks are only outlined here: `anthropic_conversation.py` reads what is in them.
+Owns the names of Anthropic's fields, and which of them are not supported. chat.completions checks the values after the
+translation. `messages.py` reads the messages and their blocks.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""Hints that change nothing about the answer (`metadata`, `cache_control`) are not listed: every prefix is cached."""
+"""Hints that do not change the answer (`metadata`, `cache_control`) are not listed. Every prefix is cached."""
 
 
 class ConversationMessage(OpenAiBody):
-    """One turn; `system` in the middle of a conversation is Anthropic's newer form of an instruction."""
+    """One message. A `system` message may stand anywhere in the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
@@ -82,7 +82,7 @@ class OutputConfig(OpenAiBody):
 
 
 class CountTokensRequest(OpenAiBody):
-    """What makes a prompt. Null means absent."""
+    """The fields of a prompt. Null means absent."""
 
     model: str
     messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
@@ -106,7 +106,7 @@ class CountTokensRequest(OpenAiBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """A prompt, and how to answer it."""
+    """The fields of a prompt and of its answer."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None

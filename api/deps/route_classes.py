@@ -1,8 +1,8 @@
-"""Routes that know who is asking before they read a byte of the body.
+"""Route classes that authenticate before they read the body.
 
-Three kinds: `OpenAiRoute` and `NativeRoute` for tenants, `AdminRoute` for the operator. They differ in whom they let
-in and in how a bad body is answered: 400 on OpenAI-compatible routes, 422 on the others.
-Invariant: no handler of these routes runs, and no body is parsed, without an authenticated principal.
+`OpenAiRoute` and `NativeRoute` are for tenants, `AdminRoute` is for the operator. They differ in the keys they accept
+and in the status of an invalid body: 400 on OpenAI-compatible routes, 422 on the others.
+Invariant: without an authenticated principal, no handler runs and no body is parsed.
 """
 
 import json
@@ -27,7 +27,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class AuthenticatedRoute(APIRoute):
-    """Authenticate, bound the body, run, and turn every refusal into an error of the tree."""
+    """Authenticates, limits the body, runs the handler, and turns each refusal into one of our errors."""
 
     takes_files = False
     is_idempotent = True
@@ -56,7 +56,7 @@ class AuthenticatedRoute(APIRoute):
         return BoundedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
-        """Raises NotAuthenticated, or NotPermitted for the other kind of key."""
+        """Find who sent the request. Raises NotAuthenticated, or NotPermitted for the other kind of key."""
         raise NotImplementedError
 
     async def run(self, request: Request, handle: Handler) -> Response:
@@ -70,19 +70,19 @@ class AuthenticatedRoute(APIRoute):
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
     def storable_body(self, body: bytes) -> bytes:
-        """What may be stored of an answer."""
+        """The part of an answer that may be stored."""
         return body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """The stored answer, once more."""
+        """Answer with a stored answer."""
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        """The same complaint with the status that this kind of route gives it."""
+        """The same error with the status that this kind of route uses."""
         return as_validation_failed(error)
 
     def _body_error(self, error: HTTPException) -> Exception:
-        """FastAPI wraps whatever goes wrong while it reads a body; what we raised there comes out again."""
+        """Unwrap the error that was raised while FastAPI read the body."""
         cause = error.__cause__
         if isinstance(cause, InvalidRequest):
             return self.as_route_error(cause)
@@ -92,7 +92,7 @@ class AuthenticatedRoute(APIRoute):
 
 
 class NativeRoute(AuthenticatedRoute):
-    """A tenant's route that is only ours."""
+    """A tenant's route of our own API."""
 
     async def authenticate(self, request: Request) -> Principal:
         return await resources_of(request).server.gate.authenticate(presented_key(request))
@@ -105,7 +105,7 @@ class UploadRoute(NativeRoute):
 
 
 class OpenAiRoute(NativeRoute):
-    """A tenant's route in OpenAI's shape: what it does not understand is a 400. Generating is not idempotent."""
+    """A tenant's route of OpenAI's API. An invalid body is a 400, and `Idempotency-Key` has no effect."""
 
     is_idempotent = False
 
@@ -121,14 +121,14 @@ class AdminRoute(AuthenticatedRoute):
 
 
 class SecretRoute(AdminRoute):
-    """An operator's route that answers a new key: the plaintext is in the first answer and nowhere else."""
+    """An operator's route that answers a new key. The stored answer does not contain the key."""
 
     def storable_body(self, body: bytes) -> bytes:
         return json.dumps(json.loads(body) | {"key": None}).encode()
 
 
 def _refuse_null_characters(request: Request) -> None:
-    """PostgreSQL holds no NUL: no id has one, so such a path leads nowhere, and such a query asks for nothing."""
+    """Refuse NUL characters, which PostgreSQL cannot store. No id contains one."""
     if "\x00" in request.scope["path"]:
         raise NotFound("There is nothing at this path: it holds a NUL character.")
     if "%00" in request.url.query:

@@ -72,7 +72,7 @@ def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """One event as a chunk's choice; None for what a chat stream does not show."""
+    """One event as a chunk's choice. None for events that chats do not show."""
     delta = _delta(item.event)
     if delta is None:
         return None

@@ -19,12 +19,12 @@ _OBJECT = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What the caller wants to see of every choice."""
+    """What to show of each choice."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
     """By choice."""
     echoes: tuple[str, ...]
-    """By choice: what stands before the completion; empty without `echo`."""
+    """By choice: the text before the completion, empty without `echo`."""
     with_token_ids: bool
 
     def choice(

@@ -1,8 +1,8 @@
-"""What routes of the Responses API have in common: how they say what is wrong, and how they are asked twice.
+"""What the routes of the Responses API share: field names in errors, idempotency, and the event stream.
 
-What is wrong is told in that API's names, not in those of sessions underneath. Under an `Idempotency-Key` only the id
-of a response is kept, and nothing of one that is not to be stored. A stream is kept only where its response goes on
-without its client: any other is cancelled when the connection breaks, and made anew when it is asked for again.
+Errors name fields as this API does, not as sessions do. Under an `Idempotency-Key` only a response's id is stored, and
+nothing if the response is not to be stored. A stream is stored only for a background response, because any other
+response is cancelled when its connection breaks.
 """
 
 import json
@@ -29,11 +29,11 @@ _NAMES = (
     (re.compile(r"\bsampling\."), ""),
     (re.compile(r"^messages\b"), "input"),
 )
-"""A session's settings are in chat.completions' forms: how its fields are called, and how they are here."""
+"""Names of session settings, and their names in the Responses API."""
 
 
 class ResponsesRoute(OpenAiRoute):
-    """An OpenAI route on top of sessions: its POSTs create something."""
+    """An OpenAI route on top of sessions. Its POSTs create something, so they are idempotent."""
 
     is_idempotent = True
 
@@ -48,7 +48,7 @@ class ResponsesRoute(OpenAiRoute):
         return json.dumps(kept).encode() if _is_response(answer) else body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """A response as it is by now."""
+        """Answer with the current state of a stored response."""
         kept, responses, principal = (
             json.loads(reply.body),
             resources_of(request).sessions.responses,
@@ -72,7 +72,7 @@ class ResponsesRoute(OpenAiRoute):
 
 
 async def _asks_to_store_nothing(request: Request) -> bool:
-    """Of a body that may not even be one; the handler says so."""
+    """Whether the body has `store: false`. The handler refuses invalid bodies."""
     if not await request.body():
         return False
     body = await request.json()
@@ -84,7 +84,7 @@ def _is_response(answer: object) -> bool:
 
 
 def responses_names(text: str) -> str:
-    """A setting of sessions as the Responses API calls it."""
+    """Replace names of session settings by those of the Responses API."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text

@@ -1,6 +1,6 @@
-"""A session's events as server-sent events, with a heartbeat while nothing happens.
+"""A session's events as server-sent events, with a ping while nothing happens.
 
-Reading them is all this does: a reader who leaves changes nothing about the turn.
+A reader that leaves does not change the turn.
 """
 
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""The keys of a tenant, as the operator makes and ends them."""
+"""The operator's routes: tenants, keys, quotas, usage, audit entries and replicas."""
 
 import logging
 from typing import Annotated, Literal
@@ -34,7 +34,7 @@ keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admi
 
 @keys_router.post("", status_code=201)
 async def create_key(tenant_id: str, body: KeyBody, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
-    """`key` in the answer is the plaintext: it is shown this once."""
+    """Create a key. The answer is the only one that contains `key`, the secret text."""
     key, plaintext = await resources.tenancy.create_key(
         TenantId(tenant_id), body.name, scopes=body.scopes, expires_at=body.expires_at, actor=admin.name
     )
@@ -48,14 +48,14 @@ async def list_keys(tenant_id: str, resources: ForAdmin, _: Admin, page: PageQue
 
 @keys_router.post("/{key_id}/rotate")
 async def rotate_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
-    """A new secret for the same key; the old one ends at once."""
+    """Replace a key's secret. The old secret stops working at once."""
     key, plaintext = await resources.tenancy.rotate_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name)
     return key_answer(key, plaintext)
 
 
 @keys_router.delete("/{key_id}")
 async def revoke_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
-    """End a key for good; it stays in the list as revoked."""
+    """Revoke a key. It stays in the list."""
     return key_answer(await resources.tenancy.revoke_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name))
 
 
@@ -64,14 +64,14 @@ quota_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/quota", tags=["ad
 
 @quota_router.get("")
 async def get_tenant_quota(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
-    """Every limit; null is none."""
+    """All limits of a tenant. Null is no limit."""
     await resources.tenancy.get_tenant(TenantId(tenant_id))
     return quota_answer(await resources.tenancy.get_quota(TenantId(tenant_id)))
 
 
 @quota_router.put("")
 async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: ForAdmin, admin: Admin) -> answers.Quota:
-    """Replace all limits: what is absent or null is none from now on."""
+    """Replace all limits. An absent or null limit is removed."""
     quota = await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
     return quota_answer(quota)
 
@@ -91,7 +91,7 @@ async def get_tenants_usage(
     group_by: Literal["day", "adapter", "session", "key", "tenant"] = "tenant",
     tenant_id: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Page[UsageRow]:
-    """Sums over [from, to) for one tenant (a deleted one too) or for all; the last 30 days if nothing is said."""
+    """Sum usage over [from, to), by default the last 30 days, for one tenant, even a deleted one, or for all."""
     since, until = span(start, end, resources.clock.now())
     of_tenant = None if tenant_id is None else TenantId(tenant_id)
     return usage_answer(await resources.meter.summarise(of_tenant, since, until, UsageGroup(group_by)))
@@ -99,13 +99,13 @@ async def get_tenants_usage(
 
 @reports_router.get("/audit")
 async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
-    """What administrators did, newest first unless asked otherwise."""
+    """List what administrators did, by default the newest first."""
     return page_answer(await resources.tenancy.audit(page), audit_answer)
 
 
 @reports_router.get("/replicas")
 async def list_replicas(resources: ForAdmin, _: Admin) -> Page[answers.Replica]:
-    """The engines and how busy they are."""
+    """List the engines and their load."""
     return list_answer([await _only_replica(resources)])
 
 
@@ -134,7 +134,7 @@ async def _only_replica(resources: AdminResources) -> answers.Replica:
 
 @reports_router.post("/replicas/{replica_id}/drain")
 async def drain_replica(replica_id: str, _: Admin) -> answers.Replica:
-    """Let an engine end what it serves and give it no more; the only one cannot be spared."""
+    """Drain an engine: it finishes its requests and gets no new ones. The only engine cannot be drained."""
     if replica_id != ONLY_REPLICA:
         raise NotFound("The replica does not exist: GET /v1/admin/replicas lists them.", code="replica_not_found")
     raise Conflict("This is the only engine, nothing could take over from it: stop the server.", code="only_replica")
@@ -178,7 +178,7 @@ async def update_tenant(tenant_id: str, body: TenantPatch, resources: ForAdmin, 
 
 @tenants_router.delete("/{tenant_id}")
 async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> Deleted:
-    """Its keys end first, then its adapters and its KV go; its usage and audit entries stay."""
+    """Delete a tenant: first its keys, then its adapters and its KV. Its usage and audit entries stay."""
     await resources.tenancy.delete_tenant(TenantId(tenant_id), actor=admin.name)
     await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
     try:
@@ -190,7 +190,7 @@ async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> De
 
 @tenants_router.post("/{tenant_id}/suspend")
 async def suspend_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> answers.Tenant:
-    """Its keys are refused with a 403 until it is resumed."""
+    """Suspend a tenant. Its keys are refused with a 403 until it is resumed."""
     return tenant_answer(await resources.tenancy.suspend_tenant(TenantId(tenant_id), actor=admin.name))
 
 

@@ -37,7 +37,7 @@ async def create_chat_completion(
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Answer a conversation; with `stream` as it is made."""
+    """Answer a conversation, with `stream` in chunks as it is generated."""
     inference = await chat_inference(body, resources, principal, request_id)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
@@ -54,7 +54,7 @@ async def create_chat_completion(
 async def chat_inference(
     body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
+    """The generation that a chat asks for. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
@@ -76,18 +76,18 @@ async def chat_inference(
 
 
 def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[int, ...]]:
-    """What takes its time to read: how the answer is made, and the prompt."""
+    """Plan the output and encode the prompt, which both take CPU time."""
     return resources.planner.plan(body.output_constraints()), encode_chat(body, resources)
 
 
 def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """The prompt that a chat's messages and tools make."""
+    """Encode a chat's messages and tools as a prompt."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 
 
 def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Control literals and markup become the tokens that the model would write: guesses are verified, not trusted."""
+    """Encode the predicted text as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
     token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)

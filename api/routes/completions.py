@@ -36,7 +36,7 @@ async def create_completion(
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Continue one prompt or several; with `stream` as they are made."""
+    """Continue one or more prompts, with `stream` in chunks as they are generated."""
     inference = await _inference_request(body, resources, principal, request_id)
     form = _form(body, resources, inference)
     job = await start_inference(resources, inference)
@@ -74,7 +74,7 @@ async def _inference_request(
 
 
 def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
-    """What takes its time to read: how the answers are made, and the prompts."""
+    """Plan the output and encode the prompts, which both take CPU time."""
     return resources.planner.plan(OutputConstraints(response_format=body.response_format_fields())), _encode(
         body, resources
     )
@@ -85,7 +85,7 @@ def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tup
 
 
 def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Raises InvalidRequest for an empty prompt, and for ids that no token has."""
+    """Encode one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
         with_special = body.add_special_tokens is not False
         token_ids = resources.tokenizer.encode(prompt, allow_special=True, add_special_tokens=with_special)

@@ -1,4 +1,4 @@
-"""Conversations of the Responses API: where responses are given one after another."""
+"""Conversations of the Responses API. Responses can be added to a conversation one after another."""
 
 from fastapi import APIRouter
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=R
 
 @router.post("")
 async def create_conversation(body: ConversationBody, resources: ForSessions, principal: InferenceKey) -> Conversation:
-    """A conversation, empty or beginning with what was said elsewhere."""
+    """Create a conversation, empty or with given items."""
     made = await resources.conversations.create(principal, body.metadata or {}, body.first_items())
     return conversation_answer(made)
 
@@ -32,7 +32,7 @@ async def get_conversation(conversation_id: str, resources: ForSessions, princip
 async def change_conversation(
     conversation_id: str, body: ConversationPatch, resources: ForSessions, principal: InferenceKey
 ) -> Conversation:
-    """Other metadata."""
+    """Replace the metadata."""
     return conversation_answer(await resources.conversations.change(principal, conversation_id, body.metadata))
 
 
@@ -40,7 +40,7 @@ async def change_conversation(
 async def delete_conversation(
     conversation_id: str, resources: ForSessions, principal: InferenceKey
 ) -> ConversationDeleted:
-    """Forget a conversation; the responses that were given in it stay."""
+    """Delete a conversation. Its responses stay."""
     await resources.conversations.delete(principal, conversation_id)
     return ConversationDeleted(id=conversation_id)
 
@@ -49,5 +49,5 @@ async def delete_conversation(
 async def list_conversation_items(
     conversation_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
-    """What was said, newest first unless asked otherwise."""
+    """List the items of a conversation, by default the newest first."""
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)

@@ -1,6 +1,6 @@
 """OpenAI's Responses API.
 
-A response that is asked for in the background belongs to the server; any other ends when its client leaves.
+A background response belongs to the server. Any other response ends when its client leaves.
 """
 
 import json
@@ -37,7 +37,7 @@ StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 async def create_response(
     body: ResponseRequest, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Answer; with `stream` as it is made, with `background` at once and without waiting for it."""
+    """Create a response, with `stream` as events. With `background`, answer at once and generate later."""
     order = body.order(principal.capped_tier("default"))
     run = await resources.responses.create(principal, order)
     headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, responses_names)}
@@ -62,7 +62,7 @@ async def get_response(
     stream: bool = False,
     starting_after: StartingAfter = None,
 ) -> Response:
-    """A response as it is now; with `stream` its events behind `starting_after`, to its end."""
+    """Get a response, or with `stream` its events after `starting_after`."""
     if not stream:
         if starting_after is not None:
             raise InvalidRequest("starting_after is for streams: send stream=true with it.", param="starting_after")
@@ -74,14 +74,14 @@ async def get_response(
 
 @router.delete("/{response_id}")
 async def delete_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> answers.ResponseDeleted:
-    """Forget a response; what later ones stand on stays with them."""
+    """Delete a response. Items that later responses need stay."""
     await resources.responses.delete(principal, response_id)
     return answers.ResponseDeleted(id=response_id)
 
 
 @router.post("/{response_id}/cancel", response_model=answers.ResponseState)
 async def cancel_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> Response:
-    """End a running response as cancelled; one that has ended is answered as it is."""
+    """Cancel a running response. One that has ended is answered unchanged."""
     return JSONResponse(await resources.responses.cancel(principal, response_id))
 
 
@@ -89,7 +89,7 @@ async def cancel_response(response_id: str, resources: ForSessions, principal: I
 async def list_response_input_items(
     response_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
-    """What the response was asked with."""
+    """List the response's input items."""
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
 
 

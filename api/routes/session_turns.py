@@ -1,7 +1,7 @@
-"""Turns of a session: a user's, and those that tool outputs start.
+"""Turns of a session: those that a user starts, and those that tool outputs start.
 
-A turn belongs to its session, not to the connection that started it: a client that leaves finds it done, or follows it
-at `/events`. Who asks for `cancel_on_disconnect` takes the turn along instead.
+A turn belongs to its session, not to the connection that started it. A client that reconnects finds it finished, or
+follows it at `/events`. With `cancel_on_disconnect`, the turn is cancelled when its client leaves.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 
 _BEGUN = "turn.begun"
-"""What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""
+"""The kind of a stored answer that names a turn and says whether to stream it."""
 
 
 class TurnRoute(NativeRoute):
-    """A turn that is asked for again is answered again from what is stored, and followed if it still runs."""
+    """Replays a stored turn, and follows it if it still runs."""
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         kept = json.loads(reply.body)
@@ -54,7 +54,7 @@ router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_
 async def create_turn(
     session_id: str, body: TurnBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Say something and have it answered; with `stream` as it is made."""
+    """Start a turn with a user's input. With `stream`, its events are sent as they happen."""
     turn = await resources.sessions.start_turn(
         principal,
         session_id,
@@ -70,7 +70,7 @@ async def create_turn(
 async def send_tool_outputs(
     session_id: str, body: ToolOutputsBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Answer calls; the last missing one starts the next turn and answers with it, streamed if asked for."""
+    """Send tool outputs. The last missing output starts the next turn, which is the answer."""
     outputs = [output.model_dump() for output in body.outputs]
     answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs)
     if answer.turn is None:
@@ -80,15 +80,15 @@ async def send_tool_outputs(
 
 @router.get("/tool_outputs")
 async def get_tool_outputs(session_id: str, resources: ForSessions, principal: InferenceKey) -> GivenOutputs:
-    """What is stored for the calls that the history ends in, and which of them still wait.
+    """Get the stored outputs of the calls that the history ends in, and the calls that still wait.
 
-    Where none waits and no turn runs, the turn that took the outputs failed: sending one again starts another.
+    If no call waits and no turn runs, the turn failed: send an output again to start another turn.
     """
     return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
 async def _answer(turn: TurnHandle, request: Request, manner: TurnOptions) -> Response:
-    """Raises what refused the turn before the engine took it."""
+    """Answer with a turn. Raises the error that refused it before the engine accepted it."""
     stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
     begun = json.dumps(kept).encode()
@@ -110,4 +110,4 @@ def _outputs_answer(answer: ToolOutputsResult) -> GivenOutputs:
 
 
 def _leave_alone() -> None:
-    """A turn goes on without its readers."""
+    """A turn continues without its readers."""

@@ -1,4 +1,4 @@
-"""Sessions: made, listed, changed, forked, rewound, closed."""
+"""Sessions: create, list, change, fork, rewind and close them."""
 
 from fastapi import APIRouter
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=NativeR
 
 @router.post("", status_code=201, responses=also(404, 429))
 async def create_session(body: SessionBody, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """A session, pinned to the version that its model stands for now."""
+    """Create a session. It keeps the adapter version that `model` means now."""
     session = await resources.sessions.create(principal, body.new_session())
     return session_answer(session, resources.base_name)
 
@@ -36,14 +36,14 @@ async def get_session(session_id: str, resources: ForSessions, principal: Infere
 async def change_session(
     session_id: str, body: SessionPatch, resources: ForSessions, principal: InferenceKey
 ) -> ChangedSession:
-    """Another adapter version, which gives up the KV made with the old one; or other metadata."""
+    """Change the metadata, or move to another adapter version, which gives up the cached KV."""
     changed = await resources.sessions.change(principal, session_id, model=body.model, metadata=body.metadata)
     return session_change_answer(changed.session, resources.base_name, changed.given_up_tokens, changed.given_up_bytes)
 
 
 @router.delete("/{session_id}", responses=also(409))
 async def close_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Cancel what runs and take no more turns; it stays readable until its time is over."""
+    """Close a session and cancel its running turn. It stays readable until its retention ends."""
     return session_answer(await resources.sessions.close_session(principal, session_id), resources.base_name)
 
 
@@ -51,7 +51,7 @@ async def close_session(session_id: str, resources: ForSessions, principal: Infe
 async def fork_session(
     session_id: str, body: ForkBody, resources: ForSessions, principal: InferenceKey
 ) -> Page[SessionState]:
-    """New sessions that share the history up to `at`, the head by default."""
+    """Create sessions that share the history up to the checkpoint `at`, by default the head."""
     forks = await resources.sessions.fork(principal, session_id, body.at, body.count)
     return list_answer([session_answer(fork, resources.base_name) for fork in forks])
 
@@ -60,24 +60,24 @@ async def fork_session(
 async def rewind_session(
     session_id: str, body: RewindBody, resources: ForSessions, principal: InferenceKey
 ) -> SessionState:
-    """Move the head to a checkpoint; what came after it stays reachable by its own checkpoints."""
+    """Move the head back to a checkpoint. Later checkpoints stay reachable."""
     return session_answer(await resources.sessions.rewind(principal, session_id, body.to), resources.base_name)
 
 
 @router.post("/{session_id}/cancel")
 async def cancel_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """End the running turn as cancelled; nothing happens if none runs."""
+    """Cancel the running turn. Does nothing if none runs."""
     return session_answer(await resources.sessions.cancel(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/suspend")
 async def suspend_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Put the session to sleep; its next turn or tool output wakes it."""
+    """Suspend the session. Its next turn or tool output resumes it."""
     return session_answer(await resources.sessions.suspend(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/prefetch")
 async def prefetch_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> Prefetch:
-    """Bring the session's cache to the device, ahead of its next turn."""
+    """Load the session's cache to the device before its next turn."""
     found = await resources.sessions.prefetch(principal, session_id)
     return prefetch_answer(found.session, found.history_tokens, found.memory)

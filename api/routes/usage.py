@@ -24,12 +24,12 @@ async def get_usage(
     end: Annotated[TimeText, Query(alias="to")] = None,
     group_by: Literal["day", "adapter", "session", "key"] = "day",
 ) -> Page[UsageRow]:
-    """Sums over [from, to), the last 30 days if nothing is said."""
+    """Sum this tenant's usage over [from, to), by default the last 30 days."""
     since, until = span(start, end, resources.clock.now())
     return usage_answer(await resources.meter.summarise(principal.tenant_id, since, until, UsageGroup(group_by)))
 
 
 @router.get("/quota")
 async def get_quota(resources: ForAccounts, principal: UsageKey) -> Quota:
-    """Every limit; null is none."""
+    """Get all limits. Null is no limit."""
     return quota_answer(await resources.tenancy.get_quota(principal.tenant_id))

@@ -18,7 +18,7 @@ Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class AliasBody(NativeBody):
-    """One version, or a canary over several."""
+    """The target of an alias: one version, or several versions by weight."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [given("version"), given("weights")]})
 

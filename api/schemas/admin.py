@@ -18,7 +18,7 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def unix_seconds(value: object) -> object:
-    """Unix seconds as they are; ISO 8601 text in seconds, read as UTC where it names no zone."""
+    """Convert ISO 8601 text to unix seconds, in UTC if it names no zone. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -38,7 +38,7 @@ class TenantBody(NativeBody):
 
 
 class TenantPatch(NativeBody):
-    """What is absent or null stays."""
+    """The changes to a tenant. Absent and null fields stay as they are."""
 
     name: Name | None = None
     weight: TenantWeight | None = None
@@ -48,7 +48,7 @@ class TenantPatch(NativeBody):
 class KeyBody(NativeBody):
     name: Name
     scopes: list[str] | None = None
-    """Null or absent: all."""
+    """Null or absent means all scopes."""
     expires_at: Time | None = None
 
 

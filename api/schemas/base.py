@@ -1,6 +1,7 @@
-"""The two kinds of request bodies: what OpenAI's clients send, and what is only ours.
+"""The base classes of request bodies.
 
-Both are strict (no strings for numbers, no NaN). They differ in what they do with fields they do not know.
+All bodies are strict: no text for numbers, no NaN. Bodies of OpenAI-compatible routes ignore unknown fields, bodies of
+native and admin routes refuse them.
 """
 
 from types import UnionType
@@ -24,13 +25,13 @@ class RequestBody(BaseModel):
 
 
 class OpenAiBody(RequestBody):
-    """A body of an OpenAI-compatible route: clients send fields of every vintage, the unknown are ignored."""
+    """A body of an OpenAI-compatible route. Unknown fields are ignored, because clients of all versions send them."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class NativeBody(RequestBody):
-    """A body of a native or admin route: a misspelt field is an error, not a silent default."""
+    """A body of a native or admin route. An unknown field is an error, because it may be misspelt."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +47,7 @@ class SamplingBody(SamplingFields, OpenAiBody):
 
 
 class FieldError(ValueError):
-    """Raised by validators that look at several fields: which one of them is to blame, and why."""
+    """Raised by validators of several fields: names the field that is wrong, and says why."""
 
     def __init__(self, field: str, explanation: str) -> None:
         super().__init__(explanation)

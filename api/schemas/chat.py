@@ -20,11 +20,11 @@ class StreamOptions(OpenAiBody):
 
 
 class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
-    """Every field that is served; what is known and not served is refused before these are looked at."""
+    """All supported fields. Known fields that are not supported are refused first."""
 
     model: str
     adapters: MixtureParts | None = None
-    """An extra: adapters whose deltas are summed by weight on the base that `model` names."""
+    """Our extension: adapters whose deltas are summed by weight on the base model."""
     messages: MessageList
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -55,12 +55,12 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
 
     @property
     def token_limit(self) -> int | None:
-        """`max_completion_tokens` is the younger name and wins."""
+        """The limit of the answer in tokens. `max_completion_tokens` is the newer name and has priority."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the prompt speaks of tools; where none may be called, it does not."""
+        """Whether the prompt shows the tools. It does not if none may be called."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def output_constraints(self) -> OutputConstraints:

@@ -1,7 +1,7 @@
-"""Fields that we know and do not serve: anything but their neutral values is refused, never silently dropped.
+"""Known fields that this server does not support. Any value that asks for something is refused.
 
-Hints that change nothing about the answer (`user`, `metadata`, `store`, `prompt_cache_key`, …) are not listed: those
-are ignored like every unknown field.
+Hints that do not change the answer (`user`, `metadata`, `store`, `prompt_cache_key`, …) are not listed. They are
+ignored, like unknown fields.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ IsNeutral = Callable[[Any], bool]
 
 
 def _empty(value: Any) -> bool:
-    """Null, false, zero, "", [] and {} ask for nothing."""
+    """Whether the value is null, false, zero or empty."""
     return not value
 
 
@@ -75,7 +75,7 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
 
 
 def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
-    """The body as it came. Raises FieldError that names the first field whose value is not served."""
+    """Return the body unchanged. Raises FieldError for the first field with an unsupported value."""
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():
             if field in body and not is_neutral(body[field]):

@@ -1,4 +1,4 @@
-"""What usage is asked for, and how its sums look."""
+"""The time range of a usage request, and usage sums as answers show them."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -34,12 +34,12 @@ TimeText = Annotated[
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
-    """[start, end) in unix seconds; the last 30 days up to now where nothing is said. Raises InvalidRequest."""
+    """The range [start, end) in unix seconds. The default is the last 30 days. Raises InvalidRequest."""
     until = now if end is None else _moment(end, "to")
     since = until - DEFAULT_SPAN_S if start is None else _moment(start, "from")
     if since > until:
         raise InvalidRequest("from lies behind to: swap them.", param="from")
-    # The end is open: what was recorded in this very moment is part of "until now".
+    # The end is exclusive, but rows of this moment belong to "until now".
     return since, until if end is not None else until + 1.0
 
 
@@ -60,7 +60,7 @@ def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
 
 
 def _moment(text: str, param: str) -> float:
-    """Unix seconds or ISO 8601."""
+    """Parse unix seconds or ISO 8601. Raises InvalidRequest."""
     try:
         value = unix_seconds(_number(text))
         seconds = float(str(value))

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, error answers and the envelope, around one process's resources.
+"""The HTTP application: routes, error answers and the middleware, around one process's resources.
 
 Importing it loads no torch and opens nothing.
 """
@@ -70,7 +70,7 @@ class GatewayApp(FastAPI):
 
 
 def create_app(settings: Settings, *, resources: Resources | None = None) -> FastAPI:
-    """`resources` stay their giver's to close; without them the application opens its own when it starts."""
+    """Create the application. It opens and closes its own resources, unless they are given."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
