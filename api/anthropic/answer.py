@@ -90,7 +90,7 @@ async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, 
 async def write_anthropic_events(
     head: ResponseHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """The whole stream; the client's going away cancels it, and that abandons the job."""
+    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
     blocks = ContentBlocks()
     async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(job.events()) as events:
         try:

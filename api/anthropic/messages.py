@@ -103,7 +103,7 @@ _TEXT_BLOCKS = PartRules(text_fields={"text": "text"}, refusal=_refuse_block)
 
 
 def _text_part(block: object, param: str) -> Block:
-    """Raises InvalidRequest for images, documents and all else that is not text."""
+    """Translate a text block. Raises InvalidRequest for images, documents and other types."""
     return {"type": "text", "text": read_part(block, param, _TEXT_BLOCKS)}
 
 

@@ -30,14 +30,14 @@ async def _request_id(request: Request) -> RequestId:
 async def _principal(request: Request) -> Principal:
     principal = request.state.principal
     if not isinstance(principal, Principal):
-        raise InternalFailure("This route was declared without a tenant's guard.")
+        raise InternalFailure("This route was declared without a tenant's route class.")
     return principal
 
 
 async def _admin(request: Request) -> AdminPrincipal:
     principal = request.state.principal
     if not isinstance(principal, AdminPrincipal):
-        raise InternalFailure("This route was declared without the operator's guard.")
+        raise InternalFailure("This route was declared without the operator's route class.")
     return principal
 
 

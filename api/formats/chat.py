@@ -41,7 +41,7 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """The whole stream; the client's going away cancels it, and that abandons the job."""
+    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
     shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:

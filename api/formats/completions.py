@@ -56,7 +56,7 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """The whole stream; token ids, where wanted, come whole with the last chunk of their choice."""
+    """Write the whole stream. The last chunk of a choice has all its token ids, if they were requested."""
     shell = head.fields(_OBJECT) | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:

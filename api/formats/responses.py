@@ -96,7 +96,7 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """The whole stream; it ends with the response's last event, without a `[DONE]`."""
+    """Write the whole stream. The response's last event ends it, without a `[DONE]`."""
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
             async for event in events:

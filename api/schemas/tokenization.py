@@ -9,7 +9,7 @@ from graftwork.api.schemas.common import MessageList, ToolList
 
 
 class TokenizeRequest(OpenAiBody):
-    """Either a prompt or messages."""
+    """A prompt or messages, but not both."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages")]})
 
