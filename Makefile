@@ -26,8 +26,8 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --durations=25
 test: $(VENV)/.installed-dev ## everything that can be tested on this machine
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.installed-dev ## the suites that take minutes
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+test-slow: $(VENV)/.installed-dev ## the suites that take minutes, and property tests with many new examples
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=search $(PYTEST_ARGS)
 
 coverage: $(VENV)/.installed-dev ## the tests once more, and which lines they never reach (build/coverage/html)
 	mkdir -p build/coverage

@@ -34,7 +34,6 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.loop import EngineLoop
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import SubmitRequest
 from graftwork.platform.errors import NotFound
@@ -110,7 +109,8 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         config = EngineConfig(model=folder, device="cpu", dtype="float32", threads=1, max_draft_tokens=0)
-        self.loop: EngineLoop = build_engine(config, lambda _: NoAdapters()).loop
+        self.engine = build_engine(config, lambda _: NoAdapters())
+        self.loop = self.engine.loop
         self._numbers = count()
         self.ended: list[RequestOutput] = []
 
@@ -234,7 +234,7 @@ def main() -> None:
         bench = Bench(make_model(Path(folder)))
         masks = measure_masks(bench)
         hostile = measure_hostile(bench)
-        bench.loop._grammars.close_all()
+        bench.engine.grammars.close_all()
     table = Table("measure", "wall", "cpu of the loop")
     for name, found in masks["ratio"].items():
         table.add_row(

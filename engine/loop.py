@@ -69,7 +69,8 @@ class EngineLoop:
         self._kv_cache = kv_cache
         self._copies = copies
         self._gates = gates
-        self._runner = runner
+        self.runner = runner
+        """Carries steps out. Between two steps it may be replaced, for example by one that records them."""
         self._prefills = prefills
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
@@ -100,7 +101,7 @@ class EngineLoop:
         self._gates.select(loads)
         try:
             self._prefills.step_begins()
-            result = self._runner.run(plan)
+            result = self.runner.run(plan)
             self._prefills.step_ended(plan, waited=bool(loads))
             return self._scheduler.absorb(plan, result)
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
@@ -213,3 +214,9 @@ class EngineLoop:
             running_adapters=tuple(sorted(scheduler.running_adapters())),
             waiting_adapters=tuple(sorted(scheduler.waiting_adapters())),
         )
+
+    def check_integrity(self) -> None:
+        """Checks every part. Call it between two steps."""
+        self._scheduler.check_integrity()
+        self._adapters.check_integrity()
+        self._grammars.check_integrity(self._scheduler.running_ids)

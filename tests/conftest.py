@@ -11,19 +11,20 @@ from typing import Any
 
 import asyncpg
 import pytest
-from hypothesis import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.settings import async_database_url
+from tests.hypothesis_profiles import register_profiles
+
+pytest_plugins = ("tests.wall_limits",)
 
 POSTGRES_URL = os.environ.get("GRAFTWORK_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 REDIS_URL = os.environ.get("GRAFTWORK_TEST_REDIS_URL", "redis://127.0.0.1:6379/0")
 
-settings.register_profile("graftwork", deadline=None)  # how long an example takes is the machine's affair
-settings.load_profile("graftwork")
+register_profiles()
 
 
 EMPTY_EVERY_TABLE = """

@@ -96,6 +96,12 @@ FENCES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("platform/*",),
 }
 """By package: the only places in the rooms that may import it."""
+FOREIGN_PRIVATES = {
+    "_request_id": "of an answer in OpenAI's and Anthropic's SDKs, whose documents name it",
+    "_get_local_constants": "of Hypothesis, which has no setting for what it does",
+    "_local_constants": "of Hypothesis, which has no setting for what it does",
+}
+"""Names with an underscore that tests may use, and why; none is ours."""
 ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/cli/*")
 
 
@@ -292,3 +298,35 @@ def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str,
     loaded = output_of(f"import sys; {statement}", f"print([name for name in {unwanted} if name in sys.modules])")
 
     assert loaded == "[]"
+
+
+def private_names(path: Path) -> Iterator[tuple[int, str]]:
+    """The line and the name of each private member that a module uses of an object or a module that is not its own."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
+                continue
+            case ast.Attribute(attr=name):
+                names = [name]
+            case ast.ImportFrom(names=aliases):
+                names = [alias.name for alias in aliases]
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "delattr") | ast.Name(id="getattr" | "setattr"),
+                args=[_, ast.Constant(value=str(name)), *_],
+            ):
+                names = [name]
+            case _:
+                continue
+        yield from ((node.lineno, name) for name in names if name.startswith("_") and not name.endswith("__"))
+
+
+def test_tests_use_what_is_public() -> None:
+    """A test sees its subject as every caller does: through parameters, public names and `check_integrity`."""
+    wrong = [
+        f"{path}:{line} uses {name}"
+        for path in modules("tests")
+        for line, name in private_names(path)
+        if name not in FOREIGN_PRIVATES
+    ]
+
+    assert wrong == []

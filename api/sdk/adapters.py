@@ -5,7 +5,7 @@ from typing import Any
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.errors import ConfigurationError
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.adapters import Adapter, AliasChange
 from graftwork.platform.answers.base import Deleted, Page
 
@@ -49,7 +49,7 @@ class Adapters(Resource[R]):
     @operation
     def delete(self, name: str, version: int | None = None) -> Steps[Deleted]:
         """Delete the adapter, or one of its versions. Running requests finish first."""
-        path = f"/v1/adapters/{segment(name)}" + (f"/versions/{version}" if version is not None else "")
+        path = f"/v1/adapters/{path_segment(name)}" + (f"/versions/{version}" if version is not None else "")
         return (yield from self._read(Deleted, Call("DELETE", path)))
 
     @operation
@@ -81,14 +81,14 @@ class Adapters(Resource[R]):
         return (yield from self._read(AliasChange, Call("DELETE", self._alias_path(name, alias))))
 
     def _get(self, name: str) -> Steps[Adapter]:
-        return (yield from self._read(Adapter, Call("GET", f"/v1/adapters/{segment(name)}")))
+        return (yield from self._read(Adapter, Call("GET", f"/v1/adapters/{path_segment(name)}")))
 
     def _point(self, name: str, alias: str, version: int) -> Steps[AliasChange]:
         call = Call("PUT", self._alias_path(name, alias), json={"version": version})
         return (yield from self._read(AliasChange, call))
 
     def _alias_path(self, name: str, alias: str) -> str:
-        return f"/v1/adapters/{segment(name)}/aliases/{segment(alias)}"
+        return f"/v1/adapters/{path_segment(name)}/aliases/{path_segment(alias)}"
 
 
 def _oldest_version(target: object) -> int | None:

@@ -4,7 +4,7 @@ from typing import Any, TypedDict, Unpack
 
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.transport.effects import Call, Steps
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.admin import AuditEntry, Quota, Replica, Tenant, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
@@ -30,7 +30,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _tenant_path(tenant_id: str) -> str:
-    return f"/v1/admin/tenants/{segment(tenant_id)}"
+    return f"/v1/admin/tenants/{path_segment(tenant_id)}"
 
 
 class Tenants(Resource[R]):
@@ -98,13 +98,13 @@ class Keys(Resource[R]):
     @operation
     def rotate(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
         """Replace the key's secret. The old secret stops working at once."""
-        path = f"{_tenant_path(tenant_id)}/keys/{segment(key_id)}/rotate"
+        path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
         return (yield from self._read(TenantKey, Call("POST", path, admin=True, creates=True)))
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
         """Revoke a key. It stays in the list."""
-        path = f"{_tenant_path(tenant_id)}/keys/{segment(key_id)}"
+        path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
         return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps
 from graftwork.api.sdk.transport.errors import APIConnectionError, error_from_description
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.retries import open_stream
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.transport.sse import FrameParser
@@ -137,4 +137,4 @@ class Models(Resource[R]):
 
     @operation
     def get(self, model: str) -> Steps[Model]:
-        return (yield from self._read(Model, Call("GET", f"/v1/models/{segment(model)}")))
+        return (yield from self._read(Model, Call("GET", f"/v1/models/{path_segment(model)}")))

@@ -31,7 +31,7 @@ ANSWER_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 5.0
 
 
-class Resources(Generic[R]):
+class ApiClient(Generic[R]):
     """The methods that both clients have."""
 
     def __init__(self, runtime: R) -> None:
@@ -49,7 +49,7 @@ class Resources(Generic[R]):
         return str(self._runtime.http.base_url).rstrip("/")
 
 
-class Graftwork(Resources[SyncRuntime]):
+class Graftwork(ApiClient[SyncRuntime]):
     """The synchronous client. Use it in a `with`, or close it.
 
     Arguments that are not given are read from GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY. `base_url`
@@ -85,7 +85,7 @@ class Graftwork(Resources[SyncRuntime]):
         self.close()
 
 
-class AsyncGraftwork(Resources[AsyncRuntime]):
+class AsyncGraftwork(ApiClient[AsyncRuntime]):
     """The client for asyncio, with the arguments of `Graftwork`. Use it in an `async with`, or close it."""
 
     def __init__(

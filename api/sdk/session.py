@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from graftwork.api.sdk.session_feed import SessionFeed
 from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps
 from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.transport.streams import AsyncStream, Stream, start_stream
 from graftwork.api.sdk.transport.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeout
@@ -35,7 +35,7 @@ _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
 """Codes of turns that a stop of the server interrupted. They can be started again."""
 
 
-class TurnOptions(TypedDict, total=False):
+class TurnParameters(TypedDict, total=False):
     """The options of one turn. They do not change the session."""
 
     if_head: str
@@ -98,21 +98,25 @@ class Session(Resource[R]):
 
     @overload
     def turn(
-        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnOptions]
+        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnParameters]
     ) -> Stream[SessionEvent]: ...
     @overload
     def turn(
-        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnOptions]
+        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnParameters]
     ) -> Turn: ...
     @overload
     def turn(
-        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnOptions]
+        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnParameters]
     ) -> AsyncStream[SessionEvent]: ...
     @overload
     async def turn(
-        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnOptions]
+        self: "Session[AsyncRuntime]",
+        input: Input,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[TurnParameters],
     ) -> Turn: ...
-    def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnOptions]) -> Any:
+    def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnParameters]) -> Any:
         """Start a turn with a text or a list of items. With `stream=True`, iterate over its typed events."""
         call = self._turn_call(input, stream, options)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
@@ -156,7 +160,7 @@ class Session(Resource[R]):
         tools: Tools,
         tool_timeout: ToolTimeout = TOOL_TIMEOUT_S,
         max_turns: int = MAX_TURNS,
-        **options: Unpack[TurnOptions],
+        **options: Unpack[TurnParameters],
     ) -> Steps[Run]:
         """Start a turn, and run the tools that the model calls until there is an answer.
 
@@ -256,12 +260,12 @@ class Session(Resource[R]):
 
     @property
     def _path(self) -> str:
-        return f"/v1/sessions/{segment(self.id)}"
+        return f"/v1/sessions/{path_segment(self.id)}"
 
     def _post(self, action: str, body: Mapping[str, Any], *, creates: bool = False) -> Call:
         return Call("POST", self._path + action, json=body, creates=creates)
 
-    def _turn_call(self, input: Input, stream: bool, options: TurnOptions) -> Call:
+    def _turn_call(self, input: Input, stream: bool, options: TurnParameters) -> Call:
         said = input if isinstance(input, str) else list(input)
         return self._post("/turns", {"input": said, "stream": stream, **options}, creates=True)
 

@@ -4,7 +4,7 @@ from typing import Any, TypedDict, Unpack
 
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.transport.effects import Call, Steps
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import SessionState
 
@@ -35,7 +35,7 @@ class Sessions(Resource[R]):
     @operation
     def get(self, session_id: str) -> Steps[Session[R]]:
         """Get an existing session."""
-        state = yield from self._read(SessionState, Call("GET", f"/v1/sessions/{segment(session_id)}"))
+        state = yield from self._read(SessionState, Call("GET", f"/v1/sessions/{path_segment(session_id)}"))
         return Session(self._runtime, state)
 
     @operation

@@ -33,6 +33,7 @@ from graftwork.api.routes import (
     usage,
 )
 from graftwork.api.server.wiring import open_resources
+from graftwork.engine.core.client import EngineClient
 from graftwork.platform.settings import Settings
 
 _ROUTERS = (
@@ -69,15 +70,20 @@ class GatewayApp(FastAPI):
         return self.openapi_schema
 
 
-def create_app(settings: Settings, *, resources: Resources | None = None) -> FastAPI:
-    """Create the application. It opens and closes its own resources, unless they are given."""
+def create_app(
+    settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
+) -> FastAPI:
+    """Create the application. It opens and closes its own resources, unless they are given.
+
+    Its own resources use `engine`, by default the one at the settings' address.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         if resources is not None:
             yield
             return
-        async with open_resources(settings) as opened:
+        async with open_resources(settings, engine=engine) as opened:
             _attach(app, opened)
             yield
 

@@ -23,8 +23,10 @@ from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
 from graftwork.engine.kv.index.frame_allocator import FrameAllocator
+from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.tool_latency import ToolLatencyModel
+from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.loop import EngineLoop
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.loader import AdapterLoader
@@ -45,12 +47,17 @@ from graftwork.platform.clock import Clock, SystemClock
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that is ready to run."""
+    """An engine that is ready to run, and its parts. Only the loop's thread may use the parts."""
 
     loop: EngineLoop
     description: EngineDescription
+    scheduler: Scheduler
+    kv_cache: KvCacheManager
+    cache: KvCache
     frame_allocator: FrameAllocator
-    """Allocates the device's frames. Only the loop's thread may use it."""
+    adapters: LoraPool
+    grammars: GrammarManager
+    runner: ModelRunner
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
@@ -58,12 +65,16 @@ SourceFor = Callable[[EngineDescription], AdapterSource]
 
 
 def build_engine(
-    config: EngineConfig, source_for: SourceFor, clock: Clock | None = None, costs: CostTracker | None = None
+    config: EngineConfig,
+    source_for: SourceFor,
+    clock: Clock | None = None,
+    costs: CostTracker | None = None,
+    seeds: Random | None = None,
 ) -> Engine:
     """Loads the model, allocates its memory and connects all parts.
 
-    Measures the costs of loads and prefills on this device, unless `costs` are given. Raises InvalidRequest if the
-    model or the sizes cannot be served.
+    Measures the costs of loads and prefills on this device, unless `costs` are given. `seeds` draws a seed for each
+    request that brings none. Raises InvalidRequest if the model or the sizes cannot be served.
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()
@@ -101,7 +112,7 @@ def build_engine(
         adapters,
         scopes,
         clock=clock,
-        seeds=Random(),
+        seeds=seeds or Random(),
         grammars=grammars,
         speculator=Speculator(
             DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
@@ -112,7 +123,17 @@ def build_engine(
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)
     loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copier, storage.cache.gates, runner, prefills)
-    return Engine(loop, description, on_device.frame_allocator)
+    return Engine(
+        loop=loop,
+        description=description,
+        scheduler=scheduler,
+        kv_cache=kv_cache,
+        cache=storage.cache,
+        frame_allocator=on_device.frame_allocator,
+        adapters=adapters,
+        grammars=grammars,
+        runner=runner,
+    )
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:

@@ -119,14 +119,8 @@ class ToolLatencyModel:
             return 0.0
         terms = terms if terms is not None else self._terms
         distribution = self._latest_of(domain, tools)
-        longest = min(terms.longest_s, _expected_s(tools.values()))
-        is_candidate = longest > EDGES
-        candidates = np.append(EDGES[is_candidate], longest)
-        returned = np.append(distribution.cdf[is_candidate], distribution.probability_within(longest))
-        held = np.append(distribution.expected_waits()[is_candidate], distribution.expected_wait(longest))
-        worth = returned * terms.benefit_s - held * terms.cost_per_s
-        best = int(np.argmax(worth))
-        return float(candidates[best]) if worth[best] > 0.0 else 0.0
+        lease_s, hinted_s = _best_lease_s(distribution, terms, terms.longest_s), _hinted_s(tools.values())
+        return lease_s if lease_s <= hinted_s else _best_lease_s(distribution, terms, hinted_s)
 
     def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
         """Returns P(all `tools` answer within the next `within_s` seconds | they have not for `waited_s`); 1 without
@@ -142,6 +136,17 @@ class ToolLatencyModel:
         return LatencyDistribution.latest_of(self._histograms.distribution(domain, tool) for tool in tools)
 
 
-def _expected_s(expected_ms: Iterable[float | None]) -> float:
+def _best_lease_s(distribution: LatencyDistribution, terms: LeaseTerms, longest_s: float) -> float:
+    """Returns the lease of at most `longest_s` seconds that is worth most; 0 if none is worth anything."""
+    is_candidate = longest_s > EDGES
+    candidates = np.append(EDGES[is_candidate], longest_s)
+    returned = np.append(distribution.cdf[is_candidate], distribution.probability_within(longest_s))
+    held = np.append(distribution.expected_waits()[is_candidate], distribution.expected_wait(longest_s))
+    worth = returned * terms.benefit_s - held * terms.cost_per_s
+    best = int(np.argmax(worth))
+    return float(candidates[best]) if worth[best] > 0.0 else 0.0
+
+
+def _hinted_s(expected_ms: Iterable[float | None]) -> float:
     """Returns the seconds after which all tools should have answered; infinite if one has no hint."""
     return max(_HINT_SLACK * expected / 1000.0 if expected is not None else math.inf for expected in expected_ms)

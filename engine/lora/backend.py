@@ -55,3 +55,7 @@ class LoraBackend(Protocol):
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
         """Prepare one step. Rows of one mix follow one another. `num_rows` counts all rows, with padding."""
         ...
+
+    def check_integrity(self) -> None:
+        """Check that what is derived from adapters is complete and consistent."""
+        ...

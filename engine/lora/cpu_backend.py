@@ -56,6 +56,11 @@ class AddressTables:
         self._num_ranks: dict[str, int] = {}
 
     @property
+    def num_slots(self) -> int:
+        """The number of adapters that the tables have room for."""
+        return len(self._slots) + len(self._free)
+
+    @property
     def widest(self) -> int:
         """The largest number of columns of any input or slice."""
         return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
@@ -166,23 +171,24 @@ class CpuLora:
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
         """`rest` applies the rows that the kernel does not."""
-        self._tables = tables
+        self.tables = tables
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
         self._rest.place(on_host, on_device)
-        self._tables.enter(on_device)
+        self.tables.enter(on_device)
 
     def forget(self, digest: str) -> None:
         self._rest.forget(digest)
-        self._tables.leave(digest)
+        self.tables.leave(digest)
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
         return LoraBatch(segments, self._products, self._rest.rules, num_rows)
 
     def check_integrity(self) -> None:
-        self._tables.check_integrity()
+        self._rest.check_integrity()
+        self.tables.check_integrity()
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
         """A ProductPlanner."""
@@ -191,7 +197,7 @@ class CpuLora:
         decoding = [segment for segment in segments if segment.decoding]
         if decoding:
             self._make_room(decoding)
-            products.append(KernelProduct(self._tables, self._pairs(decoding), self._scratch))
+            products.append(KernelProduct(self.tables, self._pairs(decoding), self._scratch))
         return products
 
     def _pairs(self, segments: Sequence[Segment]) -> Pairs:
@@ -202,14 +208,14 @@ class CpuLora:
         for segment in segments:
             parts = segment.mix.parts
             span = (len(slots), len(slots) + len(parts))
-            slots += [self._tables.slot_of(adapter.digest) for adapter, _ in parts]
+            slots += [self.tables.slot_of(adapter.digest) for adapter, _ in parts]
             weights += [weight for _, weight in parts]
             pairs += [(*rows, *span) for rows in _by_twos(segment.decoding)]
         return np.array(pairs, np.int64), np.array(slots, np.int64), np.array(weights, np.float32)
 
     def _make_room(self, segments: Sequence[Segment]) -> None:
         """Grow the scratch memory to the ranks that the adapters of one row have together."""
-        ranks = max(sum(self._tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
+        ranks = max(sum(self.tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
         if ranks > self._scratch.shape[1]:
             self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)
 

@@ -242,6 +242,7 @@ class DeviceAdapterPool:
     def check_integrity(self) -> None:
         """Recount bytes and frames, and check that every adapter views its own run."""
         self.frame_allocator.check_integrity()
+        self._lora.check_integrity()
         assert self.num_bytes == sum(lodging.adapter.num_bytes for lodging in self._lodgings.values())
         assert self.num_frames == sum(lodging.run.num_frames for lodging in self._lodgings.values())
         assert self.num_frames <= self._page_store.sizes.max_lora_pages

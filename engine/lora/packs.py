@@ -264,3 +264,7 @@ class PackCache:
         held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]
+
+    def check_integrity(self) -> None:
+        """The packs keep their budget; only a single pack may be larger than it."""
+        assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

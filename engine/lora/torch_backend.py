@@ -283,3 +283,6 @@ class TorchLora:
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
         return LoraBatch(segments, self.products, self.rules, num_rows)
+
+    def check_integrity(self) -> None:
+        self._packs.check_integrity()

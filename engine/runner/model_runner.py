@@ -45,7 +45,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Run one forward pass, and choose a token for each sampled row."""
-        batch = self._builder.build(plan)
+        batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
         logits = self.logits(batch)
@@ -53,6 +53,10 @@ class ModelRunner:
         ends = self._masks.apply(filling, logits)
         tokens = choose_tokens(logits, specs)
         return _by_request(batch, tokens, logprobs.of(tokens), ends)
+
+    def batch(self, plan: StepPlan) -> BatchTensors:
+        """Build the tensors of a step, on the device."""
+        return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
         """The logits of the sampled rows.  # [num_sampled, vocab] in fp32"""

@@ -8,7 +8,7 @@ free page the lowest-priority request is preempted: its KV is offloaded to the h
 Invariant: nothing is admitted while a running request lacks a page, so running requests finish.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from random import Random
 
 from graftwork.engine.core.events import (
@@ -84,6 +84,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def running_ids(self) -> Collection[RequestId]:
+        """The requests that have pages and a place in the batch."""
+        return self._running.keys()
 
     def running_adapters(self) -> set[str]:
         return _adapters_of(self._running.values())

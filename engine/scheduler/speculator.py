@@ -60,7 +60,8 @@ class Speculator:
         self._clock = clock
         self._constraint_of = constraint_of
         self._rates = AcceptanceRates()
-        self._cost = StepCost()
+        self.cost = StepCost()
+        """The seconds of a step by its number of rows, learned from every step."""
         self._backoff = DraftBackoff()
         self._cache = AnswerCache(limits.cache_bytes)
         self._step: tuple[int, float] | None = None
@@ -80,9 +81,9 @@ class Speculator:
         asked = [(state, self._drafts_of(state)) for state in states]
         most = self._limits.max_draft_tokens
         survivals = [drafts.propose(min(most, state.max_draft_tokens())) for state, drafts in asked]
-        budget = budget_drafts(survivals, self._cost.seconds, spare_rows)
+        budget = budget_drafts(survivals, self.cost.seconds, spare_rows)
         took = self._clock.monotonic() - began_at
-        self._backoff.record(len(states), budget.gain, took / self._cost.seconds(len(states)))
+        self._backoff.record(len(states), budget.gain, took / self.cost.seconds(len(states)))
         return {
             state.request_id: drafts.draft.first(length).token_ids
             for (state, drafts), length in zip(asked, budget.lengths, strict=True)
@@ -136,7 +137,7 @@ class Speculator:
         """Record the duration of the step, if it was timed."""
         if self._step is not None:
             num_rows, began_at = self._step
-            self._cost.record(num_rows, self._clock.monotonic() - began_at)
+            self.cost.record(num_rows, self._clock.monotonic() - began_at)
         self._step = None
 
     def check_integrity(self) -> None:

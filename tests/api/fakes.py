@@ -76,7 +76,7 @@ class FakeEngine:
         has_ended = False
         try:
             if self.holds_queue:
-                await self._hold()
+                await self.hold()
             async for event in self._events(request):
                 has_ended = isinstance(event, RequestFinished)
                 yield event
@@ -98,12 +98,12 @@ class FakeEngine:
             if made == self.breaks_after and self.breakage is not None:
                 raise self.breakage
             if made == self.holds_after:
-                await self._hold()
+                await self.hold()
             yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs))
         reason = FinishReason.STOP if tokens == answer else FinishReason.LENGTH
         yield RequestFinished(reason, len(tokens), self.drafts)
 
-    async def _hold(self) -> None:
+    async def hold(self) -> None:
         self.held.set()
         await self.release.wait()
 

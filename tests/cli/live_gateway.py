@@ -33,10 +33,10 @@ class TalkingEngine(FakeEngine):
     refusals: deque[GraftworkError | None] = field(default_factory=deque)
     """What the next requests are refused with, None to be answered; then all are answered."""
 
-    async def _hold(self) -> None:
+    async def hold(self) -> None:
         if self.on_hold is not None:
             self.on_hold()
-        await super()._hold()
+        await super().hold()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         self.refusal = self.refusals.popleft() if self.refusals else None

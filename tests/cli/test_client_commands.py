@@ -215,7 +215,18 @@ def press_ctrl_c() -> None:
 
 
 @pytest.fixture
-def interrupted(live: LiveGateway) -> Iterator[LiveGateway]:
+def python_sigint_handler() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where this process was started with SIGINT ignored.
+
+    A shell starts its background jobs so, and Python then installs no handler of its own.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def interrupted(live: LiveGateway, python_sigint_handler: None) -> Iterator[LiveGateway]:
     """Ctrl-C is pressed after the second token of an answer, once."""
 
     def press_once() -> None:

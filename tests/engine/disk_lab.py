@@ -31,9 +31,11 @@ class Crash(BaseException):
 class FragileFiles(LocalFiles):
     """A folder whose operations fail or crash on demand. It records the largest number of bytes in the folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, written: set[bytes] | None = None) -> None:
         super().__init__(folder)
         self.folder = folder
+        self.written = set() if written is None else written
+        """Gets the contents of every file that was written whole."""
         self.num_operations = 0
         self.crash_at: int | None = None
         """The number of the operation at which the process ends. A file is then half written."""
@@ -52,6 +54,7 @@ class FragileFiles(LocalFiles):
             self._watch()
         self._begin("create")
         super().create(name, contents, used_at_ns)
+        self.written.add(b"".join(contents))
         self._watch()
 
     def rename(self, name: str, new_name: str) -> None:

@@ -24,6 +24,7 @@ from graftwork.engine.core.requests import (
     EngineRequest,
     GrammarSource,
     KvLimits,
+    ServiceTier,
     SessionKey,
     SessionUse,
 )
@@ -68,6 +69,7 @@ class Harness:
         adapter: str | None = None,
         adapters: tuple[AdapterUse, ...] = (),
         domain: bytes = b"tenant",
+        tier: ServiceTier = ServiceTier.DEFAULT,
         session: SessionUse | None = None,
         grammar: GrammarSource | None = None,
         prediction: tuple[int, ...] = (),
@@ -84,6 +86,7 @@ class Harness:
             sampling=SamplingParams(**options),
             domain=IsolationDomain(domain),
             adapters=adapters or ((AdapterUse(adapter),) if adapter is not None else ()),
+            tier=tier,
             session=session,
             grammar=grammar,
             prediction_token_ids=prediction,
@@ -91,7 +94,7 @@ class Harness:
             public_tokens=public_tokens,
         )
         self.outcomes[request_id] = Outcome()
-        self.loop.take(SubmitRequest(request, self._sink))
+        self.loop.take(SubmitRequest(request, self.sink))
         return self.outcomes[request_id]
 
     def cancel(self, outcome: Outcome) -> None:
@@ -158,11 +161,12 @@ class Harness:
 
     def poison_unused_pages(self) -> None:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
-        occupancy = self.loop._kv_cache.page_store.device.occupancy()
-        unused = np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held)
-        self.loop._runner._attention._cache._pages[torch.from_numpy(unused)] = float("nan")  # type: ignore[attr-defined]
+        occupancy, cache = self.engine.kv_cache.page_store.device.occupancy(), self.engine.cache
+        poison = torch.full(cache.page_shape, float("nan"), dtype=cache.dtype)
+        for page in np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held):
+            cache.write_page(int(page), poison)
 
-    def _sink(self, outputs: list[RequestOutput]) -> None:
+    def sink(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             outcome = self.outcomes[output.request_id]
             match output.event:

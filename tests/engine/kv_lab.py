@@ -180,6 +180,9 @@ class ShownLora:
     def forget(self, digest: str) -> None:
         del self.shown[digest]
 
+    def check_integrity(self) -> None:
+        assert all(digest == adapter.digest for digest, adapter in self.shown.items())
+
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
         raise NotImplementedError
 

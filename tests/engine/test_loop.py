@@ -29,7 +29,7 @@ class FailsOnce:
 def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) -> None:
     """The requests of a failed step get a typed error, their pages are released, and the next request is served."""
     harness = make_engine()
-    harness.loop._runner = FailsOnce(harness.loop._runner)
+    harness.loop.runner = FailsOnce(harness.loop.runner)
 
     failed = harness.run([5, 6, 7])
     served = harness.run([5, 6, 7])
@@ -59,7 +59,7 @@ class LosesAnAnswer:
 def test_a_step_that_fails_late_ends_all_its_requests(make_engine: MakeEngine) -> None:
     """Both the request that had its last token and the one without a token get the error, and the engine goes on."""
     harness = make_engine()
-    harness.loop._runner = LosesAnAnswer(harness.loop._runner)
+    harness.loop.runner = LosesAnAnswer(harness.loop.runner)
 
     over = harness.submit([5, 6, 7], max_tokens=1)
     lost = harness.submit([7, 6, 5], max_tokens=5)
@@ -91,7 +91,7 @@ def test_a_disconnected_gateway_has_its_requests_cancelled(make_engine: MakeEngi
         harness.submit([9, 8, 7, number + 2], max_tokens=50, ignore_eos=True)
     harness.step()
 
-    harness.loop.take(CancelSink(harness._sink))
+    harness.loop.take(CancelSink(harness.sink))
 
     stats = harness.loop.stats()
     assert (stats.running_requests, stats.waiting_requests, stats.active_pages) == (0, 0, 0)

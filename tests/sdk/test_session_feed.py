@@ -18,6 +18,7 @@ from graftwork.platform.answers.session_events import (
     TurnCreated,
     read_session_event,
 )
+from tests.hypothesis_profiles import examples
 from tests.sdk.scripted_server import Reply, ScriptedServer, error, frame, session, stream
 
 EVENTS = [
@@ -236,7 +237,7 @@ async def test_awaiting_a_stream_opens_it() -> None:
             await talk.turn("Hi", stream=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_no_cut_loses_or_repeats_an_event(data: st.DataObject) -> None:
     """Cut at any byte, any number of times, with replays that overlap: each event comes exactly once."""

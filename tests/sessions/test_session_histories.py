@@ -15,6 +15,7 @@ from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, T
 from graftwork.sessions.store import history_rows
 from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
 ANSWERS = {
@@ -298,7 +299,7 @@ async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
     await database.close()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=8, max_size=24))
 async def test_any_history(sqlite_database: Database, steps: list[tuple[object, ...]]) -> None:
     """Turns, tool outputs, forks, rewinds, cancels, failures and crashes in any order keep every promise."""
@@ -306,7 +307,7 @@ async def test_any_history(sqlite_database: Database, steps: list[tuple[object, 
 
 
 @pytest.mark.postgres
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=12, max_size=24))
 async def test_any_history_on_postgres(postgres_database: Database, steps: list[tuple[object, ...]]) -> None:
     """As on SQLite."""

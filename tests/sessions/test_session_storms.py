@@ -18,6 +18,7 @@ from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnSta
 from graftwork.sessions.core.transcript import join_chain
 from graftwork.sessions.store import history_rows
 from graftwork.sessions.turns.handle import TurnHandle
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_responses import Responses
 from tests.sessions.fakes_sessions import WEATHER, World, call, new_principal
 
@@ -182,7 +183,7 @@ async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, i
     )
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(blows=storms)
 async def test_any_storm(database: Database, blows: list[list[tuple[str, int, int]]]) -> None:
     """Turns, outputs, responses, readers, cancels, PATCHes, forks, rewinds and sweeps that meet keep every promise."""

@@ -74,6 +74,6 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator, read like a verb
         return bound
 
 
-def segment(name: str) -> str:
+def path_segment(name: str) -> str:
     """Quote a name as one segment of a path."""
     return quote(name, safe="@")

@@ -47,6 +47,12 @@ class CompileClient:
         """The deadline of each job that the server holds."""
 
     @property
+    def pid(self) -> int | None:
+        """The process that compiles; None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
     def has_room(self) -> bool:
         """Whether another job would start at once."""
         return len(self._due) < CHILDREN

@@ -83,6 +83,11 @@ class GrammarCompiler:
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
+    @property
+    def server_pid(self) -> int | None:
+        """The process that compiles; None while there is none."""
+        return self._server.pid
+
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def forget_failures(self) -> None:

@@ -74,7 +74,12 @@ class TritonLora:
             at_vocabulary=self._rest.step(at_vocabulary, num_rows) if at_vocabulary else None,
         )
 
+    def slot_of(self, digest: str) -> int | None:
+        """An adapter's slot in the kernels' tables; None where torch applies it."""
+        return self._slots.get(digest)
+
     def check_integrity(self) -> None:
+        self._rest.check_integrity()
         taken = set(self._slots.values())
         assert len(taken) == len(self._slots)
         assert taken == set(range(self._fused.num_slots)) - set(self._fused.free_slots)

@@ -20,6 +20,7 @@ from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from tests.adapters.adapter_files import DESCRIPTION
 from tests.adapters.peft_models import BIASED, Family, Place, lora_of, read_back, replaced_in, save_adapter
+from tests.hypothesis_profiles import examples
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PATTERNS = [
@@ -151,7 +152,7 @@ def lora_options(draw: st.DrawFn) -> tuple[Family, dict[str, Any]]:
     return family, options
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 @given(drawn=lora_options(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
 def test_any_options_together_are_served_as_peft_has_them(
     drawn: tuple[Family, dict[str, Any]], dtype: torch.dtype

@@ -23,6 +23,7 @@ from tests.adapters.adapter_files import (
     tensors,
     weights_bytes,
 )
+from tests.hypothesis_profiles import examples
 
 
 def digest(
@@ -107,7 +108,7 @@ CONFIG, WEIGHTS = config_bytes(target_modules=["q_proj"]), weights_bytes(SMALL)
 HEADER_END = len(WEIGHTS) - sum(tensor.nbytes for tensor in SMALL.values())
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(data=st.data())
 def test_corruption_never_passes_silently(data: st.DataObject) -> None:
     """A damaged file is refused, or has another digest, or does exactly what it did: nothing else happens."""

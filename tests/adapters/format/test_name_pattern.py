@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.adapters.format.name_pattern import NamePattern
 from graftwork.adapters.format.pattern_parser import PatternRefused
+from tests.hypothesis_profiles import examples
 
 NAMES = [
     "model.layers.0.self_attn.q_proj",
@@ -70,7 +71,7 @@ def patterns(draw: st.DrawFn, depth: int = 2) -> str:
     return "".join(parts)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(patterns(), st.lists(st.text(alphabet="ab1.", max_size=6), min_size=1, max_size=5))
 def test_agrees_with_python_on_every_pattern_it_reads(pattern: str, names: list[str]) -> None:
     """Random expressions over random names: the automaton and Python's backtracking find the same."""

@@ -19,10 +19,9 @@ from tests.api.fakes import FakeEngine
 from tests.api.harness import chat, gateway_settings, open_gateway
 
 
-async def test_application_opens_its_own(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_application_opens_its_own(tmp_path: Path, tiny_model: Path) -> None:
     """An application without resources makes them at its start: the schema, the pepper and the admin key too."""
-    monkeypatch.setattr(lifespan, "_connect", lambda settings: FakeEngine())
-    app = create_app(Settings(data_dir=tmp_path / "new", model=tiny_model))
+    app = create_app(Settings(data_dir=tmp_path / "new", model=tiny_model), engine=FakeEngine())
 
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
         ready = await client.get("http://gateway.test/readyz")

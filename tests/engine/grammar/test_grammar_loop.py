@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import FinishReason
-from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource
+from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.rpc.codec import request_from_wire, request_to_wire
 from graftwork.platform.clock import Clock, ManualClock
@@ -58,9 +58,8 @@ class Scene(Harness):
 def scene() -> Iterator[Scene]:
     scene = Scene()
     yield scene
-    scene.loop._grammars.check_integrity([])
-    scene.loop._scheduler.check_integrity()
-    scene.loop._grammars.close_all()
+    scene.loop.check_integrity()
+    scene.close()
 
 
 def grammar(kind: GrammarKind, text: Any) -> GrammarSource:
@@ -155,7 +154,7 @@ def test_a_cancelled_request_leaves_its_grammar(scene: Scene) -> None:
     scene.step()
     scene.cancel(running)
 
-    scene.loop._grammars.check_integrity([])
+    scene.loop.check_integrity()
 
 
 def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(scene: Scene) -> None:
@@ -163,7 +162,7 @@ def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(scene: S
     source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
     answer = scene.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
     request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
-    manager = scene.loop._grammars
+    manager = scene.engine.grammars
 
     manager.want([request])
     manager.open(request, [1017], answer[:2])
@@ -200,7 +199,7 @@ def test_drafts_change_no_constrained_answer() -> None:
     some of them were spelled out by the grammar."""
     plain, guesser = Scene(max_draft_tokens=0), Scene(ManualClock())
     for num_rows in range(1, 400):  # it believes its rows to cost nothing, and verifies all that it can
-        guesser.loop._scheduler.speculator._cost.record(num_rows, 1.0)
+        guesser.engine.scheduler.speculator.cost.record(num_rows, 1.0)
     sources = [None, *(grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)), grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
     jobs: list[dict[str, Any]] = [
         {"prompt": [20 + number, *PROMPT], "grammar": source, "temperature": temperature, "seed": 5, "max_tokens": 60}
@@ -213,7 +212,7 @@ def test_drafts_change_no_constrained_answer() -> None:
     alone = [plain.submit(**job) for job in jobs]
     plain.finish()
     for scene in (plain, guesser):
-        scene.loop._grammars.close_all()
+        scene.close()
 
     assert [outcome.token_ids for outcome in guessing] == 3 * [outcome.token_ids for outcome in alone]
     assert sum(outcome.drafts.forced_tokens for outcome in guessing) > 20
@@ -223,10 +222,11 @@ def test_drafts_change_no_constrained_answer() -> None:
 def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Put off the device again and again, an answer goes on as it would have, and so do the guesses of it."""
-    guesser = Scene(ManualClock())
+    """Put off the device again and again by requests of a higher tier, an answer goes on as it would have, and so do
+    the guesses of it."""
+    guesser = Scene(ManualClock(), max_running=4)
     for num_rows in range(1, 400):
-        guesser.loop._scheduler.speculator._cost.record(num_rows, 1.0)
+        guesser.engine.scheduler.speculator.cost.record(num_rows, 1.0)
     sources = [grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)] + [grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
     jobs: list[dict[str, Any]] = [
         {"prompt": PROMPT, "grammar": source, "temperature": 1.0, "seed": seed, "max_tokens": 60}
@@ -235,18 +235,16 @@ def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
     ]
 
     guessing = [guesser.submit(**job) for job in jobs]
-    scheduler = guesser.loop._scheduler
     while not all(outcome.is_over for outcome in guessing):
+        guesser.step()  # the free places are taken
+        guesser.submit([7], tier=ServiceTier.PRIORITY, max_tokens=1)
         guesser.step()
-        for sequence in [
-            one for one in scheduler._running.values() if one.num_generated % 5 == 4 and not one.pending_loads
-        ]:
-            scheduler._preempt(sequence)
-    guesser.loop._grammars.close_all()
+    preemptions = guesser.loop.stats().preemptions
+    guesser.close()
     alone = [scene.submit(**job) for job in jobs]
     scene.finish()
 
     assert [outcome.error for outcome in guessing] == [None] * len(jobs)
     assert [outcome.token_ids for outcome in guessing] == [outcome.token_ids for outcome in alone]
-    assert scheduler.counters.preemptions > len(jobs)
+    assert preemptions > len(jobs)
     assert "grammar_mask_failed" not in caplog.text

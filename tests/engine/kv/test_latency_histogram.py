@@ -15,6 +15,7 @@ from graftwork.engine.kv.latency_histogram import (
     LatencyHistogram,
     lognormal_masses,
 )
+from tests.hypothesis_profiles import examples
 
 WIDTH = 2**0.25 * (1 + 1e-9)
 """The ratio between neighbouring edges."""
@@ -68,7 +69,7 @@ def test_a_waiting_tool_is_estimated_from_tools_that_took_longer(
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(latencies, times)
 def test_the_expected_wait_is_the_integral_of_survival(samples: list[float], seconds: float) -> None:
     """E[min(T, t)] equals the area under P(T > s), summed over a fine grid."""
@@ -81,7 +82,7 @@ def test_the_expected_wait_is_the_integral_of_survival(samples: list[float], sec
     assert found == pytest.approx(float(np.sum(survival * np.diff(grid))), rel=2e-3, abs=2e-3)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(latencies)
 def test_the_expected_waits_of_all_edges_agree_with_one_at_a_time(samples: list[float]) -> None:
     """Both ways to compute the integral give the same numbers."""

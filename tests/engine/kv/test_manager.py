@@ -11,6 +11,7 @@ from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.transfer.plan import TransferKind
 from graftwork.engine.lora.device_pool import PlacementResult
 from tests.engine.kv.kv_world import HOST, OPERATIONS, SIZE, World
+from tests.hypothesis_profiles import examples
 
 number = st.integers(0, 7)
 new_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=2 * SIZE)
@@ -33,7 +34,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestMemoryMachine.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graftwork.engine.kv.latency_histogram import EDGES
@@ -49,6 +49,7 @@ def _partial_bucket(samples: list[float], longest: float, benefit: float) -> flo
     return benefit * float(np.mean([EDGES[number - 1] < sample <= EDGES[number] for sample in samples]))
 
 
+@example([28.0], 3862.0)
 @given(latencies, st.floats(1.0, 100_000.0))
 def test_a_hint_limits_a_lease(samples: list[float], expected_ms: float) -> None:
     """A hint limits a lease to 1.5 times the expected time, and makes it at most one bucket's width longer."""

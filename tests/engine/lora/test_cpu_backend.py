@@ -149,14 +149,14 @@ def test_a_forgotten_adapter_leaves_no_address(lora: CpuLora) -> None:
     memory = StorageWeakRef(adapter.block.untyped_storage())  # type: ignore[no-untyped-call]
 
     lora.forget("a")
-    assert [int((table != 0).any(axis=1).sum()) for table, _ in lora._tables._groups.values()] == [1] * len(SHAPES)
+    assert [int((lora.tables.group(key)[0] != 0).any(axis=1).sum()) for key in SHAPES] == [1] * len(SHAPES)
     del adapter, step
     gc.collect()
 
     assert memory.expired()  # type: ignore[no-untyped-call]
     assert torch.equal(added(lora, [decoding(2, 3, only(stays))], 8)[2], before[2])
     with pytest.raises(KeyError):
-        lora._tables.slot_of("a")
+        lora.tables.slot_of("a")
 
 
 def test_an_adapter_that_has_moved_is_read_where_it_lies_now(lora: CpuLora) -> None:
@@ -181,14 +181,14 @@ def test_entries_are_used_again_and_grow_with_their_number(lora: CpuLora) -> Non
     """Forty at once, then two hundred one after another: every one is applied, and the tables stay as large as forty need."""
     many = [place(lora, resident(f"stays-{number}", 8, number)) for number in range(40)]
     alone = added(lora, [decoding(0, 1, only(many[0]))], 8)
-    size = [len(table) for table, _ in lora._tables._groups.values()]
+    size = lora.tables.num_slots
     for number in range(200):
         adapter = place(lora, resident("goes", 8, 50 + number % 2))
         assert not torch.equal(added(lora, [decoding(0, 1, only(adapter))], 8), untouched(8))
         lora.forget("goes")
         lora.check_integrity()
 
-    assert [len(table) for table, _ in lora._tables._groups.values()] == size
+    assert lora.tables.num_slots == size
     assert torch.equal(added(lora, [decoding(0, 1, only(many[0]))], 8), alone)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from graftwork.engine.lora.cpu_backend import LIKE
 from graftwork.engine.lora.cpu_kernel import FIRST_SLICE, SCRATCH_ROWS, SLICE_FIELDS, add_to_rows, narrow, widen
+from tests.hypothesis_profiles import examples
 
 LOWER_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
 """Nothing, next to nothing, just below a tie, a tie, just above one, nearly one more."""
@@ -160,7 +161,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 
 @given(scenes())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_rows_are_what_fp64_says_and_nothing_else_is_read(scene: Scene) -> None:
     """Any sizes, one adapter or a mixture, with scales or without: within one rounding of the output."""
     rows = range(len(scene.x))
@@ -176,7 +177,7 @@ WIDE = Scene(torch.ones(5, 64), torch.zeros(5, 33), (33,), [Part(torch.ones(8, 6
 
 @given(scenes())
 @example(WIDE)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_row_has_the_same_bits_in_either_place_of_a_pair_and_beside_any_other(scene: Scene) -> None:
     """Alone, first, second, with each other row in turn, and a second time."""
     rows = range(len(scene.x))

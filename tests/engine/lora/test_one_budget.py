@@ -151,7 +151,7 @@ def test_a_small_device_says_what_a_large_one_says(base: Path) -> None:
     assert small.engine.frame_allocator.num_relocated_pages > 0
     assert small.loop.stats().adapter_loads >= len(ranks)
     assert len(small.loop.stats().resident_adapters) < len(ranks) == len(large.loop.stats().resident_adapters)
-    small.loop._adapters.check_integrity()
+    small.loop.check_integrity()
 
 
 def test_a_flood_of_base_requests_does_not_keep_an_adapter_out(base: Path) -> None:

@@ -19,6 +19,7 @@ from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound, ValidationFailed
+from tests.hypothesis_profiles import examples
 
 WIDTH = 16
 UNIT = (WIDTH + WIDTH) * 16 * 4
@@ -240,7 +241,7 @@ def test_draining_ends_when_nobody_waits_any_more() -> None:
     assert bench.pool.is_ready("sha256:1-hot")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["want", "use", "end", "forget", "wait"]), st.integers(0, 7)), max_size=60))
 def test_whatever_happens_bytes_add_up_and_everyone_is_served(steps: list[tuple[str, int]]) -> None:
     """Random requests over adapters of 1 to 3 units in a pool of 4; in the end everything that is wanted gets its turn."""
@@ -276,7 +277,7 @@ def test_whatever_happens_bytes_add_up_and_everyone_is_served(steps: list[tuple[
     assert not waiting
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), min_size=1, max_size=12),
     st.integers(1, 3),

@@ -29,7 +29,7 @@ class Recorded:
         self.harness = harness
         harness.warm(*[name or None for name in adapters])
         self.recorder = RecordingRunner(harness)
-        harness.loop._runner = self.recorder
+        harness.loop.runner = self.recorder
 
     def logits(self, outcome: Outcome) -> torch.Tensor:
         """Of every token that the request made.  # [made, vocab]"""
@@ -201,4 +201,4 @@ def test_what_cannot_be_mixed_is_refused_by_name(lab: GraftLab, uses: tuple[Adap
     assert isinstance(outcome.error, InvalidRequest)
     assert word in outcome.error.message
     assert harness.run([5, 6, 7], adapter="rank-8").finish is not None
-    harness.loop._scheduler.check_integrity()
+    harness.loop.check_integrity()

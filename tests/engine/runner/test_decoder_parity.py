@@ -36,14 +36,14 @@ class RecordingRunner:
     """Records the logits of each row that gave a token, with its slice up to that row."""
 
     def __init__(self, harness: Harness) -> None:
-        self._runner = harness.loop._runner
+        self._runner = harness.engine.runner
         self.rows: list[tuple[RequestSlice, torch.Tensor]] = []
 
     def run(self, plan: StepPlan) -> StepResult:
         runner = self._runner
         with torch.inference_mode():
-            batch = runner._builder.build(plan)  # type: ignore[attr-defined]
-            logits = runner.logits(batch)  # type: ignore[attr-defined]
+            batch = runner.batch(plan)
+            logits = runner.logits(batch)
         rows = iter(logits)
         choices: dict[RequestId, tuple[int, ...]] = {}
         for piece in batch.slices:
@@ -67,7 +67,7 @@ def test_each_row_of_a_mixed_batch_has_the_logits_of_its_own_adapter_alone(lab: 
     harness = lab.engine(max_batch_tokens=max_batch_tokens, max_running=7)
     harness.warm(*VARIANTS)
     recorder = RecordingRunner(harness)
-    harness.loop._runner = recorder
+    harness.loop.runner = recorder
     prompts = [random_prompt(random, length) for length in (1, 5, 9, 16, 23, 30, 4, 12)]
 
     for index, prompt in enumerate(prompts):

@@ -133,7 +133,7 @@ def family_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Famil
 
 def recorded(harness: Harness) -> RecordingRunner:
     recorder = RecordingRunner(harness)
-    harness.loop._runner = recorder
+    harness.loop.runner = recorder
     return recorder
 
 

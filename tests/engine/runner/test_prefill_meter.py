@@ -123,7 +123,7 @@ def test_an_engine_on_a_device_that_became_slow_loads_what_it_used_to_compute(tm
     clock = ManualClock()
     config = EngineConfig(model=make_base(tmp_path / "base"), dtype="float32", page_tokens=4, device_bytes=4 * 2**20)
     harness = Harness(build_engine(config, lambda _: FolderSource({}, {}), clock, CostTracker(COST, smoothing=1.0)))
-    harness.loop._runner = SlowRunner(harness.loop._runner, clock)
+    harness.loop.runner = SlowRunner(harness.loop.runner, clock)
 
     def turn(prompt: list[int]) -> Outcome:
         outcome = harness.run(prompt, max_tokens=1, session=SessionUse(SessionKey("ses"), len(prompt) - 1))

@@ -12,6 +12,7 @@ from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
 from graftwork.engine.core.token_counts import TokenCounts, TokenHistory
 from graftwork.engine.sampling.logits_processors import edit_logits
+from tests.hypothesis_profiles import examples
 
 VOCABULARY = 40
 tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)
@@ -36,7 +37,7 @@ def edited(logits: torch.Tensor, *specs: SampleSpec) -> torch.Tensor:
 
 
 @given(prompt=tokens, made=tokens, drafts=tokens, penalty=st.floats(0.2, 4), seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_repetition_penalty_is_that_of_transformers(
     prompt: list[int], made: list[int], drafts: list[int], penalty: float, seed: int
 ) -> None:
@@ -57,7 +58,7 @@ def test_repetition_penalty_is_that_of_transformers(
     frequency=st.floats(-2, 2),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_presence_and_frequency_are_those_of_openai(
     prompt: list[int], made: list[int], drafts: list[int], presence: float, frequency: float, seed: int
 ) -> None:
@@ -82,7 +83,7 @@ def test_three_penalties_at_once() -> None:
 
 
 @given(biases=st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), min_size=1, max_size=9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_bias_is_that_of_transformers(biases: dict[int, float]) -> None:
     """Each bias is added to its token's logit and to no other."""
     logits = logits_of(1)

@@ -17,6 +17,7 @@ from graftwork.engine.core.token_counts import TokenHistory
 from graftwork.engine.sampling.rng import uniform
 from graftwork.engine.sampling.sampler import choose_tokens
 from graftwork.engine.sampling.top_k_top_p import first_width, keep_likeliest
+from tests.hypothesis_profiles import examples
 
 CHI_SQUARE_3 = 16.27
 """The 99.9 % quantile for 3 degrees of freedom."""
@@ -103,7 +104,7 @@ def test_truncation_keeps_exactly_the_likeliest(params: dict[str, float], kept: 
     assert set(frequencies(PROBABILITIES, 600, **params)) == kept
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.05, 1.0, 4.0]),
@@ -196,7 +197,7 @@ def random_spec(source: Random, position: int) -> SampleSpec:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_a_row_chooses_the_same_in_any_batch(seed: int) -> None:
     """A row's token is the same alone, in a batch, and in any order of rows."""

@@ -27,6 +27,7 @@ from graftwork.platform.errors import (
 )
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.kv_lab import FixedLeases, KvLab
+from tests.hypothesis_profiles import examples
 
 PAGE = 4
 CONTEXT = 40
@@ -403,7 +404,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(requests, max_size=25), st.sampled_from([0, 3, 30]), st.data())
 def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
     arrivals: list[tuple[int, int, int, bytes]], host: int, data: st.DataObject

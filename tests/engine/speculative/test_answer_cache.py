@@ -2,7 +2,7 @@
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.engine.core.prefix_keys import CacheScope
@@ -79,7 +79,6 @@ def test_a_full_scope_forgets_its_oldest_answers() -> None:
     assert cache.num_bytes <= 40 * BYTES_PER_TOKEN
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), max_size=60), st.integers(0, 400))
 def test_the_bound_holds_whatever_comes(answers: list[tuple[int, int]], room: int) -> None:
     """For any scopes and lengths the cache stays within its bytes and keeps the latest answer that fits."""

@@ -17,6 +17,7 @@ from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.kv_lab import FixedLeases, KvLab
 from tests.engine.scheduler.test_scheduler import CONTEXT, EOS, PAGE, Shelf
+from tests.hypothesis_profiles import examples
 
 
 def model_says(text: list[int]) -> int:
@@ -114,7 +115,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(st.lists(requests, max_size=12), st.integers(4, 24), st.integers(CONTEXT // PAGE, 30), st.data())
 def test_every_answer_is_what_the_model_gives(
     arrivals: list[tuple[list[int], int, list[int]]], budget: int, pages: int, data: st.DataObject

@@ -19,14 +19,14 @@ from tests.engine.runner.test_decoder_parity import VARIANTS
 Requests = list[dict[str, Any]]
 
 
-def open_engine(lab: Lab, max_draft_tokens: int, **options: Any) -> Harness:
-    """An engine that verifies every draft it can, because its rows seem to cost nothing and its clock stands still."""
+def open_engine(lab: Lab, max_draft_tokens: int, seeds: Random | None = None, **options: Any) -> Harness:
+    """An engine that believes its rows to cost nothing, and whose clock stands still: it verifies all that it can."""
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     config = EngineConfig(model=lab.base, max_draft_tokens=max_draft_tokens, **settings)
-    harness = Harness(build_engine(config, lambda _: lab.source, ManualClock()))
+    harness = Harness(build_engine(config, lambda _: lab.source, ManualClock(), seeds=seeds))
     harness.warm(*VARIANTS)
     for num_rows in range(1, 400):
-        harness.loop._scheduler.speculator._cost.record(num_rows, 1.0)
+        harness.engine.scheduler.speculator.cost.record(num_rows, 1.0)
     return harness
 
 
@@ -95,7 +95,7 @@ def test_every_answer_is_that_of_an_engine_without_drafts(lab: Lab, sampling: di
     assert stats.drafted_tokens > stats.accepted_tokens + 100
     assert stats.generated_tokens == plain.loop.stats().generated_tokens
     assert plain.loop.stats().drafted_tokens == 0
-    drafted.loop._scheduler.check_integrity()
+    drafted.loop.check_integrity()
 
 
 def test_bfloat16_rows_have_the_same_bits_drafted_or_not(lab: Lab) -> None:
@@ -138,8 +138,7 @@ def test_without_a_seed_the_distribution_is_the_models(lab: Lab) -> None:
         for second, further in likeliest(model, [*prompt, first]).items()
     }
     favourite = max(expected, key=lambda pair: expected[pair])
-    harness = open_engine(lab, 4, max_running=32)
-    harness.loop._scheduler._validator._seeds = Random(8)
+    harness = open_engine(lab, 4, Random(8), max_running=32)
 
     outcomes = [
         harness.submit(prompt, max_tokens=2, temperature=2.0, top_k=3, ignore_eos=True, prediction=favourite)

@@ -12,6 +12,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded
 from graftwork.platform.ids import TenantId
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, Quota, QuotaKeeper, RedisQuotaKeeper, Reservation
+from tests.hypothesis_profiles import examples
 
 TENANT = TenantId("ten_acme")
 
@@ -138,7 +139,7 @@ async def end_in_both(reservation: Reservation, reference: Reference, listed: Li
             reference.requests.remove(listed)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(quota=quotas, history=st.lists(steps, max_size=40))
 def test_the_local_keeper_answers_as_the_list_does(quota: Quota, history: list[Step]) -> None:
     """Admissions, remainders and waits are those of the definition, whatever happens in whatever order."""
@@ -154,7 +155,7 @@ def test_the_local_keeper_answers_as_the_list_does(quota: Quota, history: list[S
 def test_the_redis_keeper_answers_as_the_list_does(redis_url: str, redis_prefix: str) -> None:
     """The script in Redis keeps to the same definition."""
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40))
     @given(quota=quotas, history=st.lists(steps, max_size=40))
     def lives_through(quota: Quota, history: list[Step]) -> None:
         async def live() -> None:

@@ -26,6 +26,7 @@ from graftwork.sessions.generation.generator import (
 )
 from graftwork.sessions.text.messages import Message, ToolCall
 from graftwork.sessions.text.tokenizer import TextTokenizer
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import (
     ScriptedEngine,
     arguments,
@@ -304,7 +305,7 @@ async def test_finished_answer_is_a_message() -> None:
 
 
 @given(text=texts, given_arguments=arguments, seed=st.integers(0, 99), stop=st.sampled_from(["", "é", "\n", "a"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 async def test_steps_make_no_difference(text: str, given_arguments: dict[str, object], seed: int, stop: str) -> None:
     """However many tokens a step brings, the answer is the same."""
     whole = text + '<tool_call>{"name": "f", "arguments": ' + json.dumps(given_arguments) + "}</tool_call>" + text
@@ -325,7 +326,7 @@ async def test_steps_make_no_difference(text: str, given_arguments: dict[str, ob
 
 
 @given(text=texts.map(str.rstrip), calls=st.lists(st.tuples(names, arguments), max_size=2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 async def test_what_the_template_writes_is_read_back(text: str, calls: list[tuple[str, dict[str, object]]]) -> None:
     """A message that is generated in the template's own writing renders to what was generated."""
     template = chat_template()

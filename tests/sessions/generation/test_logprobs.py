@@ -7,6 +7,7 @@ from graftwork.engine.core.events import FinishReason
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
 from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import ScriptedEngine, logprobs_of
 from tests.sessions.generation.test_generator import CALL, END, events_of, finished, one_by_one, request, spelled
 
@@ -51,7 +52,7 @@ async def test_no_scores_unless_they_are_wanted() -> None:
     stop=st.sampled_from([(), ("ST",), ("aST", "a🙂"), ("é ",)]),
     sizes=st.integers(1, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 async def test_told_in_pieces_or_at_once(text: str, stop: tuple[str, ...], sizes: int) -> None:
     """A stream tells the very scores that the end sums up; each begins in the text it came with, or in its end."""
     tokens = spelled(text)

@@ -17,6 +17,7 @@ from graftwork.sessions.core.events import EventDraft, EventType, number_events
 from graftwork.sessions.core.session import Turn, TurnStatus
 from graftwork.sessions.responses.events import ResponseEvents
 from graftwork.sessions.responses.record import ResponseRecord
+from tests.hypothesis_profiles import examples
 
 TURN, SESSION = TurnId("turn_1"), SessionId("chain_1")
 ECHO = {
@@ -71,7 +72,7 @@ def read(drafts: Sequence[EventDraft], turn: Turn, *, background: bool = False) 
     return events + reading.end(turn)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(pieces, ends, st.booleans())
 def test_what_the_sdk_puts_together_is_what_the_response_is(
     answer: list[tuple[str, list[str]]], end: tuple[TurnStatus, str | None], background: bool

@@ -11,6 +11,7 @@ from graftwork.platform.clock import ManualClock, SystemClock
 from graftwork.platform.errors import InternalFailure, InvalidRequest, PayloadTooLarge, ValidationFailed
 from graftwork.sessions.text.chat_template import ChatTemplate, RenderLimits
 from graftwork.sessions.text.messages import Message, ToolCall, messages_from_chat
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import (
     CHATML,
     HEADERS,
@@ -26,7 +27,7 @@ USER = Message(role="user", content="Hi")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(conversation=conversations(), tools=tools, asks=st.booleans())
 def test_renders_as_transformers(
     name: str, conversation: list[dict[str, Any]], tools: list[dict[str, Any]], asks: bool
@@ -156,7 +157,7 @@ def test_variables_go_before_special_tokens() -> None:
     assert chat_template("{{ bos_token }}").render((USER,), variables={"bos_token": "<s>"}) == "<s>"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(conversation=conversations(), tools=tools)
 def test_deltas_add_up_to_the_whole(conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:
     """First prompt, generated messages and deltas, joined, are the rendering of the whole conversation."""

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.sessions.text.detokenizer import Detokenizer
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import text_tokenizer, texts, token_id
 from tests.sessions.text.test_tokenizer import sentencepiece_tokenizer
 
@@ -14,7 +15,7 @@ VOCABULARY = text_tokenizer().vocab_size
 
 
 @given(token_ids=st.lists(st.integers(0, VOCABULARY + 2), max_size=60), skip=st.booleans(), seed=st.integers(0, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_deltas_join_to_the_whole(token_ids: list[int], skip: bool, seed: int) -> None:
     """For any tokens, in steps of any size, the deltas joined are what the library decodes at once."""
     detokenizer = Detokenizer(text_tokenizer(), skip_special_tokens=skip)
@@ -31,7 +32,7 @@ def test_deltas_join_to_the_whole(token_ids: list[int], skip: bool, seed: int) -
 
 
 @given(text=texts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_only_whole_characters_are_passed_on(text: str) -> None:
     """Text that is valid yields its own characters, never a replacement, and as soon as they are complete."""
     tokenizer = text_tokenizer()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from graftwork.platform.errors import InternalFailure
 from graftwork.sessions.text.messages import Message, ToolCall, messages_from_chat
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import (
     CHATML,
     HEADERS,
@@ -36,7 +37,7 @@ def controls(token_ids: tuple[int, ...], control: frozenset[int] = CONTROL) -> l
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(conversation=conversations(), tools=tools)
 def test_ids_are_those_of_transformers(
     name: str, conversation: list[dict[str, Any]], tools: list[dict[str, Any]]
@@ -53,7 +54,7 @@ def test_ids_are_those_of_transformers(
     assert list(token_ids) == expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(system=hostile, user=hostile, result=hostile, argument=hostile)
 def test_sanitised_ids_are_those_of_transformers(system: str, user: str, result: str, argument: str) -> None:
     """With control literals, the ids are those of transformers with sanitize_control_tokens=True."""
@@ -79,7 +80,7 @@ def test_sanitised_ids_are_those_of_transformers(system: str, user: str, result:
 
 
 @pytest.mark.parametrize("source", [CHATML, HEADERS])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(user=hostile, result=hostile, description=hostile, key=hostile)
 def test_text_from_outside_makes_no_control_token(
     source: str, user: str, result: str, description: str, key: str
@@ -103,7 +104,7 @@ def test_text_from_outside_makes_no_control_token(
     assert controls(prompt(user, result, description, key), control) == controls(prompt("a", "b", "c", "d"), control)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(user=hostile)
 def test_text_from_outside_is_not_changed(user: str) -> None:
     """The marks leave nothing behind: the prompt decodes to what the template renders."""
@@ -134,7 +135,7 @@ def test_markup_of_an_assistant_stays_markup() -> None:
     assert token_ids.count(token_id("<|im_end|>")) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(conversation=conversations(), tools=tools)
 def test_pieces_make_the_whole_prompt(conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:
     """The ids of a first prompt, of generated messages and of deltas, joined, are those of the whole conversation."""
@@ -151,7 +152,7 @@ def test_pieces_make_the_whole_prompt(conversation: list[dict[str, Any]], tools:
     assert joined == encoder.encode_messages(messages, tools or None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(user=hostile, said=hostile)
 def test_delta_makes_no_control_token_of_text(user: str, said: str) -> None:
     """What a user says in a later turn is text, whatever the assistant's message spells."""

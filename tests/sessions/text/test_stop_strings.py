@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.platform.errors import InvalidRequest
 from graftwork.sessions.text.stop_strings import StopStrings
+from tests.hypothesis_profiles import examples
 
 letters = st.text("ab", max_size=16)
 stop_sets = st.lists(st.text("ab", min_size=1, max_size=4) | st.text("aab", min_size=5, max_size=8), max_size=3)
@@ -28,7 +29,7 @@ def longest_beginning(text: str, stops: list[str]) -> int:
 
 
 @given(pieces=st.lists(letters, max_size=6), stops=stop_sets)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_pieces_are_matched_as_the_whole(pieces: list[str], stops: list[str]) -> None:
     """However a text is cut, the same stop string is found, and no more is held back than must be."""
     matcher = StopStrings(stops)

@@ -15,6 +15,7 @@ from graftwork.sessions.generation.output_parser import OutputParser, OutputRule
 from graftwork.sessions.text.detokenizer import Detokenizer
 from graftwork.sessions.text.token_bytes import byte_level_alphabet
 from graftwork.sessions.text.tokenizer import TextTokenizer
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import text_tokenizer
 
 DEMO = Path(__file__).parents[3] / "demo" / "model" / "tokenizer.json"
@@ -113,7 +114,7 @@ def random_tokens(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("make", [demo_tokenizer, slicing_tokenizer, text_tokenizer])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_streaming_is_decoding_at_once(make: object, data: st.DataObject) -> None:
     """Random tokens, one by one, join to what the library decodes; never a character late, never half of one early."""
     tokenizer = make()  # type: ignore[operator]
@@ -140,7 +141,7 @@ def likely_tokens(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("make", [demo_tokenizer, text_tokenizer])
 @given(data=st.data(), stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3, unique=True).map(tuple))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_stop_strings_cut_as_if_at_once(make: object, data: st.DataObject, stops: tuple[str, ...]) -> None:
     """After every token what is held back may begin a stop string or is part of a character, and nothing more."""
     tokenizer = make()  # type: ignore[operator]

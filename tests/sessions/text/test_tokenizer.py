@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from graftwork.platform.errors import ValidationFailed
 from graftwork.sessions.text.tokenizer import TextTokenizer
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import SPECIAL, VISIBLE, text_tokenizer, texts, token_id, tokenizer_json
 
 WORDS = ["▁", "▁say", "say", "a", "<s>", "</s>", "[X]", "▁a", "\n", "[", "X", "]", "s", "y", "<", ">", "/"]
@@ -60,7 +61,7 @@ def sentencepiece_tokenizer() -> TextTokenizer:
 
 
 @given(text=texts)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_plain_text_has_the_same_ids_both_ways(text: str) -> None:
     """Text without control literals is encoded alike, as the library encodes it, and decodes to itself."""
     expected = tuple(Tokenizer.from_str(tokenizer_json()).encode(text, add_special_tokens=False).ids)
@@ -115,7 +116,7 @@ def test_special_tokens_of_other_files_are_special() -> None:
 
 
 @given(token_ids=st.lists(st.integers(0, 400)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_unknown_ids_are_left_out(token_ids: list[int]) -> None:
     """Ids beyond the vocabulary, which a padded embedding can yield, decode to nothing."""
     known = [token_id for token_id in token_ids if token_id < text_tokenizer().vocab_size]

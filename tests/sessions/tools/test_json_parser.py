@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from graftwork.sessions.tools.formats import ToolCallFormat
 from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
+from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import arguments, names
 
 SHARDS = [
@@ -62,7 +63,7 @@ def call(index: int, name: str, given: str, *, complete: bool = True) -> list[Pa
 
 
 @given(shards=st.lists(st.sampled_from(SHARDS), max_size=20), seed=st.integers(0, 999))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_any_pieces_give_the_same_events(shards: list[str], seed: int) -> None:
     """However a text is cut, whether its calls are whole or broken, the events are the same."""
     text = "".join(shards)
@@ -71,7 +72,7 @@ def test_any_pieces_give_the_same_events(shards: list[str], seed: int) -> None:
 
 
 @given(calls=st.lists(st.tuples(names, arguments), max_size=3), seed=st.integers(0, 999), ascii=st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 def test_calls_are_found_as_written(calls: list[tuple[str, dict[str, Any]]], seed: int, ascii: bool) -> None:
     """Every call comes out with its name, and its arguments are the very characters that were written."""
     written = [json.dumps(given, ensure_ascii=ascii) for _, given in calls]
@@ -89,7 +90,7 @@ def test_calls_are_found_as_written(calls: list[tuple[str, dict[str, Any]]], see
 
 
 @given(shards=st.lists(st.sampled_from(SHARDS), max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_text_without_calls_comes_out_whole(shards: list[str]) -> None:
     """Where no call is announced, not one character is lost."""
     text = "".join(shards)
@@ -100,7 +101,7 @@ def test_text_without_calls_comes_out_whole(shards: list[str]) -> None:
 
 
 @given(shards=st.lists(st.sampled_from(SHARDS), max_size=20), seed=st.integers(0, 99))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_every_started_call_is_finished(shards: list[str], seed: int) -> None:
     """Calls count from 0, never overlap, and finish with all their deltas; `complete` means an object."""
     events = [event for event in parse("".join(shards), random.Random(seed)) if not isinstance(event, PlainText)]

@@ -47,10 +47,10 @@ class Workshop:
         return compiled
 
     @property
-    def nursery_pid(self) -> int:
-        process = self.compiler._server._process
-        assert process is not None
-        return process.pid
+    def server_pid(self) -> int:
+        pid = self.compiler.server_pid
+        assert pid is not None
+        return pid
 
     def outcome(self, source: GrammarSource, party: str = "party") -> object:
         assert self.ask(source, party) is None
@@ -142,7 +142,7 @@ def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
     workshop = Workshop()
     try:
         workshop.ask(number(4))
-        os.killpg(workshop.nursery_pid, signal.SIGKILL)
+        os.killpg(workshop.server_pid, signal.SIGKILL)
         lost = workshop.absorb().outcome
         workshop.compiler.forget_failures()
         workshop.compiler.forget_failures()
@@ -160,12 +160,12 @@ def test_a_nursery_that_dies_takes_its_children_along() -> None:
     try:
         workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))
         workshop.ask(GrammarSource(GrammarKind.EBNF, EXPLODING))
-        children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
+        children = Path(f"/proc/{workshop.server_pid}/task/{workshop.server_pid}/children")
         while not (child := children.read_text().strip()):
             workshop.compiler.check_integrity()
         os.kill(int(child), signal.SIGSTOP)  # it ends only if it is ended
-        os.kill(workshop.nursery_pid, signal.SIGKILL)
-        lost = workshop.inbox.get(timeout=5).outcome
+        os.kill(workshop.server_pid, signal.SIGKILL)
+        lost = workshop.inbox.get(timeout=WITHIN_S).outcome
         while is_at_work(child):
             workshop.compiler.check_integrity()
     finally:
@@ -189,7 +189,7 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
     try:
         workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))  # the nursery has come up, and has its engine
         workshop.ask(hard)
-        children = Path(f"/proc/{workshop.nursery_pid}/task/{workshop.nursery_pid}/children")
+        children = Path(f"/proc/{workshop.server_pid}/task/{workshop.server_pid}/children")
         while not (child := children.read_text().strip()):
             workshop.compiler.check_integrity()
         os.kill(int(child), signal.SIGSTOP)
@@ -210,12 +210,12 @@ def test_a_job_that_the_nursery_does_not_read_holds_nobody_up() -> None:
     long = GrammarSource(GrammarKind.EBNF, "#" * (1 << 20))
     try:
         workshop.outcome(number(5))
-        os.kill(workshop.nursery_pid, signal.SIGSTOP)
+        os.kill(workshop.server_pid, signal.SIGSTOP)
         asking = threading.Thread(target=workshop.ask, args=(long,), daemon=True)
         asking.start()
-        asking.join(timeout=5)
+        asking.join(timeout=WITHIN_S)
         is_held_up = asking.is_alive()
-        os.kill(workshop.nursery_pid, signal.SIGCONT)
+        os.kill(workshop.server_pid, signal.SIGCONT)
         refusal = workshop.outcome(long)
     finally:
         workshop.compiler.close()
@@ -229,15 +229,19 @@ def test_a_failure_that_has_made_way_is_forgotten_only_once() -> None:
     workshop = Workshop(replace(LIMITS, cache_entries=1))
     compiler = workshop.compiler
     try:
-        compiler._keep("first", InternalFailure("The nursery died."))
+        workshop.ask(number(8))
+        os.killpg(workshop.server_pid, signal.SIGKILL)
+        lost = workshop.absorb().outcome
         compiler.forget_failures()
-        compiler._keep("second", InvalidRequest("No."))
+        served = workshop.outcome(number(9))
         compiler.forget_failures()
         compiler.check_integrity()
     finally:
         compiler.close()
 
-    assert (compiler.get("first"), compiler.get("second") is None) == (None, False)
+    assert isinstance(lost, InternalFailure)
+    assert compiler.get(compiler.key(number(8))) is None
+    assert compiler.get(compiler.key(number(9))) is served
 
 
 def test_the_cache_is_bounded() -> None:
@@ -282,7 +286,7 @@ def test_strict_or_not_are_two_grammars(workshop: Workshop) -> None:
 
 
 def test_a_compile_is_charged_to_the_party_that_asked() -> None:
-    """With hardly any time a minute, its second grammar must wait; another party's first does not."""
+    """With hardly any time a minute, its second grammar is refused with a wait; another party's first is not."""
     workshop = Workshop(replace(LIMITS, domain_seconds_per_minute=1e-9))
     try:
         workshop.outcome(number(6), "spender")
@@ -292,6 +296,8 @@ def test_a_compile_is_charged_to_the_party_that_asked() -> None:
 
     assert isinstance(again, CapacityContended)
     assert (again.code, others) == ("grammar_budget_spent", None)
+    assert again.retry_after_s is not None
+    assert again.retry_after_s > 0
 
 
 def test_a_party_may_queue_only_so_many() -> None:
@@ -306,13 +312,3 @@ def test_a_party_may_queue_only_so_many() -> None:
     assert told[:3] == [None, None, None]
     assert isinstance(told[3], CapacityContended)
     assert (told[3].code, others) == ("grammar_queue_full", None)
-
-
-def test_a_party_over_its_budget_is_refused_with_a_wait(workshop: Workshop) -> None:
-    """Before anything is compiled."""
-    workshop.compiler._budget.charge("spent", 1000)
-
-    refusal = workshop.ask(number(99), "spent")
-
-    assert isinstance(refusal, CapacityContended)
-    assert refusal.retry_after_s is not None

@@ -15,6 +15,7 @@ from graftwork.engine.grammar.matching.matcher import Words
 from graftwork.engine.grammar.schema.lint import GrammarEngine, LintedGrammar, lint
 from graftwork.platform.clock import Clock, ManualClock
 from graftwork.platform.errors import InternalFailure, InvalidRequest
+from tests.hypothesis_profiles import examples
 
 PLAIN = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"], "additionalProperties": False}
 LOOSE = {"type": "array", "items": {"type": "string", "pattern": "^[ab]*$"}, "maxItems": 3}
@@ -43,7 +44,7 @@ def empty() -> Words:
 
 
 @pytest.mark.parametrize("value", [PLAIN, LOOSE], ids=["xgrammar", "llguidance"])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_a_rollback_leaves_what_a_fresh_walk_would_find(judge: Judge, value: Any, data: st.DataObject) -> None:
     """After any walk forth and back, the mask is that of a cursor that has only ever seen what is left."""

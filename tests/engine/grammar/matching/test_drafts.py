@@ -14,6 +14,7 @@ from graftwork.engine.grammar.matching.drafts import GrammarDrafts, Speller
 from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.clock import ManualClock
+from tests.hypothesis_profiles import examples
 
 EOS = 256
 CALL = {
@@ -71,7 +72,7 @@ def test_a_speller_takes_the_longest_tokens() -> None:
     assert Speller(vocabulary).spell(b"abx") == [2]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(city=st.text("Oslo ", max_size=5), cut=st.integers(0, 80))
 def test_what_is_drafted_is_allowed_wherever_the_answer_stands(judge: Judge, city: str, cut: int) -> None:
     """Behind every prefix of a call, compactly written or not."""

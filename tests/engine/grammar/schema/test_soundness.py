@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.grammar.random_schemas import PLAIN_SCHEMAS, SCHEMAS, VALUES
+from tests.hypothesis_profiles import examples
 
 
 def check(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
@@ -36,22 +37,14 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-@settings(max_examples=250, **_SETTINGS)
+@settings(max_examples=examples(250, in_search=20_000), **_SETTINGS)
 @given(schema=SCHEMAS, values=_TRIED)
 def test_what_is_accepted_fits(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
     """Over random schemas of forty keywords, references and negations among them."""
     check(judge, schema, values)
 
 
-@pytest.mark.slow
-@settings(max_examples=20_000, **_SETTINGS)
-@given(schema=SCHEMAS, values=_TRIED)
-def test_what_is_accepted_fits_at_length(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
-    """The same, over eighty times as many."""
-    check(judge, schema, values)
-
-
-@settings(max_examples=150, **_SETTINGS)
+@settings(max_examples=examples(150), **_SETTINGS)
 @given(schema=PLAIN_SCHEMAS, values=_TRIED)
 def test_what_is_accepted_of_closed_objects_fits(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
     """Over random schemas of the kind that xgrammar is given."""

@@ -28,6 +28,7 @@ from tests.engine.disk_lab import (
     readable,
     store,
 )
+from tests.hypothesis_profiles import examples
 
 
 def test_pages_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_smaller_budget_is_kept_from_the_start(tmp_path: Path) -> None:
     assert disk.counters.evicted == 4
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["write", "read", "touch"]), st.integers(0, 7)), max_size=40))
 def test_eviction_is_least_recently_used(steps: list[tuple[str, int]]) -> None:
     """With files of one page, the disk holds the same pages as an ordered dictionary of the same size."""

@@ -65,12 +65,12 @@ def engine_of(base: Path, source: AdapterSource, **options: Any) -> Harness:
 
 def run(harness: Harness, adapters: Sequence[str], requests: Sequence[Request], max_tokens: int = 2) -> Run:
     """Submit all at once, with their adapters resident before, and see them through."""
-    harness.loop._adapters.want([(name,) for name in adapters])
-    while any(not harness.loop._adapters.is_ready(name) for name in adapters):
+    harness.engine.adapters.want([(name,) for name in adapters])
+    while any(not harness.engine.adapters.is_ready(name) for name in adapters):
         harness.loop.take(harness.loop.inbox.get(timeout=20))
-        harness.loop._adapters.want([(name,) for name in adapters])
+        harness.engine.adapters.want([(name,) for name in adapters])
     recorder = RecordingRunner(harness)
-    harness.loop._runner = recorder
+    harness.loop.runner = recorder
     random = Random(7)
     outcomes = [
         harness.submit(

@@ -133,4 +133,4 @@ def test_adapters_that_were_slid_elsewhere_are_read_where_they_are(base: Path) -
 
     assert harness.engine.frame_allocator.num_moved_runs == 2
     assert told == {name: plain.run([5, 6], adapter=name, max_tokens=2, ignore_eos=True).token_ids for name in "gacf"}
-    harness.loop._adapters._device._lora.check_integrity()  # type: ignore[attr-defined]
+    harness.loop.check_integrity()
