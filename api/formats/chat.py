@@ -41,7 +41,7 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """The whole stream; the client's going away cancels it, and that abandons the job."""
+    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
     shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:
@@ -72,7 +72,7 @@ def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """One event as a chunk's choice; None for what a chat stream does not show."""
+    """One event as a chunk's choice. None for events that chats do not show."""
     delta = _delta(item.event)
     if delta is None:
         return None

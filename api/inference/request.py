@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -92,7 +92,7 @@ class ResponseHead:
     """The tier that was served, which may be lower than the one asked for."""
 
     @classmethod
-    def of(cls, prefix: str, inference: InferenceRequest, resources: Resources) -> "ResponseHead":
+    def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
         """The head of one answer. `prefix`, such as `chatcmpl-`, and the request's id make the answer's id."""
         digest = inference.resolved.digest or resources.description.fingerprint
         return cls(

@@ -6,8 +6,8 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.chat import chat_completion, write_chat_chunks
 from graftwork.api.http.disconnect import until_disconnect
@@ -32,11 +32,11 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,
-    resources: AppResources,
+    resources: ForInference,
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Answer a conversation; with `stream` as it is made."""
+    """Answer a conversation, with `stream` in chunks as it is generated."""
     inference = await chat_inference(body, resources, principal, request_id)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
@@ -51,9 +51,9 @@ async def create_chat_completion(
 
 
 async def chat_inference(
-    body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+    body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
+    """The generation that a chat asks for. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
@@ -74,19 +74,19 @@ async def chat_inference(
     )
 
 
-def _read(body: ChatCompletionRequest, resources: Resources) -> tuple[OutputPlan, tuple[int, ...]]:
-    """What takes its time to read: how the answer is made, and the prompt."""
+def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[int, ...]]:
+    """Plan the output and encode the prompt, which both take CPU time."""
     return resources.planner.plan(body.output_constraints()), encode_chat(body, resources)
 
 
-def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """The prompt that a chat's messages and tools make."""
+def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode a chat's messages and tools as a prompt."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 
 
-def _encode_prediction(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """Control literals and markup become the tokens that the model would write: guesses are verified, not trusted."""
+def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode the predicted text as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
     token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)
