@@ -11,7 +11,7 @@ from typing import Any
 from graftwork.api.formats.logprobs import chat_logprobs, new_logprobs
 from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
@@ -41,7 +41,7 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """The whole stream; the client's going away cancels it, and that abandons the job."""
+    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
     shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:
@@ -72,13 +72,14 @@ def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """One event as a chunk's choice; None for what a chat stream does not show."""
+    """One event as a chunk's choice. None for events that chats do not show."""
     delta = _delta(item.event)
     if delta is None:
         return None
     reason = item.event.reason if isinstance(item.event, GenerationFinished) else None
-    scores = new_logprobs(item.event)
-    logprobs = chat_logprobs(scores) if scores else None
+    has_logprobs = isinstance(item.event, TextDelta | GenerationFinished) and bool(item.event.logprobs)
+    unsent = new_logprobs(item.event) if has_logprobs else ()
+    logprobs = chat_logprobs(unsent) if unsent else None
     return {"index": item.choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 

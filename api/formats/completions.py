@@ -8,7 +8,7 @@ from typing import Any
 from graftwork.api.formats.logprobs import completion_logprobs
 from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
@@ -19,12 +19,12 @@ _OBJECT = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What the caller wants to see of every choice."""
+    """What to show of each choice."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
     """By choice."""
     echoes: tuple[str, ...]
-    """By choice: what stands before the completion; empty without `echo`."""
+    """By choice: the text before the completion, empty without `echo`."""
     with_token_ids: bool
 
     def choice(
@@ -56,7 +56,7 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """The whole stream; token ids, where wanted, come whole with the last chunk of their choice."""
+    """Write the whole stream. The last chunk of a choice has all its token ids, if they were requested."""
     shell = head.fields(_OBJECT) | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:

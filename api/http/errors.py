@@ -1,6 +1,6 @@
-"""Errors as HTTP answers: every one leaves in the same shape, whoever raised it.
+"""Errors as HTTP answers, all in one shape.
 
-The request id is no business of this file: the envelope puts `x-request-id` on every response.
+Owns how errors look on HTTP. The middleware adds `x-request-id` to every response, errors included.
 """
 
 from collections.abc import Sequence
@@ -45,12 +45,12 @@ def error_response(error: GraftworkError) -> JSONResponse:
 
 
 def error_headers(error: GraftworkError) -> dict[str, str]:
-    """What an error says beside its body, whatever shape that has."""
+    """The headers of an error, in any shape."""
     return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
 
 
 def internal_failure(request_id: str) -> InternalFailure:
-    """What a caller learns of a bug: that it is ours, and under which id we can find it."""
+    """The error of a bug. The caller learns only the id under which the log has it."""
     return InternalFailure(f"The server failed on this request. Report it with the request id {request_id}.")
 
 

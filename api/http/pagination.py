@@ -44,9 +44,9 @@ async def _page_of_a_history(
     return PageRequest(limit, after, order)
 
 
-AskedPage = Annotated[PageRequest, Depends(_page_request)]
+PageQuery = Annotated[PageRequest, Depends(_page_request)]
 """Newest first unless asked otherwise."""
-AskedHistoryPage = Annotated[PageRequest, Depends(_page_of_a_history)]
+HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
 """Oldest first unless asked otherwise, as a history is read."""
 
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from graftwork.api.deps.background import ServerTasks
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.http.channel import Channel
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.inference.request import InferenceRequest
@@ -22,7 +22,7 @@ from graftwork.sessions.generation.generator import Generation, GenerationEvent,
 from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
 
 
-async def start_inference(resources: Resources, inference: InferenceRequest) -> "InferenceJob":
+async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
     """Reserve for a request and start its job.
 
     Raises LimitExceeded before anything is generated. The engine's refusals come from the job.

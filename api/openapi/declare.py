@@ -1,6 +1,6 @@
-"""What routes declare for the OpenAPI document beside their types: further statuses, and the events of a stream.
+"""What routes declare for the OpenAPI document: further error statuses, and the events of a stream.
 
-Owns the list of errors that are described. A route class implies most of a route's statuses; see `document.py`.
+Most statuses are implied by a route's class; see `document.py`.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from graftwork.api.deps.route_classes import AdminRoute, GuardedRoute, OpenAiRoute
+from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
 from graftwork.api.openapi import examples
 from graftwork.api.openapi.declare import EVENT_CLASSES
 from graftwork.api.openapi.errors import (
@@ -76,7 +76,7 @@ def _operations(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
     name = operation["operationId"]
     operation["description"] = operation.get("description", operation["summary"])
-    is_guarded = isinstance(route, GuardedRoute)
+    is_guarded = isinstance(route, AuthenticatedRoute)
     is_anthropic = "/v1/messages" in route.path
     if is_guarded:
         key = "admin_key" if isinstance(route, AdminRoute) else "tenant_key"
@@ -99,7 +99,7 @@ def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
 
 
 def _drop_null(schema: dict[str, Any]) -> None:
-    """A parameter that is not there is left out: no text in a URL or header means null."""
+    """Remove null from a parameter's type. A parameter is left out instead."""
     alternatives = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(alternatives) == 1:
         del schema["anyOf"]
@@ -107,9 +107,9 @@ def _drop_null(schema: dict[str, Any]) -> None:
 
 
 def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
-    """Every error that a route can answer: what it declares, and what its class implies."""
+    """Every error status of a route: those that it declares, and those that its class implies."""
     declared = {int(status) for status in route.responses if int(status) >= 400}
-    if not isinstance(route, GuardedRoute):
+    if not isinstance(route, AuthenticatedRoute):
         return declared | {500}
     implied = {401, 403, 500, 503, 400 if isinstance(route, OpenAiRoute) else 422}
     if "{" in route.path:
@@ -175,7 +175,7 @@ def _complete_components(document: dict[str, Any]) -> None:
 
 
 def _drop_unused(document: dict[str, Any]) -> None:
-    """Drop the errors that no operation answers, and the headers that only those have."""
+    """Drop the errors that no operation answers, and the headers that only those errors have."""
     components = document["components"]
     for kind in ("responses", "headers"):
         used = set(_references(document["paths"])) | set(_references(components["responses"]))
@@ -184,7 +184,7 @@ def _drop_unused(document: dict[str, Any]) -> None:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """FastAPI turns limits into floats; those of integers become integers again."""
+    """Turn limits into integers again, which FastAPI has made floats."""
     if isinstance(value, dict):
         return {
             key: int(each)
@@ -240,7 +240,7 @@ def _field_docstrings(model: type[Any]) -> dict[str, str]:
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:
-    """Give a list of `X` the name `XList`, and uploads the names that clients should see."""
+    """Rename lists of `X` to `XList`, and upload forms to names for clients."""
     names = {name: _RENAMED_SCHEMAS.get(name, name) for name in document["components"]["schemas"]}
     for name in names:
         if name.startswith("Page_"):

@@ -1,6 +1,6 @@
 """One request and one answer for each operation, as the OpenAPI document shows them.
 
-Tests send every request, and hold every answer against its model.
+Tests check each example against its schema.
 """
 
 from typing import Any

@@ -6,16 +6,15 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.chat import chat_completion, write_chat_chunks
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import InferenceRequest, served_tier
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.answers.chat import ChatCompletion
@@ -33,11 +32,11 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,
-    resources: AppResources,
+    resources: ForInference,
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Answer a conversation; with `stream` as it is made."""
+    """Answer a conversation, with `stream` in chunks as it is generated."""
     inference = await chat_inference(body, resources, principal, request_id)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
@@ -52,9 +51,9 @@ async def create_chat_completion(
 
 
 async def chat_inference(
-    body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+    body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
+    """The generation that a chat asks for. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
@@ -75,19 +74,19 @@ async def chat_inference(
     )
 
 
-def _read(body: ChatCompletionRequest, resources: Resources) -> tuple[OutputPlan, tuple[int, ...]]:
-    """What takes its time to read: how the answer is made, and the prompt."""
+def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[int, ...]]:
+    """Plan the output and encode the prompt, which both take CPU time."""
     return resources.planner.plan(body.output_constraints()), encode_chat(body, resources)
 
 
-def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """The prompt that a chat's messages and tools make."""
+def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode a chat's messages and tools as a prompt."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 
 
-def _encode_prediction(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """Control literals and markup become the tokens that the model would write: guesses are verified, not trusted."""
+def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode the predicted text as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
     token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)

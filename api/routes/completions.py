@@ -6,16 +6,15 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.completions import CompletionForm, completion, write_completion_chunks
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import InferenceRequest, served_tier
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion
@@ -32,11 +31,11 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 async def create_completion(
     body: CompletionRequest,
     request: Request,
-    resources: AppResources,
+    resources: ForInference,
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Continue one prompt or several; with `stream` as they are made."""
+    """Continue one or more prompts, with `stream` in chunks as they are generated."""
     inference = await _inference_request(body, resources, principal, request_id)
     form = _form(body, resources, inference)
     job = await start_inference(resources, inference)
@@ -52,7 +51,7 @@ async def create_completion(
 
 
 async def _inference_request(
-    body: CompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+    body: CompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
@@ -73,19 +72,19 @@ async def _inference_request(
     )
 
 
-def _read(body: CompletionRequest, resources: Resources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
-    """What takes its time to read: how the answers are made, and the prompts."""
+def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
+    """Plan the output and encode the prompts, which both take CPU time."""
     return resources.planner.plan(OutputConstraints(response_format=body.response_format_fields())), _encode(
         body, resources
     )
 
 
-def _encode(body: CompletionRequest, resources: Resources) -> tuple[tuple[int, ...], ...]:
+def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tuple[int, ...], ...]:
     return tuple(_encode_prompt(prompt, body, resources) for prompt in body.prompt)
 
 
-def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """Raises InvalidRequest for an empty prompt, and for ids that no token has."""
+def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
         with_special = body.add_special_tokens is not False
         token_ids = resources.tokenizer.encode(prompt, allow_special=True, add_special_tokens=with_special)
@@ -97,14 +96,14 @@ def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: Resources
     return token_ids
 
 
-def _form(body: CompletionRequest, resources: Resources, inference: InferenceRequest) -> CompletionForm:
+def _form(body: CompletionRequest, resources: InferenceResources, inference: InferenceRequest) -> CompletionForm:
     prompts = tuple(prompt for prompt in inference.prompts for _ in inference.samplings)
     texts = [_echo(prompt, resources) if body.echo else "" for prompt in body.prompt]
     echoes = tuple(text for text in texts for _ in inference.samplings)
     return CompletionForm(prompts, echoes, with_token_ids=bool(body.return_token_ids))
 
 
-def _echo(prompt: Prompt, resources: Resources) -> str:
+def _echo(prompt: Prompt, resources: InferenceResources) -> str:
     if isinstance(prompt, str):
         return prompt
     return resources.tokenizer.decode(prompt, skip_special_tokens=False)

@@ -6,7 +6,7 @@ from typing import Annotated, Self, cast
 from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
-from graftwork.api.schemas.base import FieldComplaint, NativeBody, given
+from graftwork.api.schemas.base import FieldError, NativeBody, given
 from graftwork.platform.answers import adapters as answers
 
 MAX_CANARIES = 16
@@ -18,7 +18,7 @@ Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class AliasBody(NativeBody):
-    """One version, or a canary over several."""
+    """The target of an alias: one version, or several versions by weight."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [given("version"), given("weights")]})
 
@@ -29,11 +29,11 @@ class AliasBody(NativeBody):
     ] = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> Self:
+    def require_one_of_both(self) -> Self:
         if (self.version is None) == (self.weights is None):
             raise ValueError("send either version or weights")
         if self.weights is not None and not math.isfinite(sum(self.weights.values())):
-            raise FieldComplaint("weights", "the weights do not sum to a number")
+            raise FieldError("weights", "the weights do not sum to a number")
         return self
 
     def target(self) -> AliasTarget:

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Body
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from graftwork.api.schemas.base import NativeBody
+from graftwork.api.schemas.base import NativeBody, with_integers
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
@@ -18,7 +18,7 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def unix_seconds(value: object) -> object:
-    """Unix seconds as they are; ISO 8601 text in seconds, read as UTC where it names no zone."""
+    """Convert ISO 8601 text to unix seconds, in UTC if it names no zone. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -38,7 +38,7 @@ class TenantBody(NativeBody):
 
 
 class TenantPatch(NativeBody):
-    """What is absent or null stays."""
+    """The changes to a tenant. Absent and null fields stay as they are."""
 
     name: Name | None = None
     weight: TenantWeight | None = None
@@ -48,7 +48,7 @@ class TenantPatch(NativeBody):
 class KeyBody(NativeBody):
     name: Name
     scopes: list[str] | None = None
-    """Null or absent: all."""
+    """Null or absent means all scopes."""
     expires_at: Time | None = None
 
 
@@ -56,6 +56,7 @@ _LIMIT = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**53}, {"type"
 QuotaBody = Annotated[
     dict[str, Any],
     Body(),
+    AfterValidator(lambda limits: {name: with_integers(limit) for name, limit in limits.items()}),
     WithJsonSchema(
         {
             "title": "Quota",

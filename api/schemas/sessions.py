@@ -1,4 +1,7 @@
-"""Bodies of the session routes. What a value may be is the session service's to say: here only the fields' names."""
+"""The bodies of the session routes.
+
+Owns the fields' names and types. The session service checks their values.
+"""
 
 from typing import Annotated, Any
 
@@ -25,7 +28,7 @@ class RetentionBody(NativeBody):
 
 
 class SessionBody(NativeBody):
-    """Null means absent."""
+    """A new session. Null means absent."""
 
     model: str
     instructions: str | None = None
@@ -51,28 +54,28 @@ class SessionBody(NativeBody):
 
 
 class SessionPatch(NativeBody):
-    """What is absent or null stays."""
+    """The changes to a session. Absent and null fields stay as they are."""
 
     model: str | None = None
     metadata: Metadata | None = None
 
 
 class ToolHintBody(NativeBody):
-    """What a caller knows of a tool. A deadline is noted in the ledger, and nothing is cut off by it."""
+    """What a caller knows of a tool. A deadline is only stored; a later output is still accepted."""
 
     expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
 
 
 class TurnOptions(NativeBody):
-    """How a turn is answered, and whether it ends with the connection that asked for it: by default it goes on."""
+    """How a turn is answered. By default it continues when the client leaves."""
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
 
 
 class TurnBody(TurnOptions):
-    """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
+    """A user's turn. `tool_hints` say how long each tool takes, and so how long to keep the session's cache on the device."""
 
     input: str | list[Any]
     if_head: str | None = None
@@ -82,7 +85,7 @@ class TurnBody(TurnOptions):
     sampling: dict[str, Any] | None = None
 
     def hints(self) -> dict[str, ToolHint]:
-        """By tool."""
+        """The hints by tool name."""
         given = (self.tool_hints or {}).items()
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 

@@ -9,7 +9,7 @@ from graftwork.api.schemas.common import MessageList, ToolList
 
 
 class TokenizeRequest(OpenAiBody):
-    """Either a prompt or messages."""
+    """A prompt or messages, but not both."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages")]})
 
@@ -21,7 +21,7 @@ class TokenizeRequest(OpenAiBody):
     add_generation_prompt: bool | None = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> Self:
+    def require_one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("send either prompt or messages")
         return self

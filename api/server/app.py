@@ -1,4 +1,4 @@
-"""The HTTP application: routes, error answers and the envelope, around one process's resources.
+"""The HTTP application: routes, error answers and the middleware, around one process's resources.
 
 Importing it loads no torch and opens nothing.
 """
@@ -14,7 +14,7 @@ import graftwork
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.deps.resources import Resources
 from graftwork.api.http.errors import install_error_handlers
-from graftwork.api.http.middleware import RequestEnvelope
+from graftwork.api.http.middleware import RequestIdMiddleware
 from graftwork.api.openapi.document import complete
 from graftwork.api.routes import (
     adapters,
@@ -73,9 +73,9 @@ class GatewayApp(FastAPI):
 def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
-    """The caller closes the `resources` that it gives; without them the application opens its own when it starts.
+    """Create the application. It opens and closes its own resources, unless they are given.
 
-    `engine` is then the engine that it talks to; by default the one at the settings' address.
+    Its own resources use `engine`, by default the one at the settings' address.
     """
 
     @asynccontextmanager
@@ -101,7 +101,7 @@ def create_app(
     install_error_handlers(app, _ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
-    app.add_middleware(RequestEnvelope)
+    app.add_middleware(RequestIdMiddleware)
     return app
 
 
@@ -112,4 +112,4 @@ def operation_id(route: APIRoute) -> str:
 
 def _attach(app: FastAPI, resources: Resources) -> None:
     app.state.resources = resources
-    app.state.readiness = Readiness(resources)
+    app.state.readiness = Readiness(resources.server)

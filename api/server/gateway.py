@@ -69,13 +69,13 @@ def _console() -> Console:
 async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
     """From an engine that answers to the last connection's end."""
     async with open_resources(settings) as resources:
-        tenants = await seed_demo(resources) if settings.demo else ()
+        tenants = await seed_demo(resources.admin) if settings.demo else ()
         url = url_of(listening)
 
         def on_ready() -> None:
-            show_ready(console, url, resources.base_name, settings)
+            show_ready(console, url, resources.inference.base_name, settings)
             if tenants:
-                show_demo(console, url, resources.base_name, tenants)
+                show_demo(console, url, resources.inference.base_name, tenants)
 
         server = HttpServer(create_app(settings, resources=resources), on_ready)
         signals.direct_to(server)

@@ -14,7 +14,14 @@ from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.api.deps.background import ServerTasks, repeating
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import (
+    AccountResources,
+    AdminResources,
+    InferenceResources,
+    Resources,
+    ServerResources,
+    SessionResources,
+)
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
@@ -31,7 +38,6 @@ from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
-from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -39,7 +45,7 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PromptEncoder, PublicPrefixes
 from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
@@ -73,14 +79,14 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
-        stack.push_async_callback(resources.quotas.close)
-        stack.push_async_callback(resources.tasks.close)
-        stack.push_async_callback(resources.sessions.close)
-        await resources.registry.sweep()
+        stack.push_async_callback(resources.server.quotas.close)
+        stack.push_async_callback(resources.inference.tasks.close)
+        stack.push_async_callback(resources.sessions.sessions.close)
+        await resources.account.registry.sweep()
         sweeps = {
-            "sessions": resources.sessions.sweep,
-            "responses": resources.responses.sweep,
-            "idempotency keys": resources.idempotency.sweep,
+            "sessions": resources.sessions.sessions.sweep,
+            "responses": resources.sessions.responses.sweep,
+            "idempotency keys": resources.server.idempotency.sweep,
         }
         for name, sweep in sweeps.items():
             await sweep()
@@ -126,30 +132,40 @@ async def _assemble(
         planner=served.planner,
     )
     sessions = SessionService(database, registry, dependencies)
+    description, tasks = served.generator.description, ServerTasks()
     return Resources(
-        settings=settings,
-        clock=clock,
-        pepper=pepper,
-        database=database,
-        tenancy=tenancy,
-        gate=Authenticator(tenancy, admin_key),
-        quotas=quotas,
-        meter=meter,
-        idempotency=IdempotencyStore(database, clock),
-        telemetry=telemetry,
-        artifacts=artifacts,
-        registry=registry,
-        engine=engine,
-        description=served.generator.description,
-        generator=served.generator,
-        accounting=accounting,
-        folder=served.folder,
-        prompts=served.prompts,
-        sessions=sessions,
-        responses=ResponseService(database, sessions, clock),
-        conversations=ConversationService(sessions),
-        tasks=ServerTasks(),
-        planner=served.planner,
+        inference=InferenceResources(
+            clock=clock,
+            pepper=pepper,
+            registry=registry,
+            generator=served.generator,
+            accounting=accounting,
+            description=description,
+            folder=served.folder,
+            prompts=served.prompts,
+            planner=served.planner,
+            tasks=tasks,
+        ),
+        sessions=SessionResources(
+            clock=clock,
+            base_name=description.model_name,
+            sessions=sessions,
+            responses=ResponseService(database, sessions, clock),
+            conversations=ConversationService(sessions),
+            tasks=tasks,
+        ),
+        account=AccountResources(clock, tenancy, meter, registry, description),
+        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine),
+        server=ServerResources(
+            settings=settings,
+            clock=clock,
+            database=database,
+            gate=Authenticator(tenancy, admin_key),
+            idempotency=IdempotencyStore(database, clock),
+            quotas=quotas,
+            telemetry=telemetry,
+            engine=engine,
+        ),
     )
 
 

@@ -106,7 +106,9 @@ async def test_tools(gateway: Gateway, client: AsyncAnthropic) -> None:
     assert said.to_dict() == {"type": "text", "text": "Let me see."}
     assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
     assert answered.content[0].to_dict()["text"] == "Sunny."
-    prompt = gateway.resources.tokenizer.decode(gateway.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    prompt = gateway.resources.inference.tokenizer.decode(
+        gateway.engine.requests[-1].prompt_token_ids, skip_special_tokens=False
+    )
     assert prompt.index("Let me see.") < prompt.index('"city": "Paris"') < prompt.index("20 degrees")
 
 
@@ -236,7 +238,7 @@ async def test_leaving_a_stream(gateway: Gateway, client: AsyncAnthropic, tenant
 
     await stream.close()
     await asyncio.wait_for(gateway.engine.cancelled_event.wait(), 5)
-    await gateway.resources.tasks.close()
+    await gateway.resources.inference.tasks.close()
 
     assert len(gateway.engine.cancelled) == 1
     assert (await tenant.usage())[0]["completion_tokens"] == 2

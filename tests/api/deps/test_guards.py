@@ -185,7 +185,7 @@ async def test_unexpected_failure(
     async def fail(principal: Principal, page: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(gateway.resources.sessions, "list_sessions", fail)
+    monkeypatch.setattr(gateway.resources.sessions.sessions, "list_sessions", fail)
 
     answer = await tenant.client.get("/v1/sessions")
 

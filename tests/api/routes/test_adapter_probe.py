@@ -20,7 +20,7 @@ async def test_nothing_is_stored_that_the_engine_refuses(
 
     assert (answer.status_code, answer.json()["error"]["message"]) == (status, refusal.message)
     assert (await tenant.client.get("/v1/adapters")).json()["data"] == []
-    assert not [*gateway.resources.settings.data_dir.glob("artifacts/sha256/*/*")]
+    assert not [*gateway.resources.server.settings.data_dir.glob("artifacts/sha256/*/*")]
 
 
 async def test_the_engine_tries_what_is_new(gateway: Gateway, tenant: TestTenant) -> None:

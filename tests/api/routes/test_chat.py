@@ -391,12 +391,12 @@ async def test_disconnect(gateway: Gateway, tenant: TestTenant, stream: bool, ho
     """A client that leaves cancels the engine's work at once; what was made is metered, and the slot is free."""
     engine = gateway.engine
     engine.holds_after, engine.holds_queue = 4, holds_queue
-    await gateway.resources.tenancy.set_quota(tenant.id, Quota(max_concurrent_requests=1))
+    await gateway.resources.account.tenancy.set_quota(tenant.id, Quota(max_concurrent_requests=1))
     asking = asyncio.create_task(post_and_leave(gateway, tenant, chat(stream=stream), engine.held))
 
     await asking
     await asyncio.wait_for(engine.cancelled_event.wait(), 5)
-    await gateway.resources.tasks.close()
+    await gateway.resources.inference.tasks.close()
 
     assert len(engine.cancelled) == 1
     rows = await tenant.usage()

@@ -35,7 +35,7 @@ async def test_readiness(gateway: Gateway) -> None:
 
 async def test_readiness_of_the_schema(gateway: Gateway) -> None:
     """A database behind this code's schema is not ready, and says what to do."""
-    await gateway.resources.database.downgrade("0002_adapters")
+    await gateway.resources.server.database.downgrade("0002_adapters")
 
     answer = await gateway.anonymous.get("/readyz")
 

@@ -166,7 +166,7 @@ async def test_leaving_a_stream(gateway: Gateway, client: AsyncOpenAI, tenant: T
 
     await stream.close()
     await asyncio.wait_for(gateway.engine.cancelled_event.wait(), 5)
-    await gateway.resources.tasks.close()
+    await gateway.resources.inference.tasks.close()
 
     assert len(gateway.engine.cancelled) == 1
     assert (await tenant.usage())[0]["completion_tokens"] == 2

@@ -85,7 +85,7 @@ def test_fields_have_this_api_s_names() -> None:
         "input": "input",
     }
 
-    told = [route.in_kind(ValidationFailed(f"{param} is not served.", param=param)) for param in pairs]
+    told = [route.as_route_error(ValidationFailed(f"{param} is not served.", param=param)) for param in pairs]
 
     assert [error.status for error in told] == [400] * len(pairs)
     assert [error.param for error in told] == list(pairs.values())
