@@ -354,12 +354,12 @@ class Fuel:
     """What matching may still cost: about a microsecond for each unit."""
 
     def __init__(self, units: int = 200_000) -> None:
-        self._left = units
+        self.left = units
 
     def spend(self, units: int) -> None:
         """Raises PatternError where nothing is left."""
-        self._left -= units
-        if self._left < 0:
+        self.left -= units
+        if self.left < 0:
             raise PatternError("it takes too long to match")
 
 
