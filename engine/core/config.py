@@ -47,7 +47,8 @@ class EngineConfig:
     max_lora_rank: int = 128
     lora_kernels: str = "auto"
     """How adapters are applied: `auto` (the device's own kernels if they work, else torch), `native` (CPU), `triton`
-    (CUDA), or `torch`."""
+    (CUDA), or `torch`.
+    """
     max_batch_tokens: int = 512
     """Tokens of one step over all requests. Large steps prefill faster; small ones delay decoding less."""
     max_running: int = 64
