@@ -1,4 +1,4 @@
-"""Notices that a client has left while a handler still works for it."""
+"""Stops a handler's work when its client disconnects."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
