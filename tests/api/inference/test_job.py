@@ -1,4 +1,4 @@
-"""A job's end: whoever leaves, and however often, it is settled once."""
+"""A job is settled once, however often its client leaves."""
 
 from graftwork.api.deps.background import ServerTasks
 from graftwork.platform.database import Database
