@@ -3,13 +3,14 @@
     python benchmarks/gateway_cpu.py [--checkout DIR ...] [--kinds chat,turns] [--rounds 5] [--json OUT]
 
 Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
-which answers 32 streams with one token each in every step. Clients are plain sockets in this process. Each round makes
-short answers, then long ones, of every kind on every checkout in turn, and takes
+which answers 32 streams with one token each in every step. Clients are plain sockets in this process. While all streams
+run, the gateway's CPU time is read twice, `--tokens` steps apart:
 
-    CPU a token = (CPU(long) - CPU(short)) / (streams x (long - short))
+    CPU a token = CPU between the readings / (streams x steps between the readings)
 
-so what a request costs before its first token and after its last is left out; `whole` is CPU(long) / all its tokens.
+so what a request costs before its first token and after its last is left out. Checkouts take turns within each round.
 `chat` is POST /v1/chat/completions with stream; `turns` is POST /v1/sessions/{id}/turns with stream, stored in SQLite.
+On a busy machine run it with real-time priority (`chrt -f 5`), or late readings of the engine's messages join steps.
 """
 
 import argparse
@@ -31,9 +32,11 @@ from rich.console import Console
 from rich.table import Table
 from server_processes import OWN_ROOT, Checkout, ServerProcess, free_port, make_tenant, scripted_engine
 
-_SHORT_TOKENS = 16
-_SETTLE_S = 0.3
-"""After the last byte: until usage rows are written."""
+_WARM_STEPS = 16
+"""Made before the first reading."""
+_REST_STEPS = 8
+"""Made after the second."""
+_POLL_S = 0.004
 _PROMPT = "Tell me about the harbour."
 _ENDS = {"chat": b"data: [DONE]", "turns": b"event: turn.completed"}
 """What a whole stream has near its end."""
@@ -41,25 +44,25 @@ _ENDS = {"chat": b"data: [DONE]", "turns": b"event: turn.completed"}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One pair of runs."""
+    """One run of all streams."""
 
     checkout: str
     kind: str
     round_number: int
     token_us: float
-    """CPU a token, without the requests' own cost."""
-    whole_us: float
-    """CPU a token of the long run, with it."""
+    """CPU a token."""
 
 
 class Gateway:
     """One gateway under measurement."""
 
-    def __init__(self, checkout: Checkout, process_id: int, port: int, key: str) -> None:
+    def __init__(self, checkout: Checkout, folder: Path, process_id: int, port: int) -> None:
         self.checkout = checkout
+        self._steps = folder / "steps"
         self._process = psutil.Process(process_id)
         self._port = port
-        self._key = key
+        url = f"http://127.0.0.1:{port}"
+        self._key = make_tenant(url, (folder / "admin.key").read_text(encoding="utf-8").strip())
         self.model = self._client().get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
     def cpu_s(self) -> float:
@@ -69,17 +72,26 @@ class Gateway:
         times = self._process.cpu_times()
         return float(times.user + times.system)
 
-    async def run(self, kind: str, streams: int, tokens: int) -> float:
-        """Seconds of CPU for `streams` answers at once, of `tokens` each."""
-        requests = [self._request(kind, tokens) for _ in range(streams)]
-        before = self.cpu_s()
-        answers = await asyncio.gather(*(self._exchange(request) for request in requests))
-        await asyncio.sleep(_SETTLE_S)
-        spent = self.cpu_s() - before
-        for answer in answers:
+    async def run(self, kind: str, streams: int, steps: int) -> float:
+        """Seconds of CPU a token, over `steps` steps of `streams` answers at once."""
+        requests = [self._request(kind, _WARM_STEPS + steps + _REST_STEPS) for _ in range(streams)]
+        before = self._num_steps()
+        answers = [asyncio.create_task(self._exchange(request)) for request in requests]
+        first_step, first_s = await self._reading(before + _WARM_STEPS)
+        last_step, last_s = await self._reading(first_step + steps)
+        for answer in await asyncio.gather(*answers):
             if _ENDS[kind] not in answer[-2000:]:
                 raise SystemExit(f"{self.checkout.name}: a stream of {kind} broke off:\n{answer[-500:]!r}")
-        return spent
+        return (last_s - first_s) / (streams * (last_step - first_step))
+
+    async def _reading(self, step: int) -> tuple[int, float]:
+        """The engine's step and the CPU time, once that step is made."""
+        while (found := self._num_steps()) < step:  # noqa: ASYNC110 (another process makes the steps)
+            await asyncio.sleep(_POLL_S)
+        return found, self.cpu_s()
+
+    def _num_steps(self) -> int:
+        return int((self._steps.read_text() if self._steps.exists() else "") or 0)
 
     def _request(self, kind: str, tokens: int) -> bytes:
         """What is sent for one answer; a turn's session is made here, unmeasured."""
@@ -124,44 +136,38 @@ def running_gateway(checkout: Checkout, streams: int, step_ms: float) -> Iterato
         arguments = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", str(folder)]
         command = checkout.command("gateway", *arguments, "--port", str(port))
         process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
-        url = f"http://127.0.0.1:{port}"
-        process.wait_for_http(f"{url}/healthz")
-        key = make_tenant(url, (folder / "admin.key").read_text(encoding="utf-8").strip())
-        yield Gateway(checkout, process.process_id, port, key)
+        process.wait_for_http(f"http://127.0.0.1:{port}/healthz")
+        yield Gateway(checkout, folder, process.process_id, port)
 
 
 async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> list[Sample]:
     """All samples; the gateways take turns, and each round begins with another."""
     samples: list[Sample] = []
     kinds = arguments.kinds.split(",")
-    long_tokens = _SHORT_TOKENS + arguments.tokens
     for kind in kinds:
         for gateway in gateways:
-            await gateway.run(kind, arguments.streams, _SHORT_TOKENS)  # imports, caches, connections
+            await gateway.run(kind, arguments.streams, _WARM_STEPS)  # imports, caches, connections
     for round_number in range(arguments.rounds):
         first = round_number % len(gateways)
         for kind in kinds:
             for gateway in [*gateways[first:], *gateways[:first]]:
-                short_s = await gateway.run(kind, arguments.streams, _SHORT_TOKENS)
-                long_s = await gateway.run(kind, arguments.streams, long_tokens)
-                token_us = (long_s - short_s) / (arguments.streams * arguments.tokens) * 1e6
-                whole_us = long_s / (arguments.streams * long_tokens) * 1e6
-                samples.append(Sample(gateway.checkout.name, kind, round_number, token_us, whole_us))
+                token_s = await gateway.run(kind, arguments.streams, arguments.tokens)
+                samples.append(Sample(gateway.checkout.name, kind, round_number, token_s * 1e6))
     return samples
 
 
 def show(samples: Sequence[Sample], names: Sequence[str], kinds: Sequence[str]) -> None:
     """Figures by kind and checkout; ratios are to the first checkout, within a round."""
-    table = Table("kind", "checkout", "µs CPU a token: min", "median", "max", "whole, median", "ratio to first")
+    table = Table("kind", "checkout", "µs CPU a token: min", "median", "max", "ratio to first: median", "least", "most")
     for kind in kinds:
         first = [sample.token_us for sample in samples if (sample.kind, sample.checkout) == (kind, names[0])]
         for name in names:
             own = [sample for sample in samples if (sample.kind, sample.checkout) == (kind, name)]
             token_us = [sample.token_us for sample in own]
-            whole_us = statistics.median(sample.whole_us for sample in own)
-            ratio = statistics.median(mine / theirs for mine, theirs in zip(token_us, first, strict=True))
-            figures = (min(token_us), statistics.median(token_us), max(token_us), whole_us)
-            table.add_row(kind, name, *(f"{figure:.1f}" for figure in figures), f"{ratio:.3f}")
+            ratios = [mine / theirs for mine, theirs in zip(token_us, first, strict=True)]
+            figures = (min(token_us), statistics.median(token_us), max(token_us))
+            spread = (statistics.median(ratios), min(ratios), max(ratios))
+            table.add_row(kind, name, *(f"{figure:.1f}" for figure in figures), *(f"{one:.3f}" for one in spread))
     Console(width=120).print(table)
 
 
@@ -170,7 +176,7 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, action="append", help="a tree to measure; may be repeated")
     parser.add_argument("--kinds", default="chat,turns", help="of chat and turns, comma-separated")
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=256, help="by which long answers are longer than short ones")
+    parser.add_argument("--tokens", type=int, default=256, help="steps between the two readings")
     parser.add_argument("--step-ms", type=float, default=25.0, help="between two steps of the engine")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write every sample here")

@@ -2,6 +2,7 @@
 
     python benchmarks/scripted_engine.py --listen unix:/tmp/engine.sock --model demo/model --together 32 --step-ms 25
 
+The number of steps so far, which made a token for each stream, stands in the file given with --progress.
 As the real engine does, it sends one message a step with the tokens of every stream in it. It runs in a process of its
 own, so a gateway's CPU time can be measured without an engine's, and speaks the wire of whichever checkout is imported.
 """
@@ -61,8 +62,10 @@ class _Gateway:
 class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
     """Answers as an engine of the model in `folder` would, whatever is asked."""
 
-    def __init__(self, folder: Path, together: int, step_s: float) -> None:
+    def __init__(self, folder: Path, together: int, step_s: float, progress: Path | None) -> None:
         """Nothing is answered until `together` requests wait; then their streams run in step. 1 answers at once."""
+        self._progress = progress
+        self._num_steps = 0
         self._config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         text_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
@@ -84,6 +87,7 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
                     gateway.waiting.clear()
                 if outputs := [output for stream in [*gateway.running.values()] for output in self._step(stream)]:
                     yield wire.StepOutput(outputs=outputs)
+                    self._note_step()
                 for stream in [*gateway.running.values()]:
                     if stream.num_sent == stream.max_tokens:
                         del gateway.running[stream.request_id]
@@ -98,6 +102,11 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
                 gateway.waiting.append(_Stream(submit.request_id, len(submit.prompt_token_ids), max_tokens))
             else:
                 gateway.running.pop(message.cancel.request_id, None)
+
+    def _note_step(self) -> None:
+        self._num_steps += 1
+        if self._progress is not None:
+            self._progress.write_text(str(self._num_steps))
 
     def _step(self, stream: _Stream) -> list[Any]:
         """What one step brings to one stream."""
@@ -145,7 +154,7 @@ def _max_tokens(submit: Any) -> int:
 async def serve(arguments: argparse.Namespace) -> None:
     """Until the process is ended."""
     server = grpc.aio.server()
-    engine = ScriptedEngine(arguments.model, arguments.together, arguments.step_ms / 1000)
+    engine = ScriptedEngine(arguments.model, arguments.together, arguments.step_ms / 1000, arguments.progress)
     wire_grpc.add_EngineServicer_to_server(engine, server)
     server.add_insecure_port(arguments.listen)
     await server.start()
@@ -158,6 +167,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="the folder of the model that the gateway serves")
     parser.add_argument("--together", type=int, default=1, help="requests that must wait before any is answered")
     parser.add_argument("--step-ms", type=float, default=25.0, help="milliseconds between two steps")
+    parser.add_argument("--progress", type=Path, help="a file that tells the number of steps")
     asyncio.run(serve(parser.parse_args()))
 
 

@@ -101,11 +101,11 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
 
 
 def scripted_engine(checkout: Checkout, folder: Path, together: int, step_ms: float) -> tuple[str, ServerProcess]:
-    """A scripted engine (see `scripted_engine.py`) for a gateway of `checkout`, and the address where it will answer."""
+    """A scripted engine for a gateway of `checkout`, and its address; it tells its steps in `folder/steps`."""
     listen = f"unix:{folder / 'engine.sock'}"
-    script = str(Path(__file__).with_name("scripted_engine.py"))
-    pace = ["--together", str(together), "--step-ms", str(step_ms)]
-    command = [sys.executable, script, "--listen", listen, "--model", str(checkout.demo_model), *pace]
+    command = [sys.executable, str(Path(__file__).with_name("scripted_engine.py")), "--listen", listen]
+    command += ["--model", str(checkout.demo_model), "--together", str(together), "--step-ms", str(step_ms)]
+    command += ["--progress", str(folder / "steps")]
     return listen, ServerProcess(command, checkout.environment(), folder / "engine.log")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from graftwork.api.anthropic.errors import anthropic_error
 from graftwork.api.http.sse import PING_AFTER_S, Write, heartbeats, named_event
 from graftwork.api.inference.job import InferenceJob
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (

@@ -11,7 +11,7 @@ from typing import Any
 from graftwork.api.formats.logprobs import chat_logprobs, new_logprobs
 from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
@@ -77,8 +77,9 @@ def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
     if delta is None:
         return None
     reason = item.event.reason if isinstance(item.event, GenerationFinished) else None
-    scores = new_logprobs(item.event)
-    logprobs = chat_logprobs(scores) if scores else None
+    has_logprobs = isinstance(item.event, TextDelta | GenerationFinished) and bool(item.event.logprobs)
+    unsent = new_logprobs(item.event) if has_logprobs else ()
+    logprobs = chat_logprobs(unsent) if unsent else None
     return {"index": item.choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 

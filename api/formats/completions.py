@@ -8,7 +8,7 @@ from typing import Any
 from graftwork.api.formats.logprobs import completion_logprobs
 from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta

@@ -1,8 +1,13 @@
-"""What a route asks to have generated, after its body was read and before anything is reserved."""
+"""An inference request, after its body was read and before anything is reserved, and the head of its answer.
+
+Owns how one request becomes the requests of its answers. Never reserves or starts anything: `job.py` does.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -71,3 +76,39 @@ class InferenceRequest:
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """The fields that are equal in the answer, and in every chunk of its stream."""
+
+    answer_id: str
+    created: int
+    model: str
+    """The name that the client sent."""
+    system_fingerprint: str
+    """Identifies the weights that answered: the adapter version's, or the base model's."""
+    service_tier: str
+    """The tier that was served, which may be lower than the one asked for."""
+
+    @classmethod
+    def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
+        """The head of one answer. `prefix`, such as `chatcmpl-`, and the request's id make the answer's id."""
+        digest = inference.resolved.digest or resources.description.fingerprint
+        return cls(
+            answer_id=prefix + inference.request_id.removeprefix("req_"),
+            created=int(resources.clock.now()),
+            model=inference.resolved.requested,
+            system_fingerprint="fp_" + digest.removeprefix("sha256:")[:12],
+            service_tier=inference.tier,
+        )
+
+    def fields(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "service_tier": self.service_tier,
+            "system_fingerprint": self.system_fingerprint,
+        }

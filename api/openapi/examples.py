@@ -5,6 +5,8 @@ Tests check each example against its schema.
 
 from typing import Any
 
+from graftwork import __version__
+
 Json = dict[str, Any]
 
 _AT = 1_767_225_600
@@ -228,7 +230,7 @@ REQUESTS: dict[str, Json] = {
 ANSWERS: dict[str, Json] = {
     "get_health": {"status": "ok"},
     "get_readiness": {"status": "ready"},
-    "get_version": {"version": "0.1.0"},
+    "get_version": {"version": __version__},
     "list_models": _list(_MODEL),
     "get_model": _MODEL,
     "create_chat_completion": {

@@ -14,8 +14,7 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import InferenceRequest, served_tier
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion

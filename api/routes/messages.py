@@ -18,7 +18,7 @@ from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.api.openapi.declare import also
 from graftwork.api.routes.chat import chat_inference, encode_chat
 from graftwork.platform.answers.messages import Message

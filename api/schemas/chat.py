@@ -65,7 +65,7 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
 
     def output_constraints(self) -> OutputConstraints:
         return OutputConstraints(
-            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            tools=tuple(tool.model_dump(exclude_none=True) for tool in self.tools or ()),
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             response_format=self.response_format_fields(),

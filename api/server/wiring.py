@@ -1,6 +1,6 @@
-"""Builds one gateway's resources at start-up and takes them down, in reverse, at the end.
+"""Builds one gateway's resources at start, and closes them in reverse order at the end.
 
-The database is brought to this code's schema, and turns that a crash left running are ended, before anything is served.
+Before it serves, it upgrades the database to this code's schema and ends the turns that a crash left running.
 """
 
 import asyncio
@@ -38,7 +38,6 @@ from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
-from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -46,7 +45,7 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PromptEncoder, PublicPrefixes
 from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
@@ -65,8 +64,11 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
-    address, which must answer by now; an `inspector` that is given is left open. Raises Unavailable."""
+    """Open all that routes need, for the time of the block.
+
+    `engine` is by default the one at the settings' address, which must answer. A given `inspector` stays open. Raises
+    Unavailable.
+    """
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -172,7 +174,7 @@ async def _assemble(
 
 @dataclass(frozen=True, slots=True)
 class _ServedModel:
-    """The model as this gateway reads it, and its generator on the engine."""
+    """The model as this gateway knows it, with its generator."""
 
     generator: Generator
     folder: ModelFolder
@@ -212,10 +214,11 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 
 
 def owner_name(settings: Settings) -> str | None:
-    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns.
+    """The gateway's name among those that share the database. It stays the same after a restart, so that it finds its
+    turns.
 
-    No two that live at once have the same: it is made of the machine and the address, and not of the data folder, which
-    gateways may share. None, for a new one each time, where the port is drawn.
+    It is made of the machine and the address, so no two running gateways share it. It does not use the data folder, which
+    gateways may share. None, which means a new name at each start, if the port is chosen by the system.
     """
     if settings.port == 0:
         return None

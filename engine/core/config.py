@@ -18,7 +18,7 @@ class EngineConfig:
     device: str = "auto"
     """`auto` (CUDA if available), `cpu`, or `cuda:N`."""
     dtype: str = "auto"
-    """Of weights and KV: `auto` (the model's own; float32 on CPUs without bf16), `float32`, `bfloat16`, `float16`."""
+    """Of weights and KV: `float32`, `bfloat16`, `float16`, or `auto`: the model's own, or float32 on CPUs without bf16."""
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
     page_tokens: int = 16

@@ -75,7 +75,7 @@ class TokenLogprobs:
     """The model's own log probability of one token, before grammar, bias, penalties and temperature."""
 
     logprob: float
-    """Natural logarithm."""
+    """The natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...] = ()
     """(token, logprob) of the likeliest tokens, the likeliest first; equal ones by token id."""
 
@@ -94,11 +94,11 @@ class DraftReport:
     """How the draft tokens of one answer have fared."""
 
     drafted_tokens: int = 0
-    """Verified by a step."""
+    """Draft tokens that a step has verified."""
     accepted_tokens: int = 0
-    """Of the drafted ones, part of the answer."""
+    """Draft tokens that became part of the answer."""
     forced_tokens: int = 0
-    """Of the accepted ones, dictated by the request's grammar."""
+    """Accepted draft tokens that the request's grammar dictated."""
     accepted_prediction_tokens: int = 0
     """Tokens of the request's prediction that are part of the answer, drafted or not."""
     rejected_prediction_tokens: int = 0
@@ -131,5 +131,5 @@ class RequestOutput:
 
     @property
     def is_last(self) -> bool:
-        """Whether the request has ended with it."""
+        """Whether this is the last output of the request."""
         return isinstance(self.event, RequestFinished | GraftworkError)

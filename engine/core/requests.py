@@ -51,7 +51,7 @@ class AdapterUse:
     digest: str
     """`sha256:…` of the adapter version."""
     weight: float = 1.0
-    """The factor of its delta."""
+    """Its delta is multiplied by this."""
 
 
 MAX_MIXTURE = 4
@@ -102,7 +102,7 @@ class EngineRequest:
     """Empty for the base model; up to `MAX_MIXTURE` adapters, whose deltas are added up."""
     tier: ServiceTier = ServiceTier.DEFAULT
     weight: float = 1.0
-    """Of the domain's fair share, relative to other domains."""
+    """The weight of the domain's fair share, relative to other domains."""
     session: SessionUse | None = None
     """None outside a session; its pages are then kept as long as there is room."""
     kv_limits: KvLimits = NO_KV_LIMITS

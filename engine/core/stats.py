@@ -51,7 +51,7 @@ class EngineCounters:
     steps: int = 0
     """Forward passes."""
     prompt_tokens: int = 0
-    """Of admitted requests."""
+    """Prompt tokens of admitted requests."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was found on some tier."""
     host_tokens: int = 0

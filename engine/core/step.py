@@ -39,7 +39,7 @@ class SampleSpec:
     seed: int
     """The request's own, or the one that was drawn for it."""
     position: int
-    """Of the chosen token, from 0 at the start of the prompt. Noise depends on (seed, choice, position)."""
+    """The position of the chosen token; the prompt starts at 0. Noise depends on (seed, choice, position)."""
     banned_token_ids: tuple[int, ...] = ()
     """Tokens that must not be chosen (stop tokens, before `min_tokens`)."""
     history: TokenHistory | None = None

@@ -8,7 +8,7 @@ from graftwork.engine.core.step import SampleSpec
 
 _WORD = (1 << 64) - 1
 _BITS = 53
-"""Of a double's mantissa."""
+"""The bits of a double's mantissa."""
 
 
 def uniform(spec: SampleSpec) -> float:

@@ -86,6 +86,8 @@ class ConstraintPlanner:
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
         """Plan one output. Raises InvalidRequest naming the field."""
+        if constraints == OutputConstraints():
+            return FREE_OUTPUT
         choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
         response_format = constraints.response_format.read()
         if not choice.may_call:

@@ -64,7 +64,7 @@ class OutputParser:
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
         self._parser = None if rules.tool_calls is None else _parser(rules.tool_calls)
-        self._stops = StopStrings(rules.stop)
+        self._stops = StopStrings(rules.stop) if rules.stop else None
         self._logprobs = LogprobCollector(tokenizer) if rules.with_logprobs else None
         self._is_plain = self._parser is None and not rules.stop and self._logprobs is None
         self._space = ""
@@ -144,7 +144,7 @@ class OutputParser:
         if not self.is_over and self._parser is not None:
             yield from self._outputs(self._parser.flush())
         if not self.is_over:
-            yield from self._text(self._stops.flush())
+            yield from self._text(self._flush_stops())
         if self._space:
             yield TextDelta(self._space)
 
@@ -157,7 +157,7 @@ class OutputParser:
                 case PlainText(text):
                     yield from self._plain_text(text)
                 case CallStarted(index, name):
-                    yield from self._text(self._stops.flush())
+                    yield from self._text(self._flush_stops())
                     self._space = ""
                     self._call_id = CallId(new_id("call"))
                     yield ToolCallStarted(self._call_id, index, name)
@@ -173,13 +173,17 @@ class OutputParser:
 
     def _plain_text(self, text: str) -> Iterator[OutputEvent]:
         """Text outside of calls, up to a stop string."""
-        if len(self.token_ids) <= self._rules.min_tokens:
+        if self._stops is None or len(self.token_ids) <= self._rules.min_tokens:
             yield from self._text(text)
             return
         outcome = self._stops.push(text)
         self._stop_string = outcome.matched
         self.is_over = outcome.matched is not None
         yield from self._text(outcome.text)
+
+    def _flush_stops(self) -> str:
+        """The text that was held back as a possible start of a stop string."""
+        return "" if self._stops is None else self._stops.flush()
 
     def _text(self, text: str) -> Iterator[OutputEvent]:
         """Text that no stop string can take back, without the white space that a following call would drop."""

@@ -225,7 +225,9 @@ class TurnRunner:
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
             call_ids: list[str] = [call.call_id for call in answer.tool_calls]
-            fields = awaiting_fields(checkpoint.checkpoint_id, usage, call_ids, lease_answer(memory, self._now()))
+            fields = awaiting_fields(
+                checkpoint.checkpoint_id, usage, call_ids, lease_answer(memory, self._dependencies.clock.now())
+            )
         else:
             status, type_ = TurnStatus.COMPLETED, EventType.TURN_COMPLETED
             fields = completed_fields(checkpoint.checkpoint_id, usage, answer.reason)
@@ -262,9 +264,6 @@ class TurnRunner:
             cache=None if usage is None else cache_body(usage.cache),
             error=None if error is None else error.body()["error"],
         )
-
-    def _now(self) -> float:
-        return self._dependencies.clock.now()
 
     def _checkpoint(self, answer: GenerationFinished, answer_items: Sequence[Item]) -> Checkpoint:
         parent = self.plan.transcript.head

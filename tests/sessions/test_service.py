@@ -1,4 +1,4 @@
-"""Sessions as their routes use them."""
+"""The session service, as the routes use it."""
 
 import asyncio
 import hashlib
@@ -39,12 +39,12 @@ async def world(sqlite_database: Database) -> World:
 
 @pytest.fixture
 async def world_on_either(database: Database) -> World:
-    """On SQLite, then on PostgreSQL: for what they could disagree on."""
+    """A world on SQLite, then one on PostgreSQL."""
     return World(database)
 
 
 async def test_turn_answers_and_moves_the_head(world: World) -> None:
-    """A turn ends with the model's message, a checkpoint that is the new head, and figures that add up."""
+    """A turn ends with the model's message, a checkpoint as the new head, and correct figures."""
     me = principal()
     session = await world.session(me, instructions="Be brief.")
     world.will_say("Hello there")
@@ -70,7 +70,7 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
 
 
 async def test_second_prompt_continues_the_first_bit_for_bit(world: World) -> None:
-    """The second turn's prompt is the first one's, the model's own tokens, and only then something rendered."""
+    """The second turn's prompt is the first prompt, the model's own tokens, and then the new items."""
     me = principal()
     session = await world.session(me)
     world.will_say("Hello  there")  # two spaces: another tokenizer's choice would show
@@ -85,7 +85,7 @@ async def test_second_prompt_continues_the_first_bit_for_bit(world: World) -> No
 
 
 async def test_answer_that_was_cut_off_is_closed_by_the_next_prompt(world: World) -> None:
-    """Where the token limit ended an answer, the next prompt ends it first, and the item says so."""
+    """After an answer cut at its token limit, the next prompt closes it, and its item is `incomplete`."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer("Once upon", ends=False))
@@ -101,7 +101,7 @@ async def test_answer_that_was_cut_off_is_closed_by_the_next_prompt(world: World
 
 
 async def test_events_of_a_turn(world: World) -> None:
-    """The log begins with turn.created, spells the answer and ends with one terminal event, numbered from 1."""
+    """The events start with turn.created, contain the answer, end with one terminal event and count from 1."""
     me = principal()
     session = await world.session(me)
     world.will_say("Hello there")
@@ -119,7 +119,7 @@ async def test_events_of_a_turn(world: World) -> None:
 
 
 async def test_tool_outputs_in_any_order_start_the_next_turn(world: World) -> None:
-    """Partial outputs are kept, the last missing one starts the turn, and the prompt has them in the model's order."""
+    """Outputs are kept, the last missing one starts the turn, and the prompt has them in the order of the calls."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather", city="Oslo") + call("get_weather", city="Rome"), "Cold and warm")
@@ -147,7 +147,7 @@ async def test_tool_outputs_in_any_order_start_the_next_turn(world: World) -> No
 
 
 async def test_output_sent_again(world: World) -> None:
-    """The same output again answers what is stored and the turn it started; a different one is a conflict."""
+    """A repeated output is answered with the stored one and its turn; a different one is a conflict."""
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
 
@@ -167,7 +167,7 @@ async def test_output_sent_again(world: World) -> None:
 
 
 async def test_outputs_that_arrive_twice_at_once_start_one_turn(world_on_either: World) -> None:
-    """Of two requests with the last missing output one starts the turn and the other joins it."""
+    """Of two requests with the last missing output, one starts the turn and the other answers the same turn."""
     world = world_on_either
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
@@ -183,7 +183,7 @@ async def test_outputs_that_arrive_twice_at_once_start_one_turn(world_on_either:
 
 
 async def test_unknown_call(world: World) -> None:
-    """A call that the session never made does not exist, whatever characters it has."""
+    """An unknown call id is a NotFound, whatever characters it has."""
     me, session_id, _ = await _awaiting(world)
 
     for stranger in ("call_nobody", "call\x00"):
@@ -203,7 +203,7 @@ async def test_user_turn_while_tools_are_awaited(world: World) -> None:
 
 
 async def test_failed_tool_turn_is_tried_again_by_the_same_outputs(world: World) -> None:
-    """When the turn that took the outputs fails they stay, and sending them again starts another."""
+    """If the turn that used the outputs fails, they stay, and sending one again starts another turn."""
     me, session_id, call_id = await _awaiting(world, Answer(failure=Unavailable("gone")), "Cold")
     outputs = [{"call_id": call_id, "output": "cold"}]
 
@@ -222,7 +222,7 @@ async def test_failed_tool_turn_is_tried_again_by_the_same_outputs(world: World)
 
 
 async def test_refused_admission_keeps_the_outputs(world: World) -> None:
-    """A tenant over its limit is refused the turn that its tool output would start, but not the output."""
+    """A tenant over its limit may store an output, but not start a turn with it."""
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
     world.quotas.is_shut = True
@@ -253,7 +253,7 @@ async def test_second_turn_while_one_runs(world: World) -> None:
 
 
 async def test_turns_that_start_at_once(world_on_either: World) -> None:
-    """Of several turns that start together exactly one runs; the others get their quota back."""
+    """Of several turns that start at once exactly one runs, and the others get a refund."""
     world = world_on_either
     me = principal()
     session = await world.session(me)
@@ -274,7 +274,7 @@ async def test_turns_that_start_at_once(world_on_either: World) -> None:
 
 
 async def test_if_head(world: World) -> None:
-    """A turn that names a head that has moved is refused with the head of now."""
+    """A turn with an old `if_head` is refused, and the error tells the present head."""
     me = principal()
     session = await world.session(me)
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -287,7 +287,7 @@ async def test_if_head(world: World) -> None:
 
 
 async def test_cancel(world: World) -> None:
-    """Cancelling ends the turn and the engine's work, and leaves the head where it was."""
+    """A cancel ends the turn and the engine's request, and the head stays."""
     me = principal()
     session = await world.session(me)
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -305,8 +305,8 @@ async def test_cancel(world: World) -> None:
     assert (await world.service.cancel(me, session.session_id)).status is SessionStatus.IDLE
 
 
-async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> None:
-    """The ledger and the quota have the prompt and the tokens that were generated before the cancel."""
+async def test_cancelled_turn_is_charged_for_generated_tokens(world: World) -> None:
+    """A cancelled turn is charged for its prompt and the tokens generated before the cancel."""
     me = new_principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -321,8 +321,8 @@ async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> Non
     assert world.quotas.reservations[0].settled == len(world.engine.requests[0].prompt_token_ids) + made
 
 
-async def test_reader_that_goes_away_stops_nothing(world: World) -> None:
-    """A turn goes on when whoever followed it leaves, and a reader that comes back misses nothing."""
+async def test_turn_continues_without_its_reader(world: World) -> None:
+    """A turn continues when its reader leaves, and a reader that comes back misses nothing."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -340,7 +340,7 @@ async def test_reader_that_goes_away_stops_nothing(world: World) -> None:
 
 
 async def test_readers_follow_a_running_turn(world: World) -> None:
-    """Several readers that come at different times all see the same events, to the end."""
+    """Readers that start at different times see the same events to the end."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -356,7 +356,7 @@ async def test_readers_follow_a_running_turn(world: World) -> None:
 
 
 async def test_refusal_before_admission(world: World) -> None:
-    """What the engine refuses before it admits the prompt reaches whoever waits for admission, and is an event."""
+    """A refusal by the engine is raised by `admitted`, and is the turn's terminal event."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer(refusal=CapacityContended("The queue is full.", retry_after_s=2.0)))
@@ -376,7 +376,7 @@ async def test_refusal_before_admission(world: World) -> None:
 
 
 async def test_bug_fails_the_turn(world: World) -> None:
-    """An error that nobody foresaw ends the turn as failed, without its text."""
+    """An unexpected error fails the turn, and its text is not shown."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer(bug=ZeroDivisionError("secret")))
@@ -393,7 +393,7 @@ async def test_bug_fails_the_turn(world: World) -> None:
 
 
 async def test_recovery_after_a_crash(world: World) -> None:
-    """What a crash cut off is failed with a typed event at the next start; the session is as before the turn."""
+    """A start after a crash fails the interrupted turn with a typed event, and the head stays."""
     me, session_id, call_id = await _awaiting(world, Answer("Cold", waits=True))
     head = (await world.load(me, session_id)).head_id
     await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
@@ -417,7 +417,7 @@ async def test_recovery_after_a_crash(world: World) -> None:
 
 
 async def test_other_processes_turns_are_left_alone_until_their_lease_ends(world_on_either: World) -> None:
-    """Another process does not touch a running turn; it takes over once the lease has run out."""
+    """Another process takes a running turn over only after its lease has expired."""
     world = world_on_either
     me = principal()
     session = await world.session(me)
@@ -441,7 +441,7 @@ async def test_other_processes_turns_are_left_alone_until_their_lease_ends(world
 
 
 async def test_shutdown_fails_running_turns(world: World) -> None:
-    """Closing the service ends its turns with an event that says why, and starts no more."""
+    """Closing the service fails its turns with a typed event, and later turns are refused."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer(waits=True))
@@ -457,8 +457,8 @@ async def test_shutdown_fails_running_turns(world: World) -> None:
         await world.service.start_turn(me, session.session_id, "Hi")
 
 
-async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
-    """Forked sessions continue the same prompt; what one adds the others do not see."""
+async def test_forks_share_only_the_history_before_them(world: World) -> None:
+    """Forks continue the same prompt, and do not see each other's items."""
     me = principal()
     session = await world.session(me)
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -476,8 +476,8 @@ async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
     assert (await world.events(me, left.session_id))[0].seq == 1
 
 
-async def test_fork_of_awaited_calls_awaits_them_anew(world: World) -> None:
-    """Each fork of a session that awaits tools is answered on its own."""
+async def test_fork_of_awaited_calls_awaits_them_again(world: World) -> None:
+    """Each fork of a session that awaits tools takes its own outputs."""
     me, session_id, call_id = await _awaiting(world)
     (child,) = await world.service.fork(me, session_id)
 
@@ -497,7 +497,7 @@ async def test_fork_of_awaited_calls_awaits_them_anew(world: World) -> None:
 
 
 async def test_rewind(world: World) -> None:
-    """Rewinding moves the head to a checkpoint of the session's own, back and forth; others do not exist."""
+    """A rewind moves the head to any checkpoint of the session; others are a NotFound."""
     me = principal()
     session = await world.session(me)
     first = await (await world.service.start_turn(me, session.session_id, "One")).result()
@@ -522,8 +522,8 @@ async def test_rewind(world: World) -> None:
             await world.service.rewind(me, child.session_id, unknown)
 
 
-async def test_rewind_to_answered_calls_awaits_them_anew(world: World) -> None:
-    """Going back to calls that were answered forgets the answers, which stay in the branch that was made with them."""
+async def test_rewind_to_answered_calls_awaits_them_again(world: World) -> None:
+    """After a rewind to answered calls, they await outputs again; the old branch keeps its outputs."""
     me, session_id, call_id = await _awaiting(world)
     asked = (await world.load(me, session_id)).head_id
     first = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
@@ -542,7 +542,7 @@ async def test_rewind_to_answered_calls_awaits_them_anew(world: World) -> None:
 
 
 async def test_late_output_after_a_rewind(world: World) -> None:
-    """An output for a call that the session has moved away from is a conflict."""
+    """An output for a call that is no longer at the head is a conflict."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say("Hello", call("get_weather"))
@@ -560,7 +560,7 @@ async def test_late_output_after_a_rewind(world: World) -> None:
 
 
 async def test_adapter_version_is_pinned(world: World) -> None:
-    """A session stays on the version its model stood for; a PATCH moves it and says what KV that gives up."""
+    """A session keeps its adapter version; a PATCH changes it and tells how much KV is lost."""
     me = principal()
     session = await world.service.create(me, NewSession("graft@1"))
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -580,7 +580,7 @@ async def test_adapter_version_is_pinned(world: World) -> None:
 
 
 async def test_suspended_session_wakes(world: World) -> None:
-    """A suspended session takes its next turn, or its tool's output, as if it had not slept."""
+    """A suspended session takes its next turn or tool output as usual."""
     me, session_id, call_id = await _awaiting(world)
 
     suspended = await world.service.suspend(me, session_id)
@@ -594,7 +594,7 @@ async def test_suspended_session_wakes(world: World) -> None:
 
 
 async def test_closed_session_is_read_only_until_its_time_is_up(world: World) -> None:
-    """Closing cancels what runs and forbids changes; items and events are readable until the TTL has passed."""
+    """Closing cancels the turn and forbids changes; items and events are readable until the time to live ends."""
     me = principal()
     session = await world.service.create(me, NewSession("tiny", retention_s=60.0))
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -618,7 +618,7 @@ async def test_closed_session_is_read_only_until_its_time_is_up(world: World) ->
 
 
 async def test_other_tenants_see_nothing(world_on_either: World) -> None:
-    """Another tenant's session and checkpoints answer like ids that do not exist."""
+    """Another tenant's sessions and checkpoints are a NotFound, like unknown ids."""
     world = world_on_either
     me, stranger = principal(), principal("ten_2")
     session = await world.session(me)
@@ -626,7 +626,7 @@ async def test_other_tenants_see_nothing(world_on_either: World) -> None:
     theirs = await world.session(stranger)
     assert turn.checkpoint_id
 
-    for verb in (
+    for action in (
         world.load(stranger, session.session_id),
         world.service.start_turn(stranger, session.session_id, "Hi"),
         world.service.events(stranger, session.session_id),
@@ -635,13 +635,13 @@ async def test_other_tenants_see_nothing(world_on_either: World) -> None:
         world.load(stranger, "ses_\x00"),
     ):
         with pytest.raises(NotFound):
-            await verb
+            await action
     listed = await world.service.list_sessions(stranger, PageRequest())
     assert [other.session_id for other in listed.items] == [theirs.session_id]
 
 
 async def test_lists_are_paged(world_on_either: World) -> None:
-    """Sessions and items come in pages that follow one another."""
+    """Pages of sessions and items follow one another without a gap."""
     world = world_on_either
     me = principal()
     sessions = [(await world.session(me)).session_id for _ in range(3)]
@@ -661,7 +661,7 @@ async def test_lists_are_paged(world_on_either: World) -> None:
 
 
 async def test_full_context(world: World) -> None:
-    """A prompt that leaves no room is refused with both numbers, and nothing is stored of it."""
+    """A prompt that fills the context is refused with both numbers, and nothing is stored."""
     me = principal()
     session = await world.session(me)
 
@@ -676,7 +676,7 @@ async def test_full_context(world: World) -> None:
 
 
 async def test_overrides_hold_for_one_turn(world: World) -> None:
-    """A turn's sampling and tool_choice are over the session's for that turn alone."""
+    """A turn's sampling and tool_choice override the session's for that turn only."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,), sampling={"temperature": 0.5, "max_tokens": 7})
     world.will_say(call("get_weather"))
@@ -692,7 +692,7 @@ async def test_overrides_hold_for_one_turn(world: World) -> None:
     assert "<tool_call>" in text.output[0].text
 
 
-async def test_turn_notes_what_it_was_made_with(world: World) -> None:
+async def test_turn_keeps_its_provenance(world: World) -> None:
     """A turn keeps the digests of weights, template and tokenizer, and the sampling as the engine got it."""
     me = principal()
     session = await world.service.create(me, NewSession("graft@1", SessionSettings(sampling={"seed": -1, "stop": "."})))
@@ -710,7 +710,7 @@ async def test_turn_notes_what_it_was_made_with(world: World) -> None:
 
 
 async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> None:
-    """A deadline counts from the end of the turn that calls; a late output counts as well, and a fork waits anew."""
+    """A deadline counts from the end of the calling turn; a late output is accepted, and a fork has no deadline."""
     world, me = world_on_either, principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather") + call("get_weather"))
@@ -731,7 +731,7 @@ async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> Non
 
 
 async def test_session_limit(world: World) -> None:
-    """A tenant that has all the sessions it may have gets no more until it closes one."""
+    """A tenant at its limit of sessions gets no new one until it closes one."""
     me = new_principal()
     world.quotas.limit = 2
     session = await world.session(me)
@@ -746,7 +746,7 @@ async def test_session_limit(world: World) -> None:
 
 
 async def test_session_limit_holds_for_those_made_at_once(world_on_either: World) -> None:
-    """Of many sessions that are made together exactly as many are as the tenant may have."""
+    """Of many sessions created at once, exactly as many succeed as the limit allows."""
     world, me = world_on_either, new_principal()
     async with world.database.write() as database:
         await database.execute(
@@ -783,7 +783,7 @@ async def test_session_limit_holds_for_those_made_at_once(world_on_either: World
     ],
 )
 async def test_settings_that_are_not_served(sqlite_database: Database, settings: SessionSettings, param: str) -> None:
-    """What cannot be obeyed is refused at creation, by name."""
+    """Settings that cannot be served are refused at creation with the field's name."""
     with pytest.raises(ValidationFailed) as caught:
         await World(sqlite_database).service.create(principal(), NewSession("tiny", settings))
 
@@ -791,7 +791,7 @@ async def test_settings_that_are_not_served(sqlite_database: Database, settings:
 
 
 async def test_tokens_that_the_model_has_not_are_refused(sqlite_database: Database) -> None:
-    """A turn whose bias names an id outside the vocabulary is refused by that name, and the session stays idle."""
+    """A bias for an id outside the vocabulary is refused with the field's name, and the session stays idle."""
     world, me = World(sqlite_database), principal()
     session = await world.session(me)
     overrides = TurnOverrides(sampling={"logit_bias": {"1000000": 1}})
@@ -804,7 +804,7 @@ async def test_tokens_that_the_model_has_not_are_refused(sqlite_database: Databa
 
 
 async def test_text_that_databases_choke_on(world_on_either: World) -> None:
-    """A NUL in a message, a tool's output or the instructions is kept as it is."""
+    """A NUL character in a message, a tool's output or the instructions is kept."""
     world = world_on_either
     me = principal()
     session = await world.session(me, instructions="\x00", tools=(WEATHER,))
@@ -826,7 +826,7 @@ def _end() -> tuple[int, ...]:
 
 
 async def _awaiting(world: World, *next_answers: Answer | str) -> tuple[Principal, str, str]:
-    """A session whose first turn called one tool."""
+    """Create a session whose first turn called one tool."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather", city="Oslo"), *next_answers)

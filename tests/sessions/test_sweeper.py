@@ -1,4 +1,4 @@
-"""Sessions whose time is over go, with every row of theirs, and take nothing from the sessions that are still there."""
+"""The sweep deletes every row of a session past its time to live, and no row of another session."""
 
 from random import Random
 
@@ -28,7 +28,7 @@ async def world(database: Database) -> World:
 
 
 async def rows(world: World, tenant: Principal | None = None) -> dict[str, int]:
-    """How many rows each table has, of one tenant or of all."""
+    """Count the rows of each table, of one tenant or of all."""
     where = "" if tenant is None else f" WHERE tenant_id = '{tenant.tenant_id}'"
     async with world.database.read() as database:
         return {table: await database.scalar(text(f"SELECT count(*) FROM {table}{where}")) or 0 for table in TABLES}
@@ -39,7 +39,7 @@ async def opened(world: World, me: Principal, ttl_s: float | None = 60.0) -> Age
 
 
 async def say(world: World, me: Principal, session: AgentSession, words: str = "Hi") -> str:
-    """One turn; the checkpoint that it made."""
+    """Run one turn, and return its checkpoint."""
     turn = await (await world.service.start_turn(me, session.session_id, words)).result()
     assert turn.checkpoint_id is not None
     return turn.checkpoint_id
@@ -50,8 +50,8 @@ async def history(world: World, me: Principal, session_id: str) -> list[str]:
     return [item.body["content"][0]["text"] for item in page.items]
 
 
-async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
-    """Nothing goes before the time is up, everything of the session then, and nothing of anybody else."""
+async def test_a_closed_session_is_deleted_with_all_its_rows(world: World) -> None:
+    """A session keeps all rows until its time to live ends, and none after it; other sessions keep theirs."""
     me, other = new_principal(), new_principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather", city="Paris"), "Sunny.", "Hello.")
@@ -76,8 +76,8 @@ async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
     assert await rows(world, other) == others
 
 
-async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
-    """A TTL counts from the last thing that happened; without one, or with 0, an open session stays for ever."""
+async def test_an_unused_open_session_is_deleted(world: World) -> None:
+    """A time to live counts from the last change; without one, or with 0, an open session stays for ever."""
     me = new_principal()
     limited, lasting, at_once = [await opened(world, me, ttl_s) for ttl_s in (60.0, None, 0.0)]
     world.clock.advance(59)
@@ -101,8 +101,8 @@ async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
     assert await world.service.sweep() == 1
 
 
-async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None:
-    """It is asked to close the session with the tokens that it computed for it, in its tenant's name, and once."""
+async def test_the_engine_frees_the_kv_of_a_deleted_session(world: World) -> None:
+    """The engine is told once to free the KV of the session's tokens, in its tenant's domain."""
     me = new_principal()
     session = await opened(world, me)
     await say(world, me, session)
@@ -120,7 +120,7 @@ async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None
 
 
 async def test_a_running_turn_is_never_swept(world: World) -> None:
-    """However long a turn takes, its session stays, and its time begins anew when it ends."""
+    """A session with a running turn stays, and its time to live starts again at the turn's end."""
     me = new_principal()
     session = await opened(world, me)
     world.will_say(Answer(waits=True))
@@ -138,8 +138,8 @@ async def test_a_running_turn_is_never_swept(world: World) -> None:
     assert await history(world, me, session.session_id) == ["Hi", "ok"]
 
 
-async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) -> None:
-    """A turn that nobody runs any more holds its session for as long as its lease and its TTL, and no longer."""
+async def test_an_interrupted_session_is_deleted(world: World) -> None:
+    """A session with an interrupted turn is deleted once its lease and its time to live have passed."""
     me = new_principal()
     session = await opened(world, me)
     world.will_say(Answer(waits=True))
@@ -157,8 +157,8 @@ async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) ->
     assert set((await rows(world, me)).values()) == {0}
 
 
-async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
-    """A session that is over leaves its forks their history and nothing else; the last fork takes that with it."""
+async def test_a_fork_keeps_the_rows_that_it_shares(world: World) -> None:
+    """A deleted session keeps the rows that its forks share; they go with the last fork."""
     me = new_principal()
     parent = await opened(world, me)
     first = await say(world, me, parent, "One")
@@ -170,13 +170,13 @@ async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
     await say(world, me, fork, "Four")
     world.clock.advance(30)
 
-    gone = await world.service.sweep()
+    num_deleted = await world.service.sweep()
     with pytest.raises(NotFound):
         await world.load(me, parent.session_id)
     kept = await rows(world, me)
     await say(world, me, fork, "Five")
 
-    assert gone == 0  # the parent's row stays as the owner of what its fork stands on
+    assert num_deleted == 0  # the parent's row stays, as it owns the rows that its fork shares
     assert (kept["checkpoints"], kept["turns"], kept["items"]) == (3, 3, 6)
     assert await history(world, me, fork.session_id) == ["One", "ok", "Three", "ok", "Four", "ok", "Five", "ok"]
     prompt = world.engine.requests[-1].prompt_token_ids
@@ -188,7 +188,7 @@ async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
 
 
 async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> None:
-    """A history may run through several sessions that are gone; each keeps its part of it."""
+    """Several deleted sessions may each keep their part of a fork's history."""
     me = new_principal()
     sessions = [await opened(world, me, ttl_s=0.0)]
     for generation in range(3):
@@ -198,9 +198,9 @@ async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> Non
     for session in sessions[:-1]:
         await world.service.close_session(me, session.session_id)
 
-    gone = await world.service.sweep()
+    num_deleted = await world.service.sweep()
 
-    assert (gone, (await rows(world, me))["checkpoints"]) == (0, 3)
+    assert (num_deleted, (await rows(world, me))["checkpoints"]) == (0, 3)
     told = [words for words in await history(world, me, sessions[-1].session_id) if words != "ok"]
     assert told == ["Generation 0", "Generation 1", "Generation 2"]
     await world.service.close_session(me, sessions[-1].session_id)
@@ -208,21 +208,21 @@ async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> Non
 
 
 async def test_an_interrupted_sweep_is_finished_by_the_next(world: World) -> None:
-    """What a crash left after any of the transactions of a removal goes in the next round."""
+    """The next sweep completes a deletion that a crash has stopped after any transaction."""
     me = new_principal()
     for steps in range(4):
         session = await opened(world, me)
         await say(world, me, session)
         await half_removed(world, me, session.session_id, steps)
 
-    gone = await world.service.sweep()
+    num_deleted = await world.service.sweep()
 
-    assert gone == 4
+    assert num_deleted == 4
     assert set((await rows(world, me)).values()) == {0}
 
 
 async def test_events_left_by_a_crash_go_though_a_fork_keeps_the_rest(world: World) -> None:
-    """A removal that stopped before the events is taken up again also where nothing else may go."""
+    """The next sweep deletes the events of a stopped deletion even if forks need all checkpoints."""
     me = new_principal()
     parent = await opened(world, me)
     await say(world, me, parent)
@@ -236,7 +236,7 @@ async def test_events_left_by_a_crash_go_though_a_fork_keeps_the_rest(world: Wor
 
 
 async def half_removed(world: World, me: Principal, session_id: SessionId, steps: int) -> None:
-    """The state after some of a removal's transactions, the first of which always happened."""
+    """Stop a deletion after some of its transactions, at least the first."""
     scope = me.scope()
     async with world.database.write() as database:
         await deletion_rows.mark_expired(database, scope, session_id)
@@ -249,7 +249,7 @@ async def half_removed(world: World, me: Principal, session_id: SessionId, steps
 
 
 async def test_expired_sessions_are_not_open_ones(world: World) -> None:
-    """What is left of a session for its forks counts against no limit and is in no list."""
+    """An expired session that its forks share is neither counted nor listed."""
     me = new_principal()
     parent = await opened(world, me)
     await say(world, me, parent)
@@ -268,8 +268,8 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
     assert len(listed.items) == 2
 
 
-async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
-    """A session that nobody can see any more counts against no limit; one that is still there does."""
+async def test_expired_sessions_do_not_count_before_the_sweep(world: World) -> None:
+    """A session past its time to live does not count against the limit; others do."""
     me = new_principal()
     world.quotas.limit = 1
     await opened(world, me)
@@ -281,8 +281,8 @@ async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
     await opened(world, me)
 
 
-async def test_lists_pass_over_what_is_gone(world: World) -> None:
-    """A page is full of sessions that can be read, however many in between are over, swept or not."""
+async def test_lists_leave_out_expired_sessions(world: World) -> None:
+    """A page of sessions is full even if sessions in between are past their time to live."""
     me = new_principal()
     living = [await opened(world, me, ttl_s=None), await opened(world, me, ttl_s=0.0)]
     over = [await opened(world, me) for _ in range(3)]
@@ -307,11 +307,11 @@ async def test_lists_pass_over_what_is_gone(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_no_sweep_takes_what_is_still_needed(world: World, seed: int) -> None:
-    """Whatever is forked, rewound, closed and swept in any order: each session has its whole history, to the end."""
+async def test_no_sweep_deletes_needed_rows(world: World, seed: int) -> None:
+    """Each session keeps its whole history after forks, rewinds, closes and sweeps in any order."""
     random, me = Random(seed), new_principal()
     said: dict[str, dict[str, list[str]]] = {}
-    """By session and checkpoint: the words up to there."""
+    """The texts up to each checkpoint, by session and checkpoint."""
     heads: dict[str, str] = {}
 
     async def talk(session_id: str) -> None:

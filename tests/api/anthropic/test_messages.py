@@ -10,7 +10,7 @@ from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import ConversationMessage, MessagesRequest
 from graftwork.api.anthropic.translate import chat_body
 from graftwork.api.deps.background import ServerTasks
-from graftwork.api.inference.response_head import ResponseHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from tests.api.fakes import FakeEngine

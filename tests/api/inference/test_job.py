@@ -1,4 +1,4 @@
-"""A job is settled once, however often its client leaves."""
+"""Tests of the end of a job: it is settled once."""
 
 from graftwork.api.deps.background import ServerTasks
 from graftwork.platform.database import Database

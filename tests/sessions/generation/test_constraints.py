@@ -1,4 +1,4 @@
-"""From tools, choices and forms to one grammar: what it accepts, what it is read as, and what is refused."""
+"""Tests of the constraint planner: what its grammars accept, how calls are parsed, and what is refused."""
 
 import json
 import random
@@ -79,7 +79,7 @@ def judge() -> Judge:
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_what_each_choice_lets_an_answer_be(judge: Judge, tool_format: str) -> None:
-    """By form: text, one call, two, a call that does not fit, and an answer of a schema, against each choice."""
+    """For each format and tool choice, the grammar accepts exactly the texts, calls and answers that it should."""
     write = WRITERS[tool_format]
     texts = ["Hi.", write(ROME), write(THREE), write(ROME, OSLO), write(NOWHERE), '{"days": 4}']
     tools = [WEATHER, PLAN]
@@ -108,7 +108,7 @@ def test_what_each_choice_lets_an_answer_be(judge: Judge, tool_format: str) -> N
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, tool_format: str) -> None:
-    """`#` is the tool's schema, wherever that stands in the grammar."""
+    """In a tool's schema, `#` refers to that schema and not to the whole grammar."""
     schema = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"const": "Rome"}}}
     write = WRITERS[tool_format]
 
@@ -121,7 +121,7 @@ def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, tool_format: st
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_calls_are_read_in_the_form_that_they_are_written_in(tool_format: str) -> None:
-    """However the text is cut, the calls come out, and the text around them."""
+    """Calls and the text around them are found, however the text is cut."""
     text = ("Let me see. " if tool_format != "llama3_json" else "") + WRITERS[tool_format](ROME, THREE)
 
     for size in (1, 3, 1000):
@@ -135,7 +135,7 @@ def test_calls_are_read_in_the_form_that_they_are_written_in(tool_format: str) -
 
 
 def walk(grammar: Compiled, noise: random.Random, most: int = 600) -> str | None:
-    """What a model that draws any allowed byte says; None where it has not come to an end."""
+    """The output of a model that draws random allowed bytes; None if it did not end."""
     matcher, said = grammar.matcher(), bytearray()
     words = np.zeros(-(-BYTES.size // 32), dtype=np.int32)
     for _ in range(most):
@@ -153,7 +153,7 @@ def walk(grammar: Compiled, noise: random.Random, most: int = 600) -> str | None
 
 
 def any_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema of what tools are described with."""
+    """A random schema with the usual keywords of tools."""
     kinds = ["string", "integer", "number", "boolean", "enum", *(["array", "object"] if depth < 2 else [])]
     match noise.choice(kinds) if depth else "object":
         case "string":
@@ -176,7 +176,7 @@ def any_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_every_finished_call_of_a_random_model_validates(judge: Judge, tool_format: str) -> None:
-    """Random schemas, random bytes: each call that comes out is of a tool that was given, and fits its schema."""
+    """For random schemas and random bytes, each call names a given tool and matches its schema."""
     noise = random.Random(tool_format)
     finished = 0
     for _ in range(12):
@@ -196,7 +196,7 @@ def test_every_finished_call_of_a_random_model_validates(judge: Judge, tool_form
 
 
 def test_what_is_let_go_is_listed_where_it_is_not_strict() -> None:
-    """Absent and false are one: enforced as far as it goes, with the places; true is refused at the place."""
+    """Without `strict`, or with false, unsupported keywords are reported; with true they are refused, with their place."""
     for strict in ({}, {"strict": False}):
         found = plan(tools=[WEATHER, tool("paint", LOOSE, **strict)])
         assert found.grammar is not None
@@ -211,7 +211,7 @@ def test_what_is_let_go_is_listed_where_it_is_not_strict() -> None:
 
 
 def test_what_is_enforced_wholly_is_strict_and_listed_nowhere() -> None:
-    """A schema that asks for nothing special needs no `strict`."""
+    """A schema without unsupported keywords is enforced wholly without `strict`."""
     found = plan(tools=[WEATHER], response_format=ResponseFormatFields(ANSWER))
 
     assert found.grammar is not None
@@ -229,7 +229,7 @@ def test_what_is_enforced_wholly_is_strict_and_listed_nowhere() -> None:
     ],
 )  # fmt: skip
 def test_each_form_is_a_kind_of_grammar(fields: ResponseFormatFields, kind: GrammarKind, param: str) -> None:
-    """And knows the field to blame."""
+    """Each format becomes one kind of grammar, and remembers its request field."""
     found = plan(response_format=fields).grammar
 
     assert found is not None
@@ -241,7 +241,7 @@ def test_each_form_is_a_kind_of_grammar(fields: ResponseFormatFields, kind: Gram
     [ResponseFormatFields(), ResponseFormatFields({"type": "text"}), ResponseFormatFields(regex="", structural_tag={})],
 )
 def test_nothing_asked_is_nothing_held(fields: ResponseFormatFields) -> None:
-    """Free text has no grammar."""
+    """Free text needs no grammar."""
     assert plan(response_format=fields) == OutputPlan()
     assert plan(tools=[WEATHER], tool_choice="none", response_format=fields) == OutputPlan()
 
@@ -278,7 +278,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("wanted", "param"), REFUSED)
 def test_what_is_refused_names_its_field(wanted: dict[str, Any], param: str) -> None:
-    """Before anything is reserved."""
+    """The planner refuses an unsupported request and names the field."""
     with pytest.raises(InvalidRequest) as refused:
         plan(**wanted)
 
@@ -295,7 +295,7 @@ def test_what_is_refused_names_its_field(wanted: dict[str, Any], param: str) -> 
     ],
 )
 def test_a_format_that_is_only_read_promises_nothing(wanted: dict[str, Any], param: str) -> None:
-    """Pythonic calls are free text to the engine, and what would need more is refused."""
+    """Python calls have no grammar, so a request that needs one is refused."""
     assert plan(PYTHONIC, tools=[WEATHER]) == OutputPlan(None, calls_tools=True)
     with pytest.raises(InvalidRequest) as refused:
         plan(PYTHONIC, **({"tools": [WEATHER]} | wanted))
@@ -304,7 +304,7 @@ def test_a_format_that_is_only_read_promises_nothing(wanted: dict[str, Any], par
 
 
 def test_errors_of_the_engine_name_the_clients_field() -> None:
-    """Those about grammars; any other is passed on as it is."""
+    """An engine's error about a grammar names the client's field; other errors stay unchanged."""
     grammar = plan(response_format=ResponseFormatFields(grammar="root ::= nope")).grammar
     assert grammar is not None
     other = InvalidRequest("Too long.", param="prompt")

@@ -1,4 +1,4 @@
-"""Marks around literals that would become control tokens."""
+"""Tests of escaping: text that spells control tokens."""
 
 from graftwork.sessions.text.control_tokens import CANDIDATES, ControlTokenEscaper, ControlTokenTexts, PromptPiece
 
@@ -12,12 +12,12 @@ def escaper_for(*values: object) -> ControlTokenEscaper:
 
 
 def test_text_without_literals_needs_no_marks() -> None:
-    """Nothing is escaped where nothing spells a control token."""
+    """There is no escaper if no value spells a control token."""
     assert LITERALS.escaper_for([{"a": ["<end", 1, None]}], "<end>") is None
 
 
 def test_longest_literal_is_marked() -> None:
-    """Of two literals that begin alike the longer one is taken."""
+    """Of two control tokens with the same start, the longer is escaped."""
     escaper = escaper_for("a<end>>b")
 
     assert list(escaper.split(escaper.escape("a<end>>b"))) == [
@@ -28,7 +28,7 @@ def test_longest_literal_is_marked() -> None:
 
 
 def test_marks_occur_nowhere_in_the_text() -> None:
-    """A text that holds the first candidates, as a value, a key or in the template, gets others."""
+    """Mark characters are never characters of a value, a key or the template."""
     taken = [chr(candidate) for candidate in CANDIDATES[:3]]
     escaper = LITERALS.escaper_for([taken[0], {taken[1]: "<end>"}], taken[2])
     assert escaper is not None
@@ -39,7 +39,7 @@ def test_marks_occur_nowhere_in_the_text() -> None:
 
 
 def test_mark_without_partner_still_splits() -> None:
-    """A template that cuts a escaped literal apart cannot join its halves with others."""
+    """The halves of an escaped literal that a template cuts apart never join with other text."""
     escaper = escaper_for("<end>")
     escaped = escaper.escape("<end>")
 
@@ -59,7 +59,7 @@ def test_whatever_is_nested_is_marked() -> None:
 
 
 def test_marked_literal_is_known_by_its_mark() -> None:
-    """A literal from outside can be told from the template's own."""
+    """`is_escaped` tells an escaped literal from the template's own."""
     escaper = escaper_for("<end>")
     text = "<end>" + escaper.escape("<end>")
 

@@ -1,4 +1,4 @@
-"""How often one turn makes the database commit."""
+"""The number of transactions of one turn."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,7 +26,7 @@ NUM_TOKENS = 200
 
 
 class Transactions:
-    """Counts what the database is asked for."""
+    """Counts transactions."""
 
     def __init__(self) -> None:
         self.num_begun = self.num_committed = 0
@@ -50,7 +50,7 @@ async def transactions() -> AsyncIterator[Transactions]:
 
 
 class PacedEngine(AnsweringEngine):
-    """Generates the next token when it is told to."""
+    """Generates one token for each `tell`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PacedEngine(AnsweringEngine):
 
 
 class Reader:
-    """Follows a turn, as a stream does."""
+    """Reads the events of a turn, as a stream does."""
 
     def __init__(self) -> None:
         self.num_characters = 0
@@ -86,7 +86,7 @@ class Reader:
 async def test_a_turn_of_two_hundred_tokens_makes_few_transactions(
     database: Database, transactions: Transactions, interval_ms: float
 ) -> None:
-    """At most 30 in all, reads included, from the request to the stored answer."""
+    """A turn of 200 tokens makes at most 30 transactions, reads included."""
     time, engine, me = Timeline(), PacedEngine(), principal()
     world = World(database, time.clock, engine=engine, pause=time.pause)
     session = await world.session(me)

@@ -1,6 +1,6 @@
-"""Whatever happens to sessions at the same time: nothing is lost, doubled or moved, and refusals are typed.
+"""Many actions on sessions at the same time: nothing is lost or doubled, and refusals are typed.
 
-The order in which verbs meet is the database's to choose, so nothing is predicted here: what is left must be true.
+The database decides the order of the actions, so the tests check the state afterwards and predict nothing.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ ANSWERS = ("All  is well", ONE_CALL, ONE_CALL, call("get_weather", city="Rome") 
 MODELS = ("tiny", "graft@1", "graft@2")
 
 pick = st.integers(0, 5)
-operations = st.one_of(
+actions = st.one_of(
     st.tuples(st.just("turn"), pick, pick),
     st.tuples(st.just("turn"), pick, pick),
     st.tuples(st.just("outputs"), pick, st.sampled_from("ab")),
@@ -42,11 +42,11 @@ operations = st.one_of(
     st.tuples(st.just("suspend"), pick, pick),
     st.tuples(st.just("sweep"), pick, pick),
 )
-storms = st.lists(st.lists(operations, min_size=2, max_size=6), min_size=4, max_size=8)
+action_groups = st.lists(st.lists(actions, min_size=2, max_size=6), min_size=4, max_size=8)
 
 
-class Storm:
-    """One process, a handful of sessions, and everything at once."""
+class ActionRunner:
+    """One process with a few sessions, and many actions at once."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -62,15 +62,15 @@ class Storm:
     def at(self, index: int) -> str:
         return self.sessions[index % len(self.sessions)]
 
-    async def blow(self, steps: Sequence[tuple[str, int, int]]) -> None:
-        """All steps at once; what is refused is refused with a reason. Then wait for what still runs."""
+    async def run_at_once(self, steps: Sequence[tuple[str, int, int]]) -> None:
+        """Run all steps at once. Typed refusals are fine. Then wait for the turns that run."""
         await asyncio.gather(*(self.step(*step) for step in steps))
         for session_id in self.sessions:
             await self.world.events(self.me, session_id)
 
-    async def step(self, verb: str, index: int, choice: int) -> None:
+    async def step(self, action: str, index: int, choice: int) -> None:
         with suppress(GraftworkError):
-            await getattr(self, verb)(self.at(index), choice)
+            await getattr(self, action)(self.at(index), choice)
 
     async def turn(self, session_id: str, choice: int) -> None:
         self.world.will_say(ANSWERS[choice % len(ANSWERS)])
@@ -96,7 +96,7 @@ class Storm:
         self.responses.append(body["id"])
 
     async def read(self, session_id: str, choice: int) -> None:
-        """A reader that leaves after a few events."""
+        """Read a few events, then leave."""
         async with aclosing(await self.world.service.events(self.me, session_id, choice)) as events:
             for _ in range(choice):
                 await anext(events, None)
@@ -122,7 +122,7 @@ class Storm:
         await self.world.service.sweep()
 
     async def see(self, running: TurnHandle) -> None:
-        """A turn that was begun ends, as the model or a client wanted: nobody crashed."""
+        """A turn that has begun ends without a failure."""
         turn = await running.result()
         assert turn.status in (TurnStatus.COMPLETED, TurnStatus.AWAITING_TOOL, TurnStatus.CANCELLED), turn.error
         self.checkpoints += [] if turn.checkpoint_id is None else [turn.checkpoint_id]
@@ -139,7 +139,7 @@ class Storm:
             assert body["status"] in ("completed", "incomplete", "failed", "cancelled")
 
     async def check_tokens(self, session: AgentSession) -> None:
-        """The log, replayed, is what the engine was sent and what it said, for the head and all before it."""
+        """The stored tokens of each checkpoint are the engine's prompt and answer."""
         if session.head_id is None:
             return
         async with self.world.database.read() as database:
@@ -151,7 +151,7 @@ class Storm:
             assert join_chain(chain[:length]) == (*prompt, *said)
 
     async def check_items(self, session: AgentSession) -> None:
-        """Calls and outputs pair up one to one, and only the head's calls may be open."""
+        """Each call has one output; only the head's calls may have none."""
         page = PageRequest(limit=1000, order=Order.ASCENDING)
         items = (await self.world.service.items(self.me, session.session_id, page)).items
         calls = [item.call_id for item in items if item.type is ItemType.FUNCTION_CALL]
@@ -161,7 +161,7 @@ class Storm:
         assert calls == answered + [line.call_id for line in session.ledger]
 
     async def check_events(self, session: AgentSession) -> None:
-        """Numbered without a gap; each turn has one end, which is the one that is stored; heads are commits."""
+        """Events have no gap, and each turn has one terminal event, with the stored status and checkpoint."""
         events = await self.world.events(self.me, session.session_id)
         assert [event.seq for event in events] == list(range(1, session.last_seq + 1))
         ends = [event for event in events if event.is_terminal]
@@ -172,19 +172,19 @@ class Storm:
             assert turn.checkpoint_id == event.fields.get("checkpoint_id")
 
 
-async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, int]]]) -> None:
-    storm = Storm(World(database))
-    await storm.begin()
-    for steps in blows:
-        await storm.blow(steps)
-    await storm.check()
+async def run_and_check(database: Database, groups: Sequence[Sequence[tuple[str, int, int]]]) -> None:
+    runner = ActionRunner(World(database))
+    await runner.begin()
+    for steps in groups:
+        await runner.run_at_once(steps)
+    await runner.check()
     assert all(
-        reservation.settled is not None or reservation.is_refunded for reservation in storm.world.quotas.reservations
+        reservation.settled is not None or reservation.is_refunded for reservation in runner.world.quotas.reservations
     )
 
 
 @settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(blows=storms)
-async def test_any_storm(database: Database, blows: list[list[tuple[str, int, int]]]) -> None:
-    """Turns, outputs, responses, readers, cancels, PATCHes, forks, rewinds and sweeps that meet keep every promise."""
-    await weather(database, blows)
+@given(groups=action_groups)
+async def test_concurrent_actions(database: Database, groups: list[list[tuple[str, int, int]]]) -> None:
+    """The checks above hold after any actions that run at the same time."""
+    await run_and_check(database, groups)
