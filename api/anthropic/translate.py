@@ -26,7 +26,7 @@ _RENAMED = (
     (re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
     (re.compile(r"^(tools\[\d+\])\.function"), r"\1"),
 )
-"""Patterns for fields of chat.completions, and the names of Anthropic's fields that replace them."""
+"""Each entry has a pattern for a field of chat.completions, and the name of Anthropic's field that replaces it."""
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:

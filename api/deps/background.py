@@ -28,7 +28,7 @@ class ServerTasks:
         return task
 
     async def close(self) -> None:
-        """Wait at most `patience_s` seconds for running tasks. Then cancel the rest, and wait as long again."""
+        """Wait at most `patience_s` seconds for running tasks. Then cancel the rest, and wait once more."""
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=self._patience_s)

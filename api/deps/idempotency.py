@@ -22,7 +22,7 @@ class ReplayRules:
     """Defines how one kind of route stores its answers, and how it sends a stored answer again."""
 
     kept: Callable[[bytes], bytes]
-    """Removes secrets from a body before it is stored."""
+    """Returns the part of an answer's body that the server may store, without secrets."""
     replay: Callable[[StoredReply], Awaitable[Response]]
 
 

@@ -72,7 +72,7 @@ def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """Convert one event to the choice of a chunk. Return None for an event that chats do not show."""
+    """Convert one event to the choice of a chunk. Return None for an event that a chat does not show."""
     delta = _delta(item.event)
     if delta is None:
         return None

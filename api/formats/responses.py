@@ -29,7 +29,7 @@ _NAMES = (
     (re.compile(r"\bsampling\."), ""),
     (re.compile(r"^messages\b"), "input"),
 )
-"""Patterns for names of session settings, and the names in the Responses API that replace them."""
+"""Each entry has a pattern for the name of a session setting, and the name in the Responses API that replaces it."""
 
 
 class ResponsesRoute(OpenAiRoute):

@@ -39,7 +39,7 @@ def _too_deep() -> InvalidRequest:
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Return whether a value nests deeper than `limit`. A recursive check could overflow the stack."""
+    """Return whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
     level = [value]
     for _ in range(limit):
         level = [child for container in level for child in _children(container)]

@@ -1,6 +1,6 @@
 """Gives each request an id, and answers a request whose handler crashes. This is the outermost layer.
 
-Logs an unexpected exception with the request id, and tells the client only that id. Clients cannot choose the id,
+Logs an unexpected exception with the request id. The client learns only that id. Clients cannot choose the id,
 because usage records use it. Only an outermost layer like this one may catch every exception.
 """
 

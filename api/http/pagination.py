@@ -45,9 +45,9 @@ async def _page_of_a_history(
 
 
 PageQuery = Annotated[PageRequest, Depends(_page_request)]
-"""A page of a list, by default with the newest entry first."""
+"""A parameter that selects a page of a list. By default the newest entry comes first."""
 HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
-"""A page of a history, by default with the oldest entry first."""
+"""A parameter that selects a page of a history. By default the oldest entry comes first."""
 
 
 def page_answer(page: Page[Item], show: Callable[[Item], Shown]) -> answers.Page[Shown]:

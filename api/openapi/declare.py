@@ -25,7 +25,10 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def also(*statuses: int, stream: str | None = None) -> Responses:
-    """Declare error statuses that the route's class does not imply. `stream`, a key of STREAMS, declares a stream."""
+    """Declare error statuses that the route's class does not imply.
+
+    `stream` is a key of STREAMS. It declares that the route can answer with this stream.
+    """
     declared: Responses = {status: {} for status in statuses}
     if stream is not None:
         declared[200] = {"content": {"text/event-stream": {"schema": _one_of(STREAMS[stream])}}}

@@ -48,7 +48,7 @@ TAGS = {
 _RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
-"""Tags whose POST routes count against the tenant's limits. Their answers have the headers of these limits."""
+"""Tags whose POST routes use up the tenant's limits. The document adds the headers of these limits to their answers."""
 
 
 def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:

@@ -181,7 +181,7 @@ async def update_tenant(tenant_id: str, body: TenantPatch, resources: ForAdmin, 
 
 @tenants_router.delete("/{tenant_id}")
 async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> Deleted:
-    """Delete a tenant with its keys, its adapters and its cached KV. Its usage and audit entries stay."""
+    """Delete a tenant: first its keys, then its adapters, then its cached KV. Its usage and audit entries stay."""
     await resources.tenancy.delete_tenant(TenantId(tenant_id), actor=admin.name)
     await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
     try:

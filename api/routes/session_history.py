@@ -38,7 +38,7 @@ async def follow_session_events(
     after: Sequence = 0,
     last_event_id: LastSeen = None,
 ) -> EventStream:
-    """Stream the session's events with numbers above `after` or `Last-Event-ID`.
+    """Stream the session's events with numbers above `after` and above `Last-Event-ID`.
 
     First send the stored events. Then follow the running turn until it ends.
     """

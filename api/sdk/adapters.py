@@ -20,7 +20,7 @@ class Adapters(Resource[R]):
     def push(self, folder: str | Path, *, name: str | None = None) -> Steps[Adapter]:
         """Upload a PEFT folder as the next version of the adapter `name`.
 
-        By default `name` is the folder's name. If the files did not change, the server makes no new version. Raises
+        By default `name` is the folder's name. If a version has the same files, the server makes no new version. Raises
         ConfigurationError if a file is missing. Raises ValidationError for a wrong tensor or field, and names it.
         """
         path = Path(folder)

@@ -182,8 +182,8 @@ class Session(Resource[R]):
         """Continue a session whose tool calls have no outputs, for example after this program crashed.
 
         Run the open calls, then continue like `run`. The server may already have all outputs, because their turn was
-        refused or failed. Then send the outputs again. Without open calls and stored outputs, return a `Run` without
-        turns.
+        refused or failed. In that case, send these outputs again. Without open calls and stored outputs, return a `Run`
+        without turns.
         """
         given = yield from self._given_outputs()
         if given.tool_calls:

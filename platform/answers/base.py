@@ -41,7 +41,7 @@ class Answer(BaseModel):
         return answer
 
     def body(self) -> dict[str, Any]:
-        """Return this answer as JSON values."""
+        """Return this answer as a dict that is ready for JSON."""
         return self.model_dump(mode="json")
 
     def __eq__(self, other: object) -> bool:

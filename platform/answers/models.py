@@ -28,7 +28,7 @@ class TokenizedPrompt(Answer):
 
 
 class DetokenizedPrompt(Answer):
-    """The text that belongs to the token ids of a request."""
+    """The text for the token ids of a request."""
 
     prompt: str
 

@@ -187,7 +187,7 @@ class SessionCache(Answer):
     missing_tokens: int | None
     """The number of history tokens that no tier holds."""
     recomputed_tokens: int
-    """The number of history tokens that the latest turn computed again."""
+    """The number of prompt tokens that the latest turn had to compute."""
     lease: Lease | None
     last_miss_reason: str | None
 

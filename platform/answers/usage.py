@@ -17,7 +17,7 @@ class PromptTokensDetails(Answer):
 
 
 class CompletionTokensDetails(Answer):
-    """The parts of the completion that speculation drafted, or that a grammar forced."""
+    """The numbers of tokens that were drafted, that were accepted, and that a grammar forced."""
 
     drafted_tokens: int
     accepted_tokens: int

@@ -55,7 +55,7 @@ class RetryPolicy:
 def _may_retry(response: httpx.Response) -> bool:
     """Return whether another try can help.
 
-    It can after a 409 with `retry-after`: the server still works on an earlier try of this request.
+    A 409 with `retry-after` means that the server still works on an earlier try of this request.
     """
     told = response.headers.get("x-should-retry")
     if told in ("true", "false"):
