@@ -1,4 +1,4 @@
-"""Text completions in OpenAI's two shapes: one object, and a stream of chunks."""
+"""Builds text completions in OpenAI's two forms: one object, or a stream of chunks."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -19,12 +19,12 @@ _OBJECT = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What to show of each choice."""
+    """Says what to show for each choice."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
-    """By choice."""
+    """The token ids of each choice's prompt."""
     echoes: tuple[str, ...]
-    """By choice: the text before the completion, empty without `echo`."""
+    """The prompt text that each choice repeats before its completion. It is empty without `echo`."""
     with_token_ids: bool
 
     def choice(
@@ -56,7 +56,7 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """Write the whole stream. The last chunk of a choice has all its token ids, if they were requested."""
+    """Write the whole stream. If the client asked for token ids, the last chunk of a choice has all of them."""
     shell = head.fields(_OBJECT) | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:
@@ -78,7 +78,7 @@ async def write_completion_chunks(
 
 
 def _text_chunks(shell: Mapping[str, Any], form: CompletionForm, index: int) -> TextEvents:
-    """The chunks of a choice that have nothing but text in them."""
+    """Return an encoder for the chunks of a choice that contain only text."""
     return TextEvents(lambda text: data_event({**shell, "choices": [form.choice(index, text, None)]}))
 
 

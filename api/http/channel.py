@@ -1,7 +1,8 @@
-"""A bounded way from producing tasks to one reader, which learns how the production ended.
+"""Defines `Channel`, a bounded queue from several tasks to one reader.
 
-A slow reader makes the producers wait, so a client that does not read holds no more than `limit` items in memory.
-The reader sees every item that was put before the end, then the end: plain, or the error it came with.
+If the reader is slow, the tasks that put items wait. So a client that does not read keeps at most `limit` items in
+memory.
+Invariant: the reader gets every item that was put before the end. Then the channel ends, or raises its error.
 """
 
 import asyncio
@@ -15,10 +16,10 @@ Item = TypeVar("Item")
 
 
 class Channel(Generic[Item]):
-    """One reader, one event loop."""
+    """A bounded queue for one reader. All users run on one event loop."""
 
     def __init__(self, limit: int = 64, on_left: Callable[[], None] = lambda: None) -> None:
-        """`on_left` is called when the reader has left `items`, at their end or before."""
+        """The channel calls `on_left` when the reader stops reading `items`, at the end or earlier."""
         self._limit = limit
         self._on_left = on_left
         self._items: deque[Item] = deque()
@@ -35,20 +36,20 @@ class Channel(Generic[Item]):
         self._news.wake()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """No more items; the first call counts."""
+        """End the channel, with an error if one is given. Later calls have no effect."""
         if not self._finished:
             self._finished, self._error = True, error
             self._news.wake()
 
     async def wait_for_first(self) -> None:
-        """Return once there is something to read, without reading it. Raises the error of a fruitless end."""
+        """Wait until the reader can read an item. Raises the channel's error if it ended without any item to read."""
         while not self._items and not self._finished:
             await self._news.wait()
         if not self._items and self._error is not None:
             raise self._error
 
     async def items(self) -> AsyncGenerator[Item, None]:
-        """Every item. Raises the error of the end."""
+        """Yield every item in order. Raises the channel's error at its end."""
         try:
             while True:
                 while self._items:

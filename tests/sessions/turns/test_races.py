@@ -134,7 +134,7 @@ async def test_cancel_of_a_turn_that_is_being_launched(unreliable: UnreliableDat
 
     ending = asyncio.create_task(getattr(world.service, action)(me, session.session_id))
     for _ in range(10):
-        await world.service.get(me, session.session_id)  # meanwhile it looks, and finds no task to end
+        await world.service.loader.load(me.scope(), session.session_id)  # meanwhile it looks, and finds no task to end
     assert not ending.done()
     may_start.set()
     async with asyncio.timeout(60):
