@@ -69,8 +69,10 @@ class TurnStore:
     """Turns and events of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
-        """`owner` names this process. If it is the same after a restart, interrupted turns are found at once;
-        otherwise they are found when their leases expire.
+        """`owner` names this process.
+
+        If it is the same after a restart, interrupted turns are found at once. Otherwise they are found when their
+        leases expire.
         """
         self._database = database
         self._clock = clock
