@@ -126,7 +126,7 @@ class SessionService:
         return await self._sweeper.sweep()
 
     async def close(self) -> None:
-        """Fails the turns that run here, each with a terminal event, and starts no more."""
+        """Fails the turns that run here, each with a terminal event. No turn can start later."""
         await self._running.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
@@ -295,7 +295,10 @@ class SessionService:
         await self.store.remove_unused(principal.scope(), session.session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Reads the events with numbers above `after`, up to the end of a running turn. Raises NotFound at once."""
+        """Reads the events with numbers above `after`, up to the end of a running turn.
+
+        Raises NotFound before the first event.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         return self.reader.follow(principal.scope(), session.session_id, after)
 

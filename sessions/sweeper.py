@@ -1,10 +1,10 @@
 """Deletes sessions that are past their time to live.
 
     mark as expired ──► delete events ──► delete checkpoints, items and turns ──► delete the session's row
-    (nobody can read it)                  (not those that forks share)            (once no checkpoint is left)
+    (no client can read it)               (not checkpoints that forks share)      (once no checkpoint is left)
 
-Owns these transactions, each of a bounded size, and frees the KV. AgentSession says when a session is over.
-Never touches a session that runs, or rows that a fork shares: those go with the last fork.
+Owns these transactions, each of a limited size, and frees the KV. AgentSession decides when a session is over.
+Never changes a session that runs a turn. Never deletes rows that a fork shares before the last fork is deleted.
 Invariant: a sweep continues what a crash has interrupted.
 """
 
@@ -43,7 +43,7 @@ class SessionSweeper:
     async def sweep(self) -> int:
         """Deletes the sessions that are over, and returns how many are completely deleted.
 
-        Repeats while a round deletes something: with its last fork, a session may become free to delete.
+        Repeats while a round deletes a session: the deletion of a last fork may allow the deletion of its origin.
         """
         num_deleted = 0
         while num_more := await self._round():
@@ -77,7 +77,10 @@ class SessionSweeper:
             return await deletion_rows.delete_expired_session(database, scope, session_id)
 
     async def _expire(self, scope: TenantScope, session_id: SessionId) -> bool:
-        """Marks the session as expired, and returns whether it is. A session that was used since the search stays."""
+        """Marks the session as expired, and returns whether this was done.
+
+        Leaves a session that was used since the search.
+        """
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, session_id, lock=True)
             if session is None or not session.is_over(self._clock.now(), self._retention_s):

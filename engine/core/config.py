@@ -18,7 +18,10 @@ class EngineConfig:
     device: str = "auto"
     """`auto` (CUDA if available), `cpu`, or `cuda:N`."""
     dtype: str = "auto"
-    """Of weights and KV: `float32`, `bfloat16`, `float16` or `auto` (the model's dtype; float32 on CPUs without bf16)."""
+    """The dtype of weights and KV: `float32`, `bfloat16`, `float16` or `auto`.
+
+    `auto` is the model's dtype, or float32 on CPUs without bf16.
+    """
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
     page_tokens: int = 16

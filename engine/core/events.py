@@ -95,7 +95,7 @@ class DraftReport:
     """How many draft tokens of one answer were verified and accepted."""
 
     drafted_tokens: int = 0
-    """Draft tokens that a step has verified."""
+    """Draft tokens that were verified."""
     accepted_tokens: int = 0
     """Draft tokens that became part of the answer."""
     forced_tokens: int = 0

@@ -41,7 +41,7 @@ class GrammarSource:
     kind: GrammarKind
     text: str
     strict: bool = True
-    """True: a schema keyword that cannot be enforced is refused. False: it is ignored."""
+    """If True, a schema keyword that cannot be enforced is refused. If False, it is ignored."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

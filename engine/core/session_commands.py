@@ -12,14 +12,14 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class SessionVerb(StrEnum):
-    """What to do with the KV of a session."""
+    """The command for the KV of a session."""
 
     HOLD = "hold"
-    """After a turn: copy its pages to the host, and lease those on the device while tools run."""
+    """After a turn: copy the session's pages to the host, and lease its device pages while tools run."""
     PREFETCH = "prefetch"
     """Before a turn: load its pages onto the device."""
     SUSPEND = "suspend"
-    """Before a long pause: copy its pages to the host, and free those on the device."""
+    """Before a long pause: copy the session's pages to the host, and free its device pages."""
     CLOSE = "close"
     """At the session's end: drop every page that no other session uses."""
     READ = "read"

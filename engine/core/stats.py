@@ -99,7 +99,7 @@ class EngineStats(EngineCounters):
     disk_foreign_files: int = field(default=0, metadata=_disk_trouble("foreign_file"))
     """Files skipped at start: of another model or layout, or not KV files."""
     disk_failures: int = field(default=0, metadata=_disk_trouble("failed_operation"))
-    """Operations that the file system refused."""
+    """Operations that failed in the file system."""
     lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))
     adapter_loads: int = field(default=0, metadata=counter("adapter_loads", "Adapters loaded to the device."))
     forced_drafts: int = field(default=0, metadata=_drafts("forced"))
@@ -116,7 +116,7 @@ class EngineStats(EngineCounters):
 
     @property
     def drafted_tokens(self) -> int:
-        """Draft tokens that a step has verified."""
+        """Draft tokens that were verified."""
         return self.forced_drafts + self.accepted_drafts + self.rejected_drafts
 
     @property

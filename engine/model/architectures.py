@@ -13,12 +13,12 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class WindowRule(Enum):
-    """Which layers attend only to the last `sliding_window` tokens."""
+    """The rule that selects the layers with a sliding window. They attend only to the last `sliding_window` tokens."""
 
     NO_LAYER = auto()
     EVERY_LAYER = auto()
     BY_LAYER_TYPE = auto()
-    """Layers named in `layer_types`, or those from `max_window_layers` on if `use_sliding_window` is set."""
+    """The layers named in `layer_types`, or the layers from `max_window_layers` on if `use_sliding_window` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ModelVariant:
     biased_targets: tuple[str, ...] = ()
     """Linear layers that always have a bias."""
     biased_by_setting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By setting: the linear layers that have a bias if it is true."""
+    """By name of a setting: the linear layers that have a bias if the setting is true."""
     has_qk_norm: bool = False
     """Whether each head of queries and keys is normalised before rotation."""
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -36,7 +36,10 @@ class ModelConfig:
     has_qk_norm: bool
     """Whether each head of queries and keys is normalised before rotation."""
     windows: tuple[int | None, ...]
-    """By layer: a query at position p sees the keys from p - window + 1 to p; all keys up to p if None."""
+    """The window of each layer.
+
+    A query at position p sees the keys from p - window + 1 to p; with None, all keys up to p.
+    """
     tie_word_embeddings: bool
     context_tokens: int
     eos_token_ids: tuple[int, ...]

@@ -24,7 +24,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies are divided by the factor, high ones are kept, and those between are interpolated."""
+    """Low frequencies are divided by the factor, high frequencies are kept, and frequencies between are interpolated."""
 
     factor: float
     low_freq_factor: float
@@ -34,7 +34,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """High frequencies are kept, low ones are divided by the factor, and those between are interpolated.
+    """High frequencies are kept, low frequencies are divided by the factor, and frequencies between are interpolated.
 
     The two bounds are numbers of rotations over the original context.
 

@@ -16,7 +16,7 @@ from graftwork.platform.ids import RequestId
 
 @dataclass(slots=True)
 class LoadOutcome:
-    """What the end of one load means for the requests that use it."""
+    """The effect of the end of one load on the requests that use it."""
 
     ready: list[RequestState] = field(default_factory=list)
     """Requests that no longer wait for a load."""

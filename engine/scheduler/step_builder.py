@@ -1,4 +1,4 @@
-"""Builds one request's part of a step: its next known tokens, the draft behind them, and how to sample their rows.
+"""Builds one request's part of a step: its next known tokens, the draft after them, and how to sample their rows.
 
 Owns no state. Reads requests and grammars, and never changes them.
 Invariant: rows are sampled only where a slice ends with the last known token.

@@ -50,7 +50,7 @@ class _Answers:
 
 
 class AnswerCache:
-    """Answers by scope. Used by the engine loop's thread alone."""
+    """Answers by scope. Only the engine loop's thread may use it."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_tokens = max_bytes // BYTES_PER_TOKEN

@@ -71,7 +71,7 @@ class Drafter(Protocol):
 
 
 class DraftConstraint(Protocol):
-    """What the grammar of a request allows. Its methods change nothing."""
+    """The draft tokens that the grammar of a request allows. Its methods change nothing."""
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
         """Returns the next tokens as long as the grammar allows only one text.

@@ -82,7 +82,7 @@ class PredictionFollower:
 
 
 def _places(tokens: tuple[int, ...], length: int) -> dict[tuple[int, ...], list[int]]:
-    """Returns the positions behind each n-gram, ascending."""
+    """Returns the positions after each n-gram, ascending."""
     places: dict[tuple[int, ...], list[int]] = {}
     for end in range(length, len(tokens) + 1):
         places.setdefault(tokens[end - length : end], []).append(end)

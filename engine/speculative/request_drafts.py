@@ -18,7 +18,7 @@ class DraftCounts:
     """Counts of draft tokens, of one request or of all requests."""
 
     drafted: int = 0
-    """Draft tokens that a step has verified."""
+    """Draft tokens that were verified."""
     accepted: int = 0
     """Draft tokens that became part of the answer."""
     forced: int = 0

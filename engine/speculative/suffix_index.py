@@ -1,6 +1,6 @@
 """Finds where the last tokens of a text occurred before in a list of tokens.
 
-Owns, for a few lengths n, the position behind the latest occurrence of each n-gram. Never copies the tokens.
+Owns, for a few lengths n, the position after the latest occurrence of each n-gram. Never copies the tokens.
 Its dictionaries are filled from slices of the list, in C: a prompt of 100,000 tokens takes milliseconds once, and each
 new token a microsecond.
 Source: prompt lookup (Saxena 2023), with the latest match instead of the first; several lengths replace the suffix

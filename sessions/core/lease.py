@@ -44,7 +44,7 @@ class LeaseKeeper(Protocol):
 
 
 Pause = Callable[[float], Awaitable[None]]
-"""Waits for a number of seconds: `asyncio.sleep`, except in tests."""
+"""A function that waits for a number of seconds: `asyncio.sleep`, except in tests."""
 
 
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:

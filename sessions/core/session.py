@@ -10,7 +10,7 @@
         any but running ── close ─► closed (read-only)
         closed, or unused, for longer than its time to live ─► expired (no client can read it)
 
-Owns these rules; never stores anything.
+Owns these rules. Never stores anything.
 Invariant: a session that is neither running nor closed awaits tools exactly if its head ends in calls.
 """
 

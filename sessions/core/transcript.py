@@ -72,7 +72,7 @@ class Checkpoint:
 
 
 UNENCODED = "unencoded"
-"""Used as the digest of a checkpoint that has items but no token ids."""
+"""The digest of the opening of a checkpoint that has items but no token ids."""
 
 
 @dataclass(frozen=True, slots=True)

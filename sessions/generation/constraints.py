@@ -73,7 +73,7 @@ FREE_OUTPUT = OutputPlan()
 
 
 class ConstraintPlanner:
-    """Plans the outputs of one model. Thread-safe; reading large schemas takes time, so call it outside the event loop.
+    """Plans the outputs of one model. Thread-safe. Large schemas take time to read, so call it outside the event loop.
 
     Caches the checks of recent schemas, because a session sends the same ones with every turn.
     """

@@ -1,6 +1,6 @@
 """Reads the fields that constrain an answer's format: `response_format`, `regex`, `grammar` and `structural_tag`.
 
-Owns their shapes, and the rule that a request gives at most one of them.
+Owns the shapes of these fields, and the rule that a request has at most one of them.
 Never makes a grammar: `constraints.py` does.
 """
 

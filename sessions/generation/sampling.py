@@ -121,7 +121,7 @@ class SamplingFields(BaseModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report beside each chosen one; None for no report."""
+        """Returns how many of the likeliest tokens to report for each chosen token; None to report none."""
         return None
 
     @property
@@ -155,7 +155,7 @@ _SPELLED_ALIKE = {field.name for field in fields(SamplingParams)} & set(Sampling
     "min_tokens",
     "stop_token_ids",
 }
-"""Fields whose value goes to the engine as it was sent."""
+"""Fields whose value is passed to the engine unchanged."""
 
 
 class SessionSampling(SamplingFields):

@@ -66,7 +66,7 @@ class Charge:
     principal: Principal
     model: ResolvedModel
     session_id: SessionId | None = None
-    """None for a request outside sessions."""
+    """The session that is charged; None for a request outside sessions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,7 @@ class SessionStore:
     async def _known_calls(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
     ) -> dict[CallId, LedgerCall]:
-        """Finds the calls with those ids at the session's head and at its earlier heads."""
+        """Finds the calls with these ids at the session's head and at its earlier heads."""
         earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
         named = (call for call in session.ledger if call.call_id in call_ids)
         return {call.call_id: call for call in [*earlier, *named]}

@@ -33,7 +33,7 @@ class ModelFolder:
     context_tokens: int
     """The most tokens of a prompt and its completion together."""
     chat_template_source: str | None
-    """None for a model without a chat template; it serves text completions only."""
+    """The source of the template. A model without one (None) serves only text completions."""
 
     @classmethod
     def load(cls, path: Path) -> "ModelFolder":

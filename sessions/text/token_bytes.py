@@ -1,4 +1,4 @@
-"""Maps the spelling of a token to its bytes.
+"""Converts the spelling of a token to its bytes.
 
 Two spellings are supported: byte-level (GPT-2's alphabet: Llama 3, Qwen) and byte fallback (`▁`, `<0x0A>`: Llama 2,
 Gemma). Never joins tokens: a character may need several, and `detokenizer.py` joins them.

@@ -48,7 +48,7 @@ class TurnLauncher:
         settings: SessionSettings,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Starts a turn with the session's model and these settings. The start goes on if the caller is cancelled.
+        """Starts a turn with the session's model and these settings. The start continues if the caller is cancelled.
 
         If the instructions or tools have changed, encodes the whole history again. Raises Conflict if the session has
         changed; ContextLengthExceeded, LimitExceeded, Unavailable. After an error nothing has changed.

@@ -60,12 +60,12 @@ _STORE_ATTEMPTS = 40
 
 @dataclass(frozen=True, slots=True)
 class ToolHint:
-    """What the client knows about a tool."""
+    """Times that the client expects of a tool."""
 
     expected_ms: float
-    """How long the tool usually takes."""
+    """Milliseconds that the tool usually takes."""
     deadline_ms: float | None = None
-    """When its output is due, counted from the end of the turn that calls it."""
+    """Milliseconds from the end of the turn that calls the tool until its output is due."""
 
 
 ToolHints = Mapping[str, ToolHint]
@@ -76,7 +76,7 @@ NO_HINTS: ToolHints = {}
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """What a turn will do. Made before the turn begins."""
+    """The plan of a turn. It is made before the turn begins."""
 
     principal: Principal
     session: AgentSession
@@ -100,7 +100,7 @@ class TurnDependencies:
     log: EventLog
     kv: SessionKvClient
     encoder: TurnEncoder | None
-    """None for a model without a chat template."""
+    """Encodes prompts; None for a model without a chat template."""
     clock: Clock
     pepper: bytes
     heartbeat_s: float
@@ -137,7 +137,7 @@ class TurnRunner:
         self.is_admitted = False
         """Whether the engine has admitted the prompt."""
         self.failure: GraftworkError | None = None
-        """Why the turn failed; None before that."""
+        """Why the turn failed; None if it has not failed."""
         self._lease = lease
         self._dependencies = dependencies
         self._events = dependencies.log.open(lease, self.feed, self.cancel)

@@ -18,7 +18,7 @@ from graftwork.sessions.turns.runner import TurnRunner
 _log = logging.getLogger("graftwork.sessions")
 
 TurnTask = tuple[TurnRunner, asyncio.Task[None]]
-"""A turn, and the task that runs it."""
+"""A turn and the task that runs it."""
 
 
 class RunningTurns:
@@ -33,7 +33,7 @@ class RunningTurns:
 
     @property
     def turn_ids(self) -> frozenset[TurnId]:
-        """The turns that run here, or are about to."""
+        """The turns that run here or will start here."""
         return frozenset((*self._tasks, *self._starting))
 
     def feed_of(self, session_id: SessionId) -> EventFeed | None:

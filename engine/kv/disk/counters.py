@@ -27,7 +27,7 @@ class DiskCounters:
     foreign: int = 0
     """Files ignored at start: they have another layout, or other programs made them."""
     failed: int = 0
-    """Operations that the file system refused, for example because the disk was full."""
+    """Operations that failed in the file system, for example because the disk was full."""
 
 
 class DiskMonitor:
@@ -54,7 +54,7 @@ class DiskMonitor:
         self._log_failure("disk_tier_corrupt", name, reason)
 
     def record_failure(self, name: str, error: OSError) -> None:
-        """Counts an operation that the file system refused."""
+        """Counts an operation that failed in the file system."""
         self.add("failed")
         self._log_failure("disk_tier_failed", name, str(error))
 

@@ -1,4 +1,4 @@
-"""The format of a file of KV pages: a header that describes the pages, then the pages.
+"""Defines the format of a file of KV pages: a header that describes the pages, then the pages.
 
     magic  version  count  page_bytes  layout  domain  │ key, checksum │ … │ header's checksum │ zeros │ page │ page │ …
       8       4       4        8         32      32        32 + 16                16         to 4096
@@ -6,8 +6,8 @@
 Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
 page is checked when it is read. A file never changes after it got its final name.
 
-Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128; a CRC would miss
-it with 2^-32. On processors with SHA instructions it is the fastest digest of the standard library
+Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128, and a CRC with
+2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
 (benchmarks/disk_tier.py prints the rates).
 """
 
@@ -51,7 +51,7 @@ class PageFileHeader:
     layout: bytes
     """32 bytes. Pages of another layout cannot be used."""
     domain: bytes
-    """32 bytes: the digest of the domain that pays for the file."""
+    """32 bytes: the digest of the domain that the file is charged to."""
     page_bytes: int
     keys: tuple[PageKey, ...]
     checksums: tuple[bytes, ...]
@@ -139,7 +139,7 @@ class PageFile:
     name: str
     num_bytes: int
     header: PageFileHeader | None
-    """None if the pages cannot be used: the file has another layout, or could not be removed."""
+    """The file's header; None if the pages cannot be used: the file has another layout, or could not be removed."""
     used_at_ns: int
     num_live: int = 0
     """The number of pages that the index still finds in this file."""
@@ -151,7 +151,7 @@ class PageFile:
 
     @property
     def domain(self) -> bytes | None:
-        """The digest of the domain that pays for the bytes; None if it cannot be read."""
+        """The digest of the domain that the file is charged to; None if it cannot be read."""
         return self.header.domain if self.header is not None else None
 
 

@@ -1,7 +1,7 @@
-"""The file operations of the disk store.
+"""Implements the file operations of the disk store.
 
-LocalFiles runs them on a folder. FaultTolerantFiles counts and hides errors of the file system. The process may be
-killed between any two operations.
+LocalFiles runs them on a folder. FaultTolerantFiles counts errors of the file system instead of raising them. The
+process may be killed between any two operations.
 """
 
 import os
@@ -35,7 +35,7 @@ class FileSystem(Protocol):
         ...
 
     def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
-        """Writes a file, sets its time and syncs it to disk. After a failure, the caller must remove what is left."""
+        """Writes a file, sets its time and syncs it to disk. After a failure, the caller must remove the file."""
         ...
 
     def rename(self, name: str, new_name: str) -> None: ...
@@ -58,7 +58,7 @@ class FileSystem(Protocol):
 
 
 class LocalFiles:
-    """A folder of the local file system. Only its user may read it: KV pages reveal what was said."""
+    """A folder of the local file system. Only its user may read it, because KV pages reveal prompts and answers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -111,7 +111,7 @@ def _file_entry(entry: "os.DirEntry[str]") -> FileEntry | None:
 
 
 DRAFT_SUFFIX = ".part"
-"""Ends the name of a file that is not complete yet."""
+"""The end of the name of a file that is not complete yet."""
 
 
 class FaultTolerantFiles:
@@ -122,8 +122,9 @@ class FaultTolerantFiles:
         self._monitor = monitor
 
     def entries(self) -> list[FileEntry]:
-        """Returns all regular files. Raises InvalidRequest if the folder cannot be listed, since no budget could be
-        kept.
+        """Returns all regular files.
+
+        Raises InvalidRequest if the folder cannot be listed, because the budget needs the list.
         """
         try:
             return self._files.entries()
@@ -142,7 +143,7 @@ class FaultTolerantFiles:
         return True
 
     def remove_partial(self, name: str) -> bool:
-        """Removes what a failed `put` may have left. Returns whether nothing is left."""
+        """Removes the file that a failed `put` may have left. Returns whether it is gone."""
         return self.remove(name + DRAFT_SUFFIX) and self.remove(name)
 
     def remove(self, name: str) -> bool:
@@ -155,7 +156,7 @@ class FaultTolerantFiles:
         return True
 
     def read(self, name: str, offset: int, into: memoryview) -> int | None:
-        """Reads into `into`. Returns how many bytes were read: 0 for a missing file, None if the disk refused."""
+        """Reads into `into`. Returns how many bytes were read: 0 for a missing file, None if the disk failed."""
         try:
             return self._files.read(name, offset, into)
         except FileNotFoundError:

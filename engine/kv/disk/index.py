@@ -1,4 +1,4 @@
-"""Knows which file holds which page, and counts the bytes of the disk store.
+"""Finds the file of each page, and counts the bytes of the disk store.
 
 Owns the entry of each file. An entry is in one of these states:
 

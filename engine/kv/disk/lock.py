@@ -20,7 +20,7 @@ class FolderLock:
     def acquire(self, timeout_s: float = 0.0) -> None:
         """Creates the folder if needed, for this user only, and waits up to `timeout_s` seconds for the lock.
 
-        Raises InvalidRequest if another process keeps it or the folder cannot be used.
+        Raises InvalidRequest if another process keeps the lock or the folder cannot be used.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

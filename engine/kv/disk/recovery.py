@@ -1,7 +1,7 @@
-"""Reads what an earlier process left in the folder.
+"""Finds the files that an earlier process left in the folder.
 
-Reads each file's header once, with a bounded read; pages are checked when they are used. Files without the store's
-names are counted as foreign and never changed.
+Reads the header of each file once, and at most a limited number of bytes. Pages are checked when they are used. Files
+with other names than the store's are counted as foreign and never changed.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Decides which requests may share cached KV: those with the same cache scope.
+"""Decides which requests may share cached KV: requests with the same cache scope.
 
 A scope is a digest of the model, the KV layout, the isolation domain and the adapters. Every part is preceded by its
 length and the whole by a tag, so two different lists of parts never hash the same bytes. Source: vllm#44701: an

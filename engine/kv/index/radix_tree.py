@@ -64,7 +64,7 @@ class Lease:
     until: float
     """End of the lease in seconds, on the engine's monotonic clock."""
     return_probability: float
-    """Probability that the session returns by then."""
+    """The probability that the session's next turn starts before `until`."""
 
 
 class RadixTree:
