@@ -276,7 +276,7 @@ class SessionService:
         return Prefetched(session, len(history.token_ids), await self._kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
-        """Reads a session and where its KV is. The second is None if the engine does not answer. Raises NotFound."""
+        """Reads a session and the tiers of its KV; None as tiers if the engine does not answer. Raises NotFound."""
         session = await self.loader.load(principal.scope(), session_id)
         return session, await self._kv.read(await self.loader.history(principal.scope(), session))
 

@@ -1,4 +1,4 @@
-"""Batch invariance: the shapes for which one row of a matrix product has the same bits in every batch."""
+"""Knows for which shapes one row of a matrix product has the same bits in every batch (batch invariance)."""
 
 from dataclasses import dataclass
 

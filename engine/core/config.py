@@ -1,4 +1,4 @@
-"""The engine's settings.
+"""Defines the settings of the engine.
 
 Owns each setting's default, unit and range. Never reads an environment variable or a file: api/cli does.
 """
@@ -25,7 +25,7 @@ class EngineConfig:
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
     page_tokens: int = 16
-    """Tokens of one KV page. Small pages waste less memory; large pages are gathered faster."""
+    """The number of tokens in a KV page. Small pages waste less memory. Large pages are read faster."""
     device_bytes: int = 768 * 2**20
     """Bytes of KV and adapters together on the device; at least one full context."""
     host_kv_bytes: int = 1024 * 2**20
@@ -37,7 +37,7 @@ class EngineConfig:
     overlap_loads: bool | None = None
     """Whether a step starts while its KV is still loaded from the host, layer by layer. None: on CUDA only."""
     kv_reserve_share: float = 0.5
-    """The fraction of each tier, 0 to 1, that is reserved. Each domain with pages gets an equal part, safe from others."""
+    """The fraction of each tier, 0 to 1, that is reserved. Each domain with pages has an equal part of it."""
     lora_floor_share: float = 0.125
     """The fraction of the device, 0 to 1, that is reserved for adapters.
 

@@ -76,7 +76,7 @@ class TokenLogprobs:
     """The model's own log probability of one token, before grammar, bias, penalties and temperature."""
 
     logprob: float
-    """The natural logarithm of its probability."""
+    """The natural logarithm of the token's probability."""
     top: tuple[tuple[int, float], ...] = ()
     """(token, logprob) of the likeliest tokens, likeliest first. Equally likely tokens are sorted by token id."""
 
@@ -87,7 +87,7 @@ class TokensGenerated:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token if the request asked for them, else empty."""
+    """One entry for each token if the request asked for log probabilities, else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class EngineRequest:
     domain: IsolationDomain
     """Requests of one domain share cached prefixes (under the same adapters) and one fair share of the engine."""
     adapters: tuple[AdapterUse, ...] = ()
-    """Empty for the base model; up to `MAX_MIXTURE` adapters, whose deltas are added up."""
+    """The adapters of the request: none for the base model, or up to `MAX_MIXTURE`, whose deltas are added up."""
     tier: ServiceTier = ServiceTier.DEFAULT
     weight: float = 1.0
     """The weight of the domain's fair share, relative to other domains."""

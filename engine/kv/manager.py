@@ -1,4 +1,4 @@
-"""The KV cache of one engine, as the scheduler uses it.
+"""Manages the KV cache of one engine for the scheduler.
 
     match → allocate_path → (loads end) → allocate_pages, insert → release     during a request
     prefetch, offloader.suspend, close_session                                 between the turns of a session

@@ -1,4 +1,4 @@
-"""The served architectures, as data.
+"""Describes the served architectures as data.
 
 Owns how architectures differ: windows, biases, norms, and defaults of settings. Never contains code for a single one.
 """

@@ -1,4 +1,4 @@
-"""The shape of a decoder, read from a Hugging Face config.json.
+"""Reads the shape of a decoder from a Hugging Face config.json.
 
 Owns the translation of config.json into plain facts; engine/model/architectures.py has the differences by architecture.
 Never imports torch, because the gateway uses it too. Never ignores an unsupported setting: the error names it.

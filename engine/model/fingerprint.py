@@ -1,4 +1,4 @@
-"""The files of a model folder, and their fingerprint by content.
+"""Lists the files of a model folder, and computes a fingerprint of their content.
 
 Owns the list of files that make up a model: config.json and the weight files. Never imports torch, because the gateway
 uses it too.

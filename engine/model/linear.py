@@ -1,4 +1,4 @@
-"""The linear layers of the base model, in the memory layout that the machine multiplies fastest.
+"""Computes the linear layers of the base model, in the memory layout that is fastest on this machine.
 
 Owns the weight and the bias of one layer.
 Invariant: both layouts give results with the same bits.
@@ -43,7 +43,7 @@ class Linear:
         return stored.shape[0]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, in_features]; returns [num_rows, out_features]."""
+        """Returns [num_rows, out_features] for x [num_rows, in_features]."""
         if self._packed is not None:
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
             return product

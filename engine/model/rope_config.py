@@ -1,4 +1,4 @@
-"""The settings of rotary position embedding, read from a Hugging Face config.json.
+"""Reads the settings of rotary position embedding from a Hugging Face config.json.
 
 Owns the two spellings of these settings: `rope_parameters` (newer), or `rope_theta` with `rope_scaling` (older). If a
 file has both, `rope_scaling` is used, as in transformers. Never imports torch.

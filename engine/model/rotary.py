@@ -1,4 +1,4 @@
-"""Rotary position embedding, in the half-split form of Hugging Face's Llama.
+"""Computes rotary position embedding, in the half-split form of Hugging Face's Llama.
 
 Owns the table of cosines and sines. Frequencies are computed by the same fp32 operations as in transformers, in the
 same order, so that they are equal to the bit.

@@ -1,4 +1,4 @@
-"""The weights of a decoder on the device, read from a model folder.
+"""Reads the weights of a decoder from a model folder onto the device.
 
 Owns the weights. Projections of the same input are fused into one matrix. Never ignores a tensor of the folder: a
 tensor that the model does not use is an error.

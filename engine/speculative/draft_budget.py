@@ -67,7 +67,7 @@ class DraftBackoff:
         self._gain = 0.2
         """Average gain of drafts, as a fraction of a step's tokens."""
         self._cost = 0.0
-        """Average time to choose them, as a fraction of a step's time."""
+        """Average time to choose drafts, as a fraction of a step's time."""
         self._pause = 0
         """Steps of the present pause."""
         self._steps_left = 0

@@ -214,7 +214,7 @@ OUTSIDE_OF_STRINGS = frozenset('{}[]:,"+-.eE0123456789truefalsn' + WHITE_SPACE)
 
 
 class BrokenJson(ValueError):
-    """JSON does not allow a character at its position."""
+    """The text is not valid JSON."""
 
 
 class JsonMembers:

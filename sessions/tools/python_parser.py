@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 
 _MAY_BE_A_LIST = re.compile(r"\s*(\[\s*([A-Za-z_][\w.\-]*\s*(\(.*)?)?)?", re.DOTALL)
-"""Matches every possible start of a list of calls."""
+"""A pattern that matches every possible start of a list of calls."""
 _MAX_HELD = 1 << 20
 """The most characters that are held back."""
 

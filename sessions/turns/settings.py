@@ -104,7 +104,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "n": (1,),
 }
-"""Fields that are known but not served, with the values that have no effect."""
+"""Fields that are known but not supported, with the values that have no effect and are accepted."""
 
 
 def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
