@@ -56,7 +56,7 @@ def measure_round(folder: Path, runs: Runs, page_bytes: int) -> dict[str, float]
         "plain write": timed(lambda: write_plainly(plain, runs)),
         "write": timed(lambda: [tier.write(DOMAIN, keys, pages) for keys, pages in runs]),
         "plain read": timed(lambda: read_plainly(plain, space)),
-        "read runs": timed(lambda: [tier.read_run(keys, space) for keys, _ in runs]),
+        "read runs": timed(lambda: [tier.read_pages(keys, space) for keys, _ in runs]),
         "read pages": timed(lambda: [tier.read(key, space[:page_bytes]) for keys, _ in runs for key in keys]),
     }
     check(tier, runs, space)
@@ -67,7 +67,7 @@ def measure_round(folder: Path, runs: Runs, page_bytes: int) -> dict[str, float]
 def check(tier: DiskStore, runs: Runs, space: memoryview) -> None:
     """What was timed was right."""
     for keys, pages in runs:
-        assert tier.read_run(keys, space) == len(keys)
+        assert tier.read_pages(keys, space) == len(keys)
         assert space == b"".join(pages)
 
 

@@ -116,10 +116,10 @@ def _process_clock(process_id: int) -> int:
 
 @contextmanager
 def running_gateway(checkout: Checkout, streams: int, step_ms: float) -> Iterator[Gateway]:
-    """A gateway of `checkout` and a scripted engine of this one, over a data folder of their own."""
+    """A gateway and a scripted engine, over a data folder of their own."""
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
         folder, port = Path(name), free_port()
-        listen, engine = scripted_engine(folder, streams, step_ms)
+        listen, engine = scripted_engine(checkout, folder, streams, step_ms)
         stack.enter_context(engine)
         arguments = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", str(folder)]
         command = checkout.command("gateway", *arguments, "--port", str(port))

@@ -5,7 +5,7 @@
 A random Llama (hidden 512, 8 layers) with a byte-level vocabulary of 32,000, trained here on Python's own sources.
 "masks": 32 requests decode with a grammar each, and 32 without, in turn and often, because the machine's own speed
 wanders; a step's time is that of the whole loop, and masks are filled while the forward pass runs. Nothing is drafted:
-what drafts cost, and bring, is measured by speculation.py. "hostile": one free request decodes while another party hands in one
+what drafts cost, and bring, is measured by speculation.py. "hostile": one free request decodes while another domain hands in one
 hostile grammar after another; its time between tokens is set beside that without them.
 """
 
@@ -207,7 +207,7 @@ def measure_hostile(bench: Bench) -> dict[str, Any]:
             text = texts[number % len(texts)]
             kind = GrammarKind.EBNF if text.startswith("r") else GrammarKind.JSON_SCHEMA
             fresh = text + "\n" * (number // len(texts) + 1)  # another text is another grammar
-            bench.submit(GrammarSource(kind, fresh), 8, party="hostile")
+            bench.submit(GrammarSource(kind, fresh), 8, domain="hostile")
 
     quiet: list[Step] = []
     attacked: list[Step] = []

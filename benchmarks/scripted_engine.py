@@ -2,12 +2,13 @@
 
     python benchmarks/scripted_engine.py --listen unix:/tmp/engine.sock --model demo/model --together 32 --step-ms 25
 
-As the real engine does, it sends one message a step with the tokens of every stream in it. It speaks the wire protocol
-of `engine.proto` and runs in a process of its own, so a gateway's CPU time can be measured without an engine's.
+As the real engine does, it sends one message a step with the tokens of every stream in it. It runs in a process of its
+own, so a gateway's CPU time can be measured without an engine's, and speaks the wire of whichever checkout is imported.
 """
 
 import argparse
 import asyncio
+import importlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -18,8 +19,17 @@ from typing import Any
 import grpc.aio
 from tokenizers import Tokenizer
 
-from graftwork.engine.rpc import engine_pb2 as wire
-from graftwork.engine.rpc import engine_pb2_grpc
+import graftwork
+
+
+def wire_module(name: str) -> Any:
+    """A generated module of the wire, in whichever room the imported checkout keeps it."""
+    package = Path(graftwork.__path__[0])
+    (path,) = (package / "engine").glob(f"*/{name}.py")
+    return importlib.import_module(".".join(("graftwork", *path.relative_to(package).with_suffix("").parts)))
+
+
+wire, wire_grpc = wire_module("engine_pb2"), wire_module("engine_pb2_grpc")
 
 TEXT = (
     "The harbour master keeps a list of every boat that comes in before dawn, who owns it, and what it carries. "
@@ -48,7 +58,7 @@ class _Gateway:
     running: dict[str, _Stream] = field(default_factory=dict)
 
 
-class ScriptedEngine(engine_pb2_grpc.EngineServicer):
+class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
     """Answers as an engine of the model in `folder` would, whatever is asked."""
 
     def __init__(self, folder: Path, together: int, step_s: float) -> None:
@@ -84,7 +94,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         async for message in messages:
             if message.WhichOneof("message") == "submit":
                 submit = message.submit
-                max_tokens = min(submit.sampling.max_tokens, len(self._token_ids))
+                max_tokens = min(_max_tokens(submit), len(self._token_ids))
                 gateway.waiting.append(_Stream(submit.request_id, len(submit.prompt_token_ids), max_tokens))
             else:
                 gateway.running.pop(message.cancel.request_id, None)
@@ -125,11 +135,18 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         return wire.SessionMemory(device_tokens=len(request.token_ids))
 
 
+def _max_tokens(submit: Any) -> int:
+    """Checkouts of before November 2026 send a message in place of the JSON object."""
+    if hasattr(submit, "sampling_json"):
+        return int(json.loads(submit.sampling_json)["max_tokens"])
+    return int(submit.sampling.max_tokens)
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     """Until the process is ended."""
     server = grpc.aio.server()
     engine = ScriptedEngine(arguments.model, arguments.together, arguments.step_ms / 1000)
-    engine_pb2_grpc.add_EngineServicer_to_server(engine, server)  # type: ignore[no-untyped-call]
+    wire_grpc.add_EngineServicer_to_server(engine, server)
     server.add_insecure_port(arguments.listen)
     await server.start()
     await server.wait_for_termination()

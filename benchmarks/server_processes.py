@@ -100,14 +100,13 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             self._process.wait()
 
 
-def scripted_engine(folder: Path, together: int, step_ms: float) -> tuple[str, ServerProcess]:
-    """A scripted engine of this very checkout (see `scripted_engine.py`), and the address at which it will answer."""
-    own = Checkout(OWN_ROOT)
+def scripted_engine(checkout: Checkout, folder: Path, together: int, step_ms: float) -> tuple[str, ServerProcess]:
+    """A scripted engine (see `scripted_engine.py`) for a gateway of `checkout`, and the address where it will answer."""
     listen = f"unix:{folder / 'engine.sock'}"
     script = str(Path(__file__).with_name("scripted_engine.py"))
     pace = ["--together", str(together), "--step-ms", str(step_ms)]
-    command = [sys.executable, script, "--listen", listen, "--model", str(own.demo_model), *pace]
-    return listen, ServerProcess(command, own.environment(), folder / "engine.log")
+    command = [sys.executable, script, "--listen", listen, "--model", str(checkout.demo_model), *pace]
+    return listen, ServerProcess(command, checkout.environment(), folder / "engine.log")
 
 
 def free_port() -> int:

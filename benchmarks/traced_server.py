@@ -67,7 +67,7 @@ def traced_gateway(
     """A traced gateway over a scripted engine; its database is by default a file of its own."""
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
         folder, port = Path(name), free_port()
-        listen, engine = scripted_engine(folder, together, step_ms)
+        listen, engine = scripted_engine(checkout, folder, together, step_ms)
         stack.enter_context(engine)
         flags = ["--model", str(checkout.demo_model), "--data-dir", name]
         flags += ["--engine-address", listen, "--port", str(port)]

@@ -1,7 +1,7 @@
-"""The engine's own loop: receive, admit, plan, run, absorb, deliver.
+"""The engine's loop: receive messages, admit, plan, run, absorb, deliver.
 
-It runs on one thread and owns the scheduler, the LoRA pool and the runner; everybody else talks to it by messages.
-Nothing blocks it but the forward pass itself, and having nothing to do.
+Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages.
+Never waits for anything but the forward pass, or for a message when it has no work.
 """
 
 import logging
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Carries a step out."""
+    """Carries out steps; ModelRunner is one."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
 
 class EngineLoop:
-    """`inbox` is the only way in; sinks are the only way out."""
+    """Messages come in by `inbox` alone, and outputs leave by sinks alone."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EngineLoop:
         scheduler: Scheduler,
         adapters: LoraPool,
         grammars: GrammarManager,
-        memory: KvCacheManager,
+        kv_cache: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
         runner: Runner,
@@ -66,7 +66,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._adapters = adapters
         self._grammars = grammars
-        self._memory = memory
+        self._kv_cache = kv_cache
         self._copies = copies
         self._gates = gates
         self.runner = runner
@@ -76,7 +76,7 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until a Stop message."""
+        """Serve until a Stop message arrives."""
         worked = False
         while True:
             self._receive(wait=not worked)
@@ -88,10 +88,7 @@ class EngineLoop:
         self._copies.close()
 
     def step(self) -> bool:
-        """One step of everything that can be admitted; False if there was nothing to do.
-
-        After a False, only a message can bring work: what still waits, waits for a load or a compile.
-        """
+        """Run one step. Returns False if there was nothing to run; then only a message can bring work."""
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
         if plan is None:
@@ -115,7 +112,7 @@ class EngineLoop:
     # ---- in ---------------------------------------------------------------------------------------------------
 
     def _receive(self, *, wait: bool) -> None:
-        """Take every message in; where there is nothing else to do, wait for the next one."""
+        """Handle all messages in the inbox; `wait` for the first one."""
         if wait:
             self.take(self.inbox.get())
         while not self._stopping:
@@ -125,7 +122,7 @@ class EngineLoop:
                 return
 
     def take(self, message: Message) -> None:
-        """Act on one message."""
+        """Handle one message."""
         match message:
             case SubmitRequest(request, sink):
                 self._submit(request, sink)
@@ -144,7 +141,7 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(domain):
-                self._memory.forget_domain(domain)
+                self._kv_cache.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):
@@ -175,7 +172,7 @@ class EngineLoop:
     # ---- out --------------------------------------------------------------------------------------------------
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Hand each gateway its outputs of this step, in one piece."""
+        """Pass each gateway its outputs of this step, in one call."""
         by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
             by_sink.setdefault(self._sinks[output.request_id], []).append(output)
@@ -186,9 +183,10 @@ class EngineLoop:
                 self._sinks.pop(output.request_id, None)
 
     def stats(self) -> EngineStats:
-        """A reading of all counters and gauges."""
-        scheduler, drafts, disk = self._scheduler, self._scheduler.speculator.counts, self._memory.disk_counters
-        device, host = self._memory.page_store.device, self._memory.page_store.host
+        """Read all counters and gauges."""
+        scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._kv_cache.page_store
+        device, host, disk = page_store.device, page_store.host, page_store.disk
+        disk_counters = disk.counters
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
             **asdict(scheduler.counters),
@@ -202,11 +200,11 @@ class EngineLoop:
             host_free_pages=host.free_pages,
             host_cached_pages=host.idle_pages,
             host_in_flight_pages=host.in_flight_pages,
-            disk_pages=self._memory.num_disk_pages,
-            disk_bytes=self._memory.disk_bytes,
-            disk_corrupt_files=disk.corrupt,
-            disk_foreign_files=disk.foreign,
-            disk_failures=disk.failed,
+            disk_pages=disk.num_pages,
+            disk_bytes=disk.bytes_used,
+            disk_corrupt_files=disk_counters.corrupt,
+            disk_foreign_files=disk_counters.foreign,
+            disk_failures=disk_counters.failed,
             lora_pool_bytes=self._adapters.num_bytes,
             adapter_loads=self._adapters.num_loads,
             forced_drafts=drafts.forced,

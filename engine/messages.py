@@ -1,4 +1,8 @@
-"""The messages that other threads put into the engine loop's inbox."""
+"""The messages that other threads put into the engine loop's inbox.
+
+Owns what gateways ask for. What background threads report comes from their own rooms: loads, compiles, transfers.
+Invariant: a callback in a message only hands its argument over; it must not block the thread that calls it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,29 +18,35 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 Sink = Callable[[list[RequestOutput]], None]
-"""Takes one gateway's outputs of one step; called on the loop's thread, so it must only hand them over."""
+"""Takes one gateway's outputs of one step. Called on the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
+    """Serve a request, and put its outputs into `sink`."""
+
     request: EngineRequest
     sink: Sink
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
+    """End a request without an output."""
+
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSink:
-    """A gateway is gone: cancel everything that it submitted."""
+    """Cancel all requests of a gateway that has disconnected."""
 
     sink: Sink
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
+    """Free an adapter's memory, and drop what was cached under it."""
+
     digest: str
 
 
@@ -49,7 +59,7 @@ class ForgetDomain:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAdapter:
-    """Load an adapter and prove that it is applied exactly; `answer` is called on the loading thread."""
+    """Load an adapter and check that it is applied exactly. `answer` is called on the loading thread."""
 
     digest: str
     answer: Callable[[GraftworkError | None], None]
@@ -57,7 +67,7 @@ class ProbeAdapter:
 
 @dataclass(frozen=True, slots=True)
 class RunSessionCommand:
-    """Look after a session's KV between its turns; `answer` is called on the loop's thread."""
+    """Carry out a session command. `answer` is called on the loop's thread."""
 
     command: SessionCommand
     answer: Callable[[SessionMemory], None]
@@ -65,12 +75,14 @@ class RunSessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
+    """Read all counters and gauges. `answer` is called on the loop's thread."""
+
     answer: Callable[[EngineStats], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    pass
+    """End the loop, without waiting for running requests."""
 
 
 Message = (

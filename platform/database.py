@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 
 ReadSession = NewType("ReadSession", AsyncSession)
 """Permission to read. What is written through it is rolled back."""
@@ -63,14 +63,14 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
-        """One consistent look at the database. Raises CapacityAbsent when it cannot be reached."""
+        """One consistent look at the database. Raises Unavailable when it cannot be reached."""
         async with self._read_sessions() as session:
             await _connect(session)
             yield ReadSession(session)
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
-        """One transaction, committed when the block ends well. Raises CapacityAbsent when it cannot be reached.
+        """One transaction, committed when the block ends well. Raises Unavailable when it cannot be reached.
 
         Never open a second one inside it: on SQLite the second waits for the first, for ever.
         """
@@ -167,7 +167,7 @@ async def _connect(session: AsyncSession) -> None:
     try:
         await session.connection()
     except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
-        raise CapacityAbsent(
+        raise Unavailable(
             "The database cannot be reached; send the request again shortly.",
             code="database_unavailable",
             retry_after_s=1.0,

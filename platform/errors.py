@@ -12,7 +12,7 @@
     ├── LimitExceeded             429  your own limit
     │   └── BudgetSpent           429  your own limit, and waiting does not help
     ├── CapacityContended         429  capacity exists, others hold it now
-    ├── CapacityAbsent            503  no engine can serve this at present
+    ├── Unavailable               503  no engine can serve this at present
     ├── DeadlineExceeded          504  the request outlived the time it was given
     └── InternalFailure           500  our bug; the log has it under the request id
 
@@ -136,7 +136,7 @@ class CapacityContended(GraftworkError):
     default_code = "queue_full"
 
 
-class CapacityAbsent(GraftworkError):
+class Unavailable(GraftworkError):
     status = 503
     type = "overloaded_error"
     default_code = "no_capacity"

@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from graftwork.platform.engine_collector import EngineCollector, EngineReading
 from graftwork.platform.ids import TenantId
+from graftwork.platform.local_histogram import LocalHistogram
 from graftwork.platform.logs import JsonFormatter, configure_logging
 
 __all__ = ["EngineReading", "JsonFormatter", "Telemetry", "configure_logging"]
@@ -28,7 +29,9 @@ class Telemetry:
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.queue = self._histogram("queue_seconds", "From arrival to admission by the engine.")
         self.e2e = self._histogram("e2e_seconds", "From arrival to the last token.")
-        self.inter_token = self._histogram("inter_token_seconds", "Between two tokens of a stream.", _STEP_SECONDS)
+        self.inter_token = LocalHistogram(
+            "graftwork_inter_token_seconds", "Between two tokens of a stream.", _STEP_SECONDS, self.registry
+        )
         self._requests = self._counter("requests", "Requests by how they ended.", "tenant", "outcome")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens by where they came from.", "tenant", "tier")
         self._generated_tokens = self._counter("generated_tokens", "Tokens made.", "tenant")

@@ -13,10 +13,10 @@ class Wakeup:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
 
-    async def wait(self) -> None:
-        """Until the next `wake`. Whoever calls this has just looked for what it waits for."""
+    def wait(self) -> asyncio.Future[None]:
+        """To be awaited at once: done with the next `wake`. Look first for what you wait for."""
         self._waiter = self._loop.create_future()
-        await self._waiter
+        return self._waiter
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

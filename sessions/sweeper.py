@@ -19,7 +19,7 @@ from graftwork.sessions.core.session import SessionStatus
 from graftwork.sessions.core.transcript import join_chain
 from graftwork.sessions.store import deletion_rows, session_rows
 from graftwork.sessions.store.history_rows import find_chain
-from graftwork.sessions.turns.kv import History, SessionKv
+from graftwork.sessions.turns.kv import History, SessionKvClient
 
 _log = logging.getLogger("graftwork.sessions")
 
@@ -33,7 +33,7 @@ DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int
 class SessionSweeper:
     """Sweeps the sessions of all tenants. Several gateways may sweep one database at the same time."""
 
-    def __init__(self, database: Database, clock: Clock, kv: SessionKv, retention_s: float) -> None:
+    def __init__(self, database: Database, clock: Clock, kv: SessionKvClient, retention_s: float) -> None:
         """`retention_s`: how long a closed session without a time to live of its own stays readable."""
         self._database = database
         self._clock = clock

@@ -58,6 +58,7 @@ ROOMS = (
     "api/schemas",
     "api/http",
     "api/deps",
+    "api/openapi",
     "api/inference",
     "api/formats",
     "api/anthropic",

@@ -1,7 +1,7 @@
-"""What a validated adapter consists of: where each of its tensors lies in the file, and how it is applied.
+"""The types of a validated adapter: where each tensor is in the file, and how it is applied.
 
-Owns the vocabulary between reading a file and building its matrices; reads nothing itself.
-Invariant: every tensor of the file is in `AdapterSpec.entries`, whole or as all of its rows.
+The reader of files makes these types, and the builder of matrices uses them. This module reads nothing itself.
+Invariant: every tensor of the file is in `AdapterSpec.entries`, as a whole or as all of its rows.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,15 @@ from graftwork.adapters.format.safetensors_file import TensorEntry
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", EMBEDDING, HEAD)
-"""In the model's order, which is the order of everything that is listed or hashed."""
+"""The targets in the model's order. Lists and hashes keep this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleSpec:
-    """The LoRA of one module: y += scale * ((x @ A.T) @ B.T + bias), renormalised to `magnitude` if that is there."""
+    """The LoRA of one module: y += scale * ((x @ A.T) @ B.T + bias).
+
+    With `magnitude` (DoRA) the result is renormalised.
+    """
 
     layer: int | None
     """None for the embedding and the head."""
@@ -35,7 +38,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class BiasSpec:
-    """A trained bias in the place of the base's own."""
+    """A trained bias that replaces the base's."""
 
     layer: int
     target: str
@@ -44,7 +47,7 @@ class BiasSpec:
 
 @dataclass(frozen=True, slots=True)
 class SavedSpec:
-    """A whole matrix in the place of the base's: of the embedding or of the head."""
+    """A whole matrix that replaces the base's embedding or head."""
 
     target: str
     matrix: TensorEntry  # [vocab, hidden]
@@ -52,10 +55,10 @@ class SavedSpec:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """A validated adapter; all of its parts by layer, then by the model's order of targets."""
+    """A validated adapter. Its parts are sorted by layer, then by the model's order of targets."""
 
     r: int
-    """As configured; a module's own rank may differ by rank_pattern."""
+    """The rank in the configuration. `rank_pattern` may give a module another rank."""
     modules: tuple[ModuleSpec, ...]
     """Never empty."""
     biases: tuple[BiasSpec, ...] = ()
@@ -63,19 +66,19 @@ class AdapterSpec:
 
     @property
     def rank(self) -> int:
-        """The largest of any module."""
+        """The largest rank of any module."""
         return max(module.rank for module in self.modules)
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """What the adapter changes, by LoRA, by a bias or whole."""
+        """The targets that the adapter changes, by LoRA, by a bias or by a whole matrix."""
         changed = {module.target for module in self.modules} | {part.target for part in self.biases}
         changed |= {part.target for part in self.saved}
         return tuple(target for target in TARGETS if target in changed)
 
     @property
     def entries(self) -> Iterator[TensorEntry]:
-        """Every tensor, in the one order in which the digest reads them."""
+        """Every tensor, in the order in which the digest reads them."""
         for module in self.modules:
             yield from module.entries
         yield from (part.bias for part in self.biases)

@@ -1,9 +1,9 @@
-"""The identity of an adapter: a digest over what it does, whatever its files look like.
+"""The identity of an adapter: a digest of what it computes, independent of the form of its files.
 
-Two uploads share a digest exactly when the engine would compute the same with them: same base, same modules, same
-scales, same bits in every factor, magnitude, bias and saved matrix. Names of tensors, order of keys, padding and
-metadata do not count, nor whether q, k and v came in one tensor or in three.
-Everything cached under an adapter is keyed by this, so it may never be weaker than that sentence.
+Two uploads have the same digest exactly if the engine would compute the same with them: same base, same modules, same
+scales, same bits in every factor, magnitude, bias and saved matrix. Tensor names, the order of keys, padding and
+metadata do not count, nor whether q, k and v are one tensor or three.
+Caches use the digest as their key, so equal digests must always mean equal results.
 
     sha256( b"graftwork adapter 1\\n" ‖ length of table: u64 LE ‖ table: canonical JSON ‖ tensors in the table's order )
 """
@@ -27,18 +27,18 @@ def is_digest(text: str) -> bool:
 
 
 def adapter_digest(spec: AdapterSpec, weights: Readable, base_fingerprint: str) -> str:
-    """`sha256:…`; the table fixes every length, so no two adapters can share a byte stream."""
+    """`sha256:…`. The table fixes every length, so two different adapters never give the same byte stream."""
     return digest_behind(digest_prefix(spec, base_fingerprint), spec, weights)
 
 
 def digest_prefix(spec: AdapterSpec, base_fingerprint: str) -> bytes:
-    """What is hashed before the tensors: the same for all adapters of one layout."""
+    """The bytes that are hashed before the tensors. Equal for all adapters of one layout."""
     table = json.dumps(_table(spec, base_fingerprint), sort_keys=True, separators=(",", ":")).encode()
     return _DOMAIN + len(table).to_bytes(8, "little") + table
 
 
 def digest_behind(prefix: bytes, spec: AdapterSpec, weights: Readable) -> str:
-    """The digest, for a prefix made from this spec."""
+    """Hash the tensors after a prefix that was made from this spec, and return the digest."""
     digest = hashlib.sha256(prefix)
     view = memoryview(weights)
     for entry in spec.entries:
@@ -47,13 +47,13 @@ def digest_behind(prefix: bytes, spec: AdapterSpec, weights: Readable) -> str:
 
 
 def identify_adapter(config: bytes, weights: Readable, description: EngineDescription) -> tuple[AdapterSpec, str]:
-    """Validate an adapter's files and name what they are: all the work an upload costs. Raises ValidationFailed."""
+    """Validate an adapter's files and compute its identity. This is all the work of an upload. Raises ValidationFailed."""
     spec = parse_adapter(config, weights, description)
     return spec, adapter_digest(spec, weights, description.fingerprint)
 
 
 def _table(spec: AdapterSpec, base_fingerprint: str) -> dict[str, object]:
-    """What only some adapters have is written only for them: the digests of all others stay what they are."""
+    """The table of the digest. Optional parts are written only if present, so a new kind of part changes no old digest."""
     table: dict[str, object] = {"base": base_fingerprint, "modules": [_row(module) for module in spec.modules]}
     if spec.biases:
         table["biases"] = [[part.layer, part.target, *_form(part.bias)] for part in spec.biases]

@@ -1,7 +1,7 @@
-"""An adapter's two files held against the model they claim to fit.
+"""Checks an adapter's two files against the model.
 
-Owns the proof that every tensor will be applied, each at its exact place, shape and scale. Pure: no torch, no files.
-A file passes whole or is refused with the exact tensor or field; nothing is skipped, guessed or padded.
+Makes sure that every tensor is applied at its exact place, with its exact shape and scale. It needs no torch and no
+files. A file is accepted as a whole, or refused with the exact tensor or field. Nothing is skipped, guessed or padded.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ InLayer = TypeVar("InLayer", ModuleSpec, BiasSpec)
 
 
 def parse_adapter(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """Everything about an upload that can be known before it is served. Raises ValidationFailed."""
+    """Check the files of an upload in full, values included. Raises ValidationFailed."""
     spec = read_layout(config, weights, description)
     for entry in spec.entries:
         if not entry.is_finite(weights):
@@ -30,7 +30,7 @@ def parse_adapter(config: bytes, weights: Readable, description: EngineDescripti
 
 
 def read_layout(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """As `parse_adapter`, without a look at the values: only the file's header and length count."""
+    """As `parse_adapter`, but without the values: it reads only the file's header and length."""
     lora_config = read_lora_config(config, description.max_lora_rank)
     if lora_config.base_fingerprint not in (None, description.fingerprint):
         message = f"config.base_fingerprint: the adapter belongs to another base than {description.fingerprint}."
@@ -56,7 +56,7 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
 
 
 def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundModule]:
-    """The tensors of each module. Raises ValidationFailed for one without a place, or with a place already taken."""
+    """Group the tensors by module. Raises ValidationFailed for a tensor without a place, or with the place of another."""
     found: dict[tuple[int | None, str], FoundModule] = {}
     for entry in entries:
         place = find_place(entry.name)
@@ -71,7 +71,7 @@ def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundMo
 
 
 def _check_once(modules: list[ModuleSpec]) -> None:
-    """Raises ValidationFailed where a fused and a split name mean one module."""
+    """Raises ValidationFailed if a fused and a split name mean the same module."""
     seen: dict[tuple[int | None, str], ModuleSpec] = {}
     for module in modules:
         first = seen.setdefault((module.layer, module.target), module)
@@ -80,7 +80,7 @@ def _check_once(modules: list[ModuleSpec]) -> None:
 
 
 def _check_saved(config: LoraConfig, found: list[FoundModule]) -> None:
-    """Raises ValidationFailed where the config promises a matrix that the file does not hold."""
+    """Raises ValidationFailed if the config names a saved matrix that the file does not have."""
     held = {group.place.target for group in found if Part.MATRIX in group.entries}
     for name in config.saved_modules:
         if name not in held:
@@ -89,7 +89,7 @@ def _check_saved(config: LoraConfig, found: list[FoundModule]) -> None:
 
 
 def _in_order(parts: list[InLayer]) -> tuple[InLayer, ...]:
-    """By layer, what stands outside the layers last."""
+    """Sort by layer. Parts outside the layers come last."""
     return tuple(sorted(parts, key=lambda part: (part.layer is None, part.layer or 0, TARGETS.index(part.target))))
 
 

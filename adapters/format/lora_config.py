@@ -1,7 +1,7 @@
-"""adapter_config.json: what it says about ranks, scales and places.
+"""Reads adapter_config.json: the ranks, scales and places of an adapter.
 
-Owns the reading of PEFT's LoraConfig; knows nothing of the weights.
-Every field is honoured, known to be without effect on serving, or refused by its name (unserved.py).
+Owns the reading of PEFT's LoraConfig. Knows nothing of the weights.
+Each field is either applied, or known to have no effect on serving, or refused by its name (unsupported.py).
 """
 
 import math
@@ -22,15 +22,15 @@ _SAVED_MODULES = {EMBEDDING: EMBEDDING, f"model.{EMBEDDING}": EMBEDDING, HEAD: H
 _LAYERS_PATTERNS = ("layers", "model.layers")
 _MAX_ALPHA = 1_000_000
 _MAX_PATTERNS = 1024
-_MAX_STATES = 65_536  # of all patterns of a table together
-_MAX_WORK = 5_000_000  # states visited: a few seconds at the very most, a hundredth of that in earnest
+_MAX_STATES = 65_536  # characters of all patterns of a table together
+_MAX_WORK = 5_000_000  # states visited: a few seconds at most; real adapters need a hundredth of that
 
 
 class PatternTable:
-    """PEFT's rank_pattern or alpha_pattern: the first pattern that matches a module decides."""
+    """PEFT's rank_pattern or alpha_pattern. The first pattern that matches a module decides."""
 
     def __init__(self, field: str, values: Mapping[str, float]) -> None:
-        """Raises ValidationFailed naming the pattern that cannot be read."""
+        """Parse the patterns. Raises ValidationFailed naming a pattern that cannot be read."""
         self._field = field
         self._rows: list[tuple[NamePattern, float]] = []
         num_states = 0
@@ -42,7 +42,7 @@ class PatternTable:
         self._work = 0
 
     def value(self, module: str, default: float) -> float:
-        """What the table says of `module`, as PEFT names it: `model.layers.0.self_attn.q_proj`."""
+        """The table's value for `module`, in PEFT's naming: `model.layers.0.self_attn.q_proj`."""
         for pattern, value in self._rows:
             self._work -= pattern.work
             matches = pattern.matches(module)
@@ -65,7 +65,7 @@ class PatternTable:
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """The part of adapter_config.json that decides how tensors are applied."""
+    """The fields of adapter_config.json that decide how tensors are applied."""
 
     r: int
     lora_alpha: float
@@ -73,15 +73,15 @@ class LoraConfig:
     rank_pattern: PatternTable
     alpha_pattern: PatternTable
     target_modules: tuple[str, ...] | None
-    """Names or tails of names; None where a regular expression, "all-linear" or nothing was written."""
+    """Names, or ends of names. None if the file has a regular expression, "all-linear" or nothing."""
     exclude_modules: tuple[str, ...]
     layers_to_transform: frozenset[int]
-    """Empty means all."""
+    """The layers that have LoRA. Empty means all."""
     use_dora: bool
     lora_bias: bool
     bias: Literal["none", "all", "lora_only"]
     saved_modules: tuple[str, ...]
-    """Of modules_to_save: embed_tokens, lm_head, both or none."""
+    """The entries of modules_to_save: embed_tokens, lm_head, both or none."""
     base_fingerprint: str | None
 
     def rank(self, module: str) -> int:
@@ -93,8 +93,10 @@ class LoraConfig:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str, layer: int | None) -> bool:
-        """Whether PEFT would have put LoRA on this module (where only names are needed to tell); a layer of None
-        stands for what is outside the layers."""
+        """Whether PEFT would put LoRA on this module, as far as names tell.
+
+        `layer` is None for modules outside the layers.
+        """
         if _is_named(module, self.exclude_modules):
             return False
         if self.target_modules is None or module in self.target_modules:
@@ -104,7 +106,7 @@ class LoraConfig:
 
 
 def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
-    """Raises ValidationFailed with `config` or `config.<field>` as its param."""
+    """Read and check the file. Raises ValidationFailed with `config` or `config.<field>` as its param."""
     if len(raw) > MAX_CONFIG_BYTES:
         raise _refused("config", f"{len(raw)} bytes are more than the {MAX_CONFIG_BYTES} that are read.")
     config = read_object(raw, "config")
@@ -196,7 +198,7 @@ def _layers_to_transform(config: dict[str, Any]) -> frozenset[int]:
 
 
 def _check_layers_pattern(value: object, *, is_used: bool) -> None:
-    """It says how the list of layers is called; here that is known, so it can only agree or fit nothing."""
+    """Check `layers_pattern`, the name of the model's list of layers. It must be the known name."""
     patterns = value if isinstance(value, list) else [value] if value else []
     if is_used and patterns and not any(pattern in _LAYERS_PATTERNS for pattern in patterns):
         raise _refused("config.layers_pattern", "fits no module of this model: its layers are called 'layers'.")

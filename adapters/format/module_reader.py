@@ -1,6 +1,6 @@
-"""One module's tensors held against the model and the configuration.
+"""Checks one module's tensors against the model and the configuration.
 
-Owns the proof that each tensor has the shape its place asks for and that PEFT, too, would have applied it.
+Makes sure that each tensor has the shape of its place, and that PEFT would apply it too.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from graftwork.platform.errors import ValidationFailed
 
 @dataclass(frozen=True, slots=True)
 class FoundModule:
-    """What the file holds for one module."""
+    """The tensors of one module in the file."""
 
     place: Place
-    """Of any of its tensors: module, layer and target are the same."""
+    """The place of any of its tensors. All have the same module, layer and target."""
     entries: dict[Part, TensorEntry]
 
     @property
@@ -29,14 +29,14 @@ class FoundModule:
 
 
 class ModuleReader:
-    """Reads modules of one adapter. Every method raises ValidationFailed naming the tensor at fault."""
+    """Reads the modules of one adapter. Every method raises ValidationFailed naming the wrong tensor."""
 
     def __init__(self, config: LoraConfig, description: EngineDescription) -> None:
         self._config = config
         self._description = description
 
     def check_place(self, place: Place, entry: TensorEntry) -> None:
-        """Whether the model has this module at all."""
+        """Check that the model has this module."""
         if place.parent is None or place.layer is None:
             return
         shapes = self._description.target_shapes
@@ -47,7 +47,7 @@ class ModuleReader:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
-        """The module's LoRA: one, several where the file fuses targets, or none."""
+        """The module's LoRA: one, or several if the file fuses targets, or none."""
         place, entries = found.place, found.entries
         if not found.has_lora:
             self._refuse_lone(found)
@@ -75,7 +75,7 @@ class ModuleReader:
         return self._split(whole)
 
     def read_bias(self, found: FoundModule) -> BiasSpec | None:
-        """The bias in the place of the base's own, if there is one."""
+        """The bias that replaces the base's, or None."""
         entry, place = found.entries.get(Part.BIAS), found.place
         if entry is None or place.layer is None:
             return None
@@ -87,7 +87,7 @@ class ModuleReader:
         return BiasSpec(place.layer, place.target, entry)
 
     def read_saved(self, found: FoundModule) -> SavedSpec | None:
-        """The matrix in the place of the base's own, if there is one."""
+        """The matrix that replaces the base's, or None."""
         alone, beneath = found.entries.get(Part.MATRIX), found.entries.get(Part.BASE_MATRIX)
         if alone is not None and (found.has_lora or beneath is not None):
             refuse(alone, "the file changes this module in another way as well, and PEFT would apply only one of them.")
@@ -114,7 +114,7 @@ class ModuleReader:
         _check_shape(entry, expected, f"the model and the config's rank {rank} ask for")
 
     def _optional(self, found: FoundModule, part: Part, field: str, is_configured: bool) -> TensorEntry | None:
-        """A tensor that is there exactly where the config's `field` says so."""
+        """An optional tensor. It must be present exactly if the config's `field` says so."""
         entry = found.entries.get(part)
         if found.place.target == EMBEDDING and is_configured:
             message = f"config.{field}: not served on {EMBEDDING}, which the adapter changes as well."
@@ -133,7 +133,7 @@ class ModuleReader:
                 refuse(found.entries[part], "the lora_A and lora_B that it belongs to are missing.")
 
     def _split(self, whole: ModuleSpec) -> list[ModuleSpec]:
-        """A fused module as its targets: one A for all, and to each its rows of B."""
+        """Split a fused module into its targets. All share A, and each has its own rows of B."""
         targets = _split(whole.target)
         if len(targets) == 1:
             return [whole]
@@ -154,7 +154,7 @@ class ModuleReader:
 
 
 def refuse(entry: TensorEntry, problem: str) -> NoReturn:
-    """Raises ValidationFailed with the tensor's name in front."""
+    """Raise ValidationFailed with a message that begins with the tensor's name."""
     raise ValidationFailed(f"{entry.param}: {problem}", param=entry.param)
 
 

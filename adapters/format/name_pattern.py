@@ -1,11 +1,11 @@
 """Regular expressions over module names, matched in linear time.
 
-PEFT's rank_pattern and alpha_pattern are regular expressions written by whoever uploads the adapter. Python's `re`
-backtracks, so one hostile pattern would hold the process for hours: strangers' patterns never reach it.
-Owns a matcher for the part of the language that module names need, and refuses the rest by name.
+Uploads contain regular expressions: PEFT's rank_pattern and alpha_pattern. Python's `re` backtracks, so one hostile
+pattern could block the process for hours. So `re` never gets a pattern from an upload. This matcher serves the part of
+the language that module names need, and refuses the rest by name.
 
-The pattern becomes an automaton (Thompson, 1968); a match walks the name once with the set of states it may be in.
-Like PEFT, a pattern matches a whole name or any tail of it that follows a dot: re.match(r"(.*\\.)?(pattern)$", name).
+The pattern becomes an automaton (Thompson, 1968). A match reads the name once and keeps the set of possible states.
+As in PEFT, a pattern matches a whole name, or an end of it that follows a dot: re.match(r"(.*\\.)?(pattern)$", name).
 """
 
 from graftwork.adapters.format.pattern_parser import (
@@ -24,7 +24,10 @@ MAX_STATES = 1024
 
 
 class _Automaton:
-    """States by number; edges cost nothing (perhaps only at one end of the name) or one character."""
+    """An automaton of numbered states.
+
+    An edge reads one character or none; an empty edge may need the start or end of the name.
+    """
 
     def __init__(self) -> None:
         self.free: list[list[tuple[int, Anchor | None]]] = []
@@ -38,7 +41,7 @@ class _Automaton:
         return len(self.free) - 1
 
     def add(self, node: Node, start: int) -> int:
-        """Append what matches `node` behind `start`; the state it ends in."""
+        """Add the states that match `node`, from `start` on. Returns the state in which it ends."""
         match node:
             case Characters(members):
                 end = self.add_state()
@@ -70,7 +73,9 @@ class _Automaton:
 
     def _add_repeat(self, repeat: Repeat, start: int) -> int:
         for _ in range(repeat.least):
-            start = self.add(repeat.node, self._linked(start))  # a state a turn: repeats of nothing are bounded too
+            start = self.add(
+                repeat.node, self._linked(start)
+            )  # one state for each repeat, so repeats of an empty part are limited too
         if repeat.most is None:
             loop = self._linked(start)
             self.free[self.add(repeat.node, loop)].append((loop, None))
@@ -92,7 +97,7 @@ class NamePattern:
             raise PatternRefused(f"it must be at most {MAX_PATTERN_CHARACTERS} ASCII characters")
         self._automaton = _Automaton()
         self.work = 0
-        """States visited so far: what a caller with many patterns bounds."""
+        """The states visited so far. A caller with many patterns limits it."""
         self._start = self._automaton.add_state()
         self._end = self._automaton.add(PatternParser(text).parse(), self._start)
         self._after_dot = self._reach({self._start}, at_start=False, at_end=False)
@@ -103,14 +108,14 @@ class NamePattern:
         return len(self._automaton.free)
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern matches `name`, or a tail of it that follows a dot."""
+        """Whether the pattern matches `name`, or an end of it that follows a dot."""
         states = self._reach({self._start}, at_start=True, at_end=not name)
         for character in name:
             states = self._step(states, character)
         return self._end in self._reach(states, at_start=not name, at_end=True)
 
     def _step(self, states: frozenset[int], character: str) -> frozenset[int]:
-        """The states behind one character; remembered, since module names repeat each other."""
+        """The states after one character. Results are cached, because module names are alike."""
         found = self._steps.get((states, character))
         if found is None:
             edges = (self._automaton.by_character[state] for state in states)
@@ -121,7 +126,7 @@ class NamePattern:
         return found
 
     def _reach(self, states: set[int] | frozenset[int], at_start: bool, at_end: bool) -> frozenset[int]:
-        """`states` and all that follow from them without a character."""
+        """`states`, and all states that follow without reading a character."""
         reached, waiting = set(states), list(states)
         while waiting:
             for target, anchor in self._automaton.free[waiting.pop()]:

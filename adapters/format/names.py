@@ -1,6 +1,6 @@
-"""Names of adapters and aliases, and the forms in which a request may write a model.
+"""Names of adapters and aliases, and the forms of a `model` in a request.
 
-Owns the rule that keeps `name`, `name@3` and `name@alias` apart from each other and from a path.
+Owns the rules that keep `name`, `name@3` and `name@alias` distinct from each other and from a path.
 """
 
 import re
@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """An adapter as a request names it; at most one of `version` and `alias` is set."""
+    """An adapter as a request names it. At most one of `version` and `alias` is set."""
 
     name: str
     version: int | None = None
@@ -23,19 +23,19 @@ class ModelReference:
 
 
 def shown(text: str) -> str:
-    """A stranger's text, safe to echo: printable ASCII, of bounded length."""
+    """A caller's text in a form that is safe to echo: printable ASCII of limited length."""
     escaped = text[:_SHOWN_CHARACTERS].encode("ascii", "backslashreplace").decode("ascii")
     printable = "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in escaped)
     return printable if len(text) <= _SHOWN_CHARACTERS else f"{printable}…"
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether an adapter could have this name; nothing else need be looked up."""
+    """Whether an adapter may have this name. Other names need no lookup."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_adapter_name(name: str, base_name: str) -> None:
-    """Raises ValidationFailed where `name` cannot be an adapter's."""
+    """Raises ValidationFailed if `name` cannot be the name of an adapter."""
     if not is_adapter_name(name):
         message = (
             f"'{shown(name)}' cannot be an adapter's name: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -47,7 +47,7 @@ def check_adapter_name(name: str, base_name: str) -> None:
 
 
 def check_alias(alias: str) -> None:
-    """Raises ValidationFailed where `alias` is malformed or would read as a version."""
+    """Raises ValidationFailed if `alias` is malformed or looks like a version."""
     if not _NAME.fullmatch(alias) or alias.isdecimal():
         message = (
             f"'{shown(alias)}' cannot be an alias: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -57,7 +57,7 @@ def check_alias(alias: str) -> None:
 
 
 def parse_reference(model: str) -> ModelReference | None:
-    """`name`, `name@3` or `name@alias`; None for anything else."""
+    """Parse `name`, `name@3` or `name@alias`. None for any other text."""
     name, at, rest = model.partition("@")
     if not _NAME.fullmatch(name):
         return None
@@ -71,7 +71,7 @@ def parse_reference(model: str) -> ModelReference | None:
 
 
 def unknown_model(model: str) -> NotFound:
-    """The one answer for what does not exist, what is malformed and what is another tenant's."""
+    """The error for an unknown model, a malformed name and another tenant's model. All three look alike."""
     message = f"The model '{shown(model)}' does not exist: GET /v1/models lists those that this key can use."
     return NotFound(message, param="model", code="model_not_found")
 

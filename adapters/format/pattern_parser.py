@@ -1,7 +1,7 @@
-"""The syntax of module-name patterns: from text to nodes.
+"""Parses patterns of module names into nodes.
 
-Owns which part of the regular expression language is read: characters, classes, groups, alternatives, repeats and
-anchors. All else (look-around, back-references, flags, \\b) is refused by name. Never matches anything.
+It reads this part of the regular expression language: characters, classes, groups, alternatives, repeats and anchors.
+The rest (look-around, back-references, flags, \\b) is refused by name. It matches nothing itself.
 """
 
 import string
@@ -20,7 +20,7 @@ _QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None
 
 
 class PatternRefused(ValueError):
-    """The pattern uses something that is not matched here; the message says what."""
+    """The pattern uses a feature that is not supported. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ Node = Characters | Anchor | Sequence | Choice | Repeat
 
 
 class PatternParser:
-    """From text to nodes, one character ahead."""
+    """Parses a pattern, looking one character ahead."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,6 +1,6 @@
-"""The safetensors container: which tensors a file holds, and where.
+"""Reads the safetensors container: which tensors a file has, and where.
 
-Owns the proof that a file is a well-formed container: every byte behind the header belongs to exactly one tensor.
+Checks that a file is well-formed: every byte after the header belongs to exactly one tensor.
 Never interprets a tensor's name and never copies tensor data.
 
     ┌──────────────┬──────────────────────────┬──────────────────────────────────┐
@@ -21,13 +21,13 @@ from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.strict_json import read_object
 
 Readable: TypeAlias = bytes | memoryview
-"""A whole file; a view is one of single bytes."""
+"""A whole file, as bytes or as a view of single bytes."""
 
 MAX_HEADER_BYTES = 1024 * 1024
 MAX_TENSORS = 4096
 _LENGTH_BYTES = 8
 _MAX_DIMENSION = 2**31 - 1
-_CHUNK_ELEMENTS = 1 << 22  # bounds what the search for NaN holds at once
+_CHUNK_ELEMENTS = 1 << 22  # limits the memory of the search for NaN
 
 _FOREIGN_ARCHIVES = (
     (b"PK", "a zip archive, as torch.save writes them"),
@@ -48,7 +48,7 @@ _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """A floating point format as its bits; all exponent bits set means NaN or an infinity."""
+    """The bits of a floating point format. A value with all exponent bits set is NaN or infinite."""
 
     item_bytes: int
     exponent_mask: int
@@ -68,7 +68,7 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of the file; `start` and `end` are offsets into the whole file."""
+    """One tensor of the file. `start` and `end` are offsets into the whole file."""
 
     name: str
     dtype: str
@@ -78,7 +78,7 @@ class TensorEntry:
 
     @property
     def param(self) -> str:
-        """How an error names this tensor."""
+        """The name of this tensor in errors."""
         return f"weights.{shown(self.name)}"
 
     def bits(self, weights: Readable) -> npt.NDArray[Any]:
@@ -101,7 +101,7 @@ class TensorEntry:
 
 
 def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
-    """Every tensor of the file by ascending offset. Raises ValidationFailed naming the file or the tensor."""
+    """Every tensor of the file, by ascending offset. Raises ValidationFailed naming the file or the tensor."""
     data_start = _LENGTH_BYTES + _header_bytes(weights)
     header = read_object(bytes(weights[_LENGTH_BYTES:data_start]), "weights")
     _check_metadata(header.pop("__metadata__", None))
@@ -113,13 +113,13 @@ def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
 
 
 def header_of(weights: Readable) -> bytes:
-    """All that stands before the tensors, as it is in the file; the whole file where that is unreadable."""
+    """The bytes before the tensors. The whole file if the header cannot be read."""
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     return bytes(weights[: _LENGTH_BYTES + min(length, MAX_HEADER_BYTES)])
 
 
 def _header_bytes(weights: Readable) -> int:
-    """The length of the header, once the file is known to be safetensors at all."""
+    """The length of the header. Raises ValidationFailed if the file is not safetensors."""
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     looks_right = weights[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{"
     if not looks_right:
@@ -136,7 +136,7 @@ def _header_bytes(weights: Readable) -> int:
 
 
 def _refuse_archive(weights: Readable) -> None:
-    """Name what was sent instead; without this, each of them is only 'a wrong header'."""
+    """Name the format of a file that is not safetensors, instead of saying only 'a wrong header'."""
     beginning = bytes(weights[: _TAR_MAGIC_AT + len(_TAR_MAGIC)])
     found = next((what for magic, what in _FOREIGN_ARCHIVES if beginning.startswith(magic)), None)
     if beginning[_TAR_MAGIC_AT:] == _TAR_MAGIC:
@@ -186,7 +186,7 @@ def _integers(value: object, most: int) -> tuple[int, ...] | None:
 
 
 def _check_coverage(entries: tuple[TensorEntry, ...], data_start: int, file_bytes: int) -> None:
-    """Every byte behind the header belongs to one tensor."""
+    """Check that every byte after the header belongs to one tensor."""
     for entry in entries:
         if entry.end > file_bytes:
             raise _refused("the file is truncated: it ends before the end of this tensor.", entry.name)

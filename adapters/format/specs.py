@@ -1,7 +1,6 @@
-"""What the other rooms know of an adapter: names, immutable versions, and what an alias points at.
+"""The types of the registry: adapters, immutable versions, and aliases.
 
-Owns the vocabulary of the registry; never reads a file or a row.
-A version never changes once it exists: only aliases move.
+Never reads a file or a row. A version never changes once it exists; only aliases move.
 """
 
 import random
@@ -19,19 +18,19 @@ _MAX_WEIGHT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """One immutable set of weights; `digest` is what the engine is asked for."""
+    """One immutable set of weights. The engine knows it by its `digest`."""
 
     adapter_id: AdapterId
     name: str
     version: int
-    """Counts from 1 and is never used again, not even after a delete."""
+    """Counts from 1. A number is never used again, not even after a delete."""
     digest: str
-    """`sha256:…` over the scales, the tensors and the base model they belong to."""
+    """`sha256:…` of the scales, the tensors and the base model."""
     rank: int
-    """The largest of its modules."""
+    """The largest rank of its modules."""
     target_modules: tuple[str, ...]
     size_bytes: int
-    """Of the weights file, as uploaded."""
+    """The size of the weights file, as uploaded."""
     created_at: float
     """Unix seconds."""
     status: str = "ready"
@@ -43,10 +42,10 @@ class AdapterVersion:
 
 @dataclass(frozen=True, slots=True)
 class AliasTarget:
-    """Where an alias leads: one version, or several that share the traffic by weight."""
+    """The target of an alias: one version, or several that share the traffic by weight."""
 
     weights: tuple[tuple[int, float], ...]
-    """(version, positive weight) by ascending version; what counts is each weight's share of the sum."""
+    """(version, positive weight) by ascending version. A version gets its weight's share of the sum."""
 
     @classmethod
     def to_version(cls, version: int) -> "AliasTarget":
@@ -84,7 +83,7 @@ class AliasTarget:
 
 
 def _read_weight(key: object, weight: object) -> tuple[int, float]:
-    """One row of a canary; `bool` is an int to Python and no number to anybody else."""
+    """Read one entry of a canary. Refuses `bool`, which is an int in Python."""
     param = f"weights.{shown(str(key))}"
     if not isinstance(key, str) or not _VERSION.fullmatch(key):
         raise ValidationFailed(f"{param}: the keys of weights are version numbers.", param=param)
@@ -101,7 +100,7 @@ class Adapter:
     name: str
     created_at: float
     versions: tuple[AdapterVersion, ...] = ()
-    """Ascending by number."""
+    """Sorted by number, ascending."""
     aliases: dict[str, AliasTarget] = field(default_factory=dict)
 
     @property
@@ -119,7 +118,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AliasChange:
-    """What setting or removing an alias did; None where there was, or is, no target."""
+    """The effect of setting or removing an alias. A target is None if there was none, or is none now."""
 
     adapter: str
     alias: str
@@ -129,13 +128,13 @@ class AliasChange:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """What a `model` of a request stands for."""
+    """The weights that the `model` of a request means."""
 
     requested: str
     version: AdapterVersion | None
-    """None is the base model itself, or a mixture on it."""
+    """None means the base model, or a mixture on it."""
     mixture: tuple[tuple[AdapterVersion, float], ...] = ()
-    """Adapter versions of one request with their weights."""
+    """The adapter versions of a mixture, with their weights."""
 
     @property
     def digest(self) -> str | None:

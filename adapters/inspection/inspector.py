@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from graftwork.adapters.inspection.process import InspectionProcess, WorkerEnded, WorkerTooSlow
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.errors import CapacityAbsent, ValidationFailed
+from graftwork.platform.errors import Unavailable, ValidationFailed
 
 _ATTEMPTS = 2
 """A worker that ends for no reason of its own making may have been ended by somebody else."""
@@ -37,18 +37,21 @@ class InspectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedAdapter:
-    """What an upload is, once every tensor of it has its place."""
+    """The identity and the sizes of a validated upload."""
 
     digest: str
     r: int
-    """As configured; a module's own rank may differ by rank_pattern."""
+    """The rank in the configuration. `rank_pattern` may give a module another rank."""
     rank: int
-    """The largest of any module."""
+    """The largest rank of any module."""
     target_modules: tuple[str, ...]
 
 
 class AdapterInspector:
-    """Validates and names uploads; as many at once as it has workers, which start at their first use."""
+    """Validates uploads and computes their identity.
+
+    It checks as many at once as it has workers. They start at first use.
+    """
 
     def __init__(self, limits: InspectionLimits | None = None, num_workers: int = 2) -> None:
         self._limits = limits or InspectionLimits()
@@ -66,9 +69,9 @@ class AdapterInspector:
             return tuple(sorted(worker.pid for worker in self._live))
 
     async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
-        """Everything about an upload that can be known before it is served.
+        """Validate an upload and compute its identity.
 
-        Raises ValidationFailed for a bad file and for one above the limits, CapacityAbsent where no worker starts.
+        Raises ValidationFailed for a bad file and for one above the limits, Unavailable where no worker starts.
         """
         if self._is_closed:
             raise _closing()
@@ -76,7 +79,7 @@ class AdapterInspector:
         return await loop.run_in_executor(self._threads, self._identify, config, weights, description)
 
     async def close(self) -> None:
-        """End the workers; an inspection under way fails. May be repeated."""
+        """Stop the workers. A running inspection fails. May be called again."""
         with self._lock:
             self._is_closed = True
             live = list(self._live)
@@ -108,7 +111,7 @@ class AdapterInspector:
         raise AssertionError("every attempt returns or raises")
 
     def _ask(self, order: dict[str, Any], descriptor: int) -> dict[str, Any]:
-        """Have a worker look; it goes back if it is still whole, and a thread always finds a slot."""
+        """Give the order to a worker. A worker that is still healthy is kept. There is a worker slot for each thread."""
         worker = self._slots.get()
         keep: InspectionProcess | None = None
         try:
@@ -159,13 +162,13 @@ class AdapterInspector:
         raise ValidationFailed(message, param="weights", code="inspection_limit_exceeded")
 
 
-def _closing() -> CapacityAbsent:
-    return CapacityAbsent("This gateway is shutting down: send the adapter again.", code="inspection_unavailable")
+def _closing() -> Unavailable:
+    return Unavailable("This gateway is shutting down: send the adapter again.", code="inspection_unavailable")
 
 
 @contextmanager
 def _as_file(config: bytes, weights: bytes) -> Generator[int]:
-    """Both files behind one another in one that has no name; in memory where the system can."""
+    """Write both files, one after the other, to one unnamed file. It is in memory if the system allows that."""
     if hasattr(os, "memfd_create"):
         opened = os.fdopen(os.memfd_create("adapter-upload"), "wb", buffering=0)
     else:

@@ -1,6 +1,6 @@
-"""The parent's hold on one inspection worker.
+"""The parent's side of one inspection worker.
 
-Owns the process, its socket, and the clock that runs against it. Blocking: for a thread, never for an event loop.
+Owns the process, its socket and its time limit. Calls block: use it on a thread, never on an event loop.
 """
 
 import signal
@@ -13,14 +13,14 @@ from typing import Any
 
 import graftwork
 from graftwork.adapters.inspection.frames import receive, send
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 
 _STARTED_WITHIN_S = 60.0
 _MODULE = "graftwork.adapters.inspection.worker"
 
 
 class WorkerEnded(Exception):
-    """The worker is gone or makes no sense; `reason` says how, for a message."""
+    """The worker died or sent nonsense. `reason` says which, for a message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -28,14 +28,14 @@ class WorkerEnded(Exception):
 
 
 class WorkerTooSlow(Exception):
-    """The worker has not answered in time, or has used up its processor time."""
+    """The worker did not answer in time, or used up its processor time."""
 
 
 class InspectionProcess:
-    """One worker, from its start to its end."""
+    """One worker process."""
 
     def __init__(self, command: tuple[str, ...] = (sys.executable, "-P", "-s", "-m", _MODULE)) -> None:
-        """Start it and wait until it can work. Raises CapacityAbsent where that fails."""
+        """Start the worker and wait until it is ready. Raises Unavailable if that fails."""
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
@@ -61,7 +61,10 @@ class InspectionProcess:
         return self._process.pid
 
     def ask(self, order: dict[str, Any], descriptor: int, within_s: float) -> dict[str, Any]:
-        """The answer to one order. Raises WorkerEnded or WorkerTooSlow; either way the worker is of no more use."""
+        """Send one order and return the answer.
+
+        Raises WorkerEnded or WorkerTooSlow; then the worker must not be used again.
+        """
         deadline = time.monotonic() + within_s
         self._connection.settimeout(within_s)
         try:
@@ -73,11 +76,11 @@ class InspectionProcess:
         return self._receive(deadline)
 
     def interrupt(self) -> None:
-        """End it from another thread than the one that may be asking; that one must still `kill`."""
+        """Stop the worker from another thread. The thread that asked must still call `kill`."""
         self._process.kill()
 
     def kill(self) -> None:
-        """End it at once, if it has not ended; may be repeated."""
+        """Kill the worker, if it still runs. May be called again."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -98,17 +101,17 @@ class InspectionProcess:
         return answer
 
     def _end(self) -> str:
-        """How the process ended, once its socket has."""
+        """Say how the process ended, after its socket has closed."""
         self._process.kill()
         code = self._process.wait()
         return f"it exited with status {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
 
 
 def _environment() -> dict[str, str]:
-    """Where the code is, and nothing of the parent's own."""
+    """The worker's environment: where the code is, and nothing else of the parent's."""
     return {"PYTHONPATH": str(Path(graftwork.__file__).parent.parent), "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _absent(why: str) -> CapacityAbsent:
+def _absent(why: str) -> Unavailable:
     message = f"Adapters cannot be inspected now: no worker process could be started ({why}). Try again later."
-    return CapacityAbsent(message, code="inspection_unavailable", retry_after_s=5.0)
+    return Unavailable(message, code="inspection_unavailable", retry_after_s=5.0)

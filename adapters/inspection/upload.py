@@ -1,7 +1,4 @@
-"""One validated upload, and what it may not exceed.
-
-Owns the tenant's limits on adapters: how many, how many bytes, how wide.
-"""
+"""A validated upload, and the check against its tenant's limits: number of adapters, bytes and rank."""
 
 from dataclasses import dataclass
 
@@ -13,7 +10,7 @@ from graftwork.platform.quotas.quota import Quota
 
 @dataclass(frozen=True, slots=True)
 class AdapterUsage:
-    """What a tenant holds against its limits."""
+    """How much of its limits a tenant uses."""
 
     adapters: int
     stored_bytes: int
@@ -21,7 +18,7 @@ class AdapterUsage:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A validated upload on its way in."""
+    """A validated upload that is not stored yet."""
 
     name: str
     config: bytes

@@ -1,8 +1,8 @@
-"""The process that reads strangers' files: `python -m graftwork.adapters.inspection.worker <socket>`.
+"""The process that reads uploaded files: `python -m graftwork.adapters.inspection.worker <socket>`.
 
-Owns nothing and is told nothing but the files and the shape of the model: no torch, no database, no keys, no
-connection to anywhere but its parent. It limits its own address space and processor time anew for each file, and ends
-when its parent does. Whatever a file makes of it, the parent kills and replaces it.
+It gets the files and the shape of the model, and nothing else: no torch, no database, no keys, no connection but the
+one to its parent. It limits its own address space and processor time for each file, and ends when its parent ends. If a
+file breaks it, the parent kills and replaces it.
 
     {"ready"}  →  {limits, lengths, description} + file  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
 """
@@ -26,7 +26,7 @@ _MOST_FILES = 32
 
 
 def main() -> None:
-    """Serve one file after another until the parent hangs up."""
+    """Serve one file after another until the parent closes the socket."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, _MOST_FILES)
@@ -43,9 +43,11 @@ def main() -> None:
 
 def _inspect(order: dict[str, Any], descriptor: int) -> dict[str, Any]:
     config_bytes, weights_bytes = order["config_bytes"], order["weights_bytes"]
-    signal.setitimer(signal.ITIMER_PROF, order["cpu_s"])  # unhandled, its signal ends the process
+    signal.setitimer(signal.ITIMER_PROF, order["cpu_s"])  # without a handler the signal ends the process
     try:
         _limit(resource.RLIMIT_AS, order["memory_bytes"])
+        if config_bytes + weights_bytes == 0:  # nothing can be mapped
+            return _identify(b"", memoryview(b""), _description(order["description"]))
         with mmap.mmap(descriptor, config_bytes + weights_bytes, access=mmap.ACCESS_READ) as content:
             view = memoryview(content)
             with view, view[config_bytes:] as weights:
@@ -76,7 +78,7 @@ def _description(fields: dict[str, Any]) -> EngineDescription:
 
 
 def _limit(kind: int, most: int) -> None:
-    """Soft, so that the next file gets its own; never above what the operator allows."""
+    """Set a soft limit, so that the next file gets its own. Never above the operator's hard limit."""
     _, hard = resource.getrlimit(kind)
     fits = hard == resource.RLIM_INFINITY or (most != resource.RLIM_INFINITY and most <= hard)
     resource.setrlimit(kind, (most if fits else hard, hard))

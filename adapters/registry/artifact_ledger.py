@@ -1,8 +1,8 @@
-"""Artifacts for as long as somebody needs them, whoever uploads or deletes at the same time.
+"""Keeps artifacts for as long as a version needs them, also under uploads and deletes at the same time.
 
-Owns the ledger of digests beside the artifact store: a row is there before its files and goes after them, and files
-are removed only under the row's lock. So every file has a row, and a crash between two steps leaves at worst a row
-that nobody refers to, which `sweep` finds.
+Owns the table of digests beside the artifact store. A row is written before its files and deleted after them, and files
+are removed only under the row's lock. So every file has a row. A crash between two steps leaves at worst an unused row,
+which `sweep` finds.
 
     keep     claim digest → write files → (the caller records its version)
     free     [lock digest → no version of any tenant refers to it → remove files → forget digest]    one transaction
@@ -17,11 +17,11 @@ from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.repository import ArtifactLedger, is_referenced, unreferenced_digests
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 
 
 class ArtifactKeeper:
-    """The artifact store and its ledger."""
+    """The artifact store with its table of digests."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ArtifactKeeper:
 
     @asynccontextmanager
     async def keeping(self, upload: Upload) -> AsyncGenerator[None]:
-        """The upload's files are stored inside the block, and removed if it fails and nobody else needs them."""
+        """Store the upload's files for the block. If the block fails, remove them unless another version needs them."""
         kept = False
         try:
             await self.store(upload)
@@ -48,29 +48,29 @@ class ArtifactKeeper:
                 await self.free((upload.digest,))
 
     async def store(self, upload: Upload) -> None:
-        """Write the files, or write them again where another's delete has freed them since."""
+        """Write the files. Write them again if a delete by another tenant removed them meanwhile."""
         async with self._database.write() as session:
             await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         await self._put(upload)
 
     async def claim(self, session: WriteSession, upload: Upload) -> None:
-        """Hold the digest until the end of the transaction that records a version of it."""
+        """Lock the digest until the end of the transaction that records a version of it."""
         await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         if not await asyncio.to_thread(self._artifacts.exists, upload.digest):
-            await self._put(upload)  # another's delete has freed it since it was written
+            await self._put(upload)  # a delete by another tenant removed it after it was written
 
     async def free(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Remove the files that no version refers to; the digests they had."""
+        """Remove the files that no version refers to. Returns their digests."""
         return tuple([digest for digest in sorted(digests) if await self._free_one(digest)])
 
     async def sweep(self) -> tuple[str, ...]:
-        """Free what a crash left behind. Safe at any time: an upload under way writes its files again."""
+        """Remove files that a crash left behind. Safe at any time, because a running upload writes its files again."""
         async with self._database.read() as session:
             digests = await unreferenced_digests(session)
         return await self.free(digests)
 
     async def _put(self, upload: Upload) -> None:
-        """Write the files; a caller that is cancelled meanwhile waits for the end, or they would outlive their row."""
+        """Write the files. A cancelled caller still waits for the end, so that no file outlives its row."""
         writing = asyncio.ensure_future(
             asyncio.to_thread(self._artifacts.put, upload.digest, upload.config, upload.weights)
         )
@@ -85,7 +85,7 @@ class ArtifactKeeper:
             if await is_referenced(session, digest):
                 return False
         if self._before_free is not None and await asyncio.to_thread(self._artifacts.exists, digest):
-            with suppress(CapacityAbsent):  # an engine that is gone holds nothing
+            with suppress(Unavailable):  # an engine that does not answer holds nothing
                 await self._before_free(digest)
         async with self._database.write() as session:
             ledger = ArtifactLedger(session)

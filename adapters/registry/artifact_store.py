@@ -1,6 +1,6 @@
-"""Adapter files by digest.
+"""Stores adapter files by digest.
 
-Owns bytes that never change: a digest has its two files or none, also after a crash in the middle of a write.
+The bytes never change. A digest has both files or none, also after a crash during a write.
 Never decides whether an artifact is still needed; the registry does.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from graftwork.adapters.format.identity import is_digest
-from graftwork.platform.errors import CapacityAbsent, NotFound
+from graftwork.platform.errors import NotFound, Unavailable
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -21,20 +21,20 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactPaths:
-    """Where an artifact's files can be read."""
+    """The paths of an artifact's files."""
 
     config: Path
     weights: Path
 
 
 class ArtifactStore(Protocol):
-    """Blocking calls; each may be repeated, and any number of them may run at once.
+    """The interface of a store. Calls block. Each may be repeated, and any number may run at once.
 
-    Raises CapacityAbsent where the storage itself fails.
+    Every call raises Unavailable if the storage fails.
     """
 
     def put(self, digest: str, config: bytes, weights: bytes) -> None:
-        """Keep the files; keeps those that are there if the digest is known. Durable when it returns."""
+        """Store the files, durably. If the digest is known, the stored files stay."""
         ...
 
     def open(self, digest: str) -> ArtifactPaths:
@@ -44,12 +44,15 @@ class ArtifactStore(Protocol):
     def exists(self, digest: str) -> bool: ...
 
     def delete(self, digest: str) -> None:
-        """Forget the files, if they are there; whoever holds them open can read on."""
+        """Delete the files, if they exist. Readers that have them open can go on."""
         ...
 
 
 class LocalArtifacts:
-    """An `ArtifactStore` in a folder: `sha256/ab/cdef…/`, written beside its place and moved there whole."""
+    """An `ArtifactStore` in a folder.
+
+    Each artifact is `sha256/ab/cdef…/`, which is written elsewhere and then moved there whole.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -68,7 +71,7 @@ class LocalArtifacts:
             try:
                 staged.rename(folder)
             except OSError:
-                if not folder.is_dir():  # else another writer was first, with an equal adapter by definition
+                if not folder.is_dir():  # else another writer was first; equal digests mean equal adapters
                     raise
             _sync_folder(folder.parent)
 
@@ -91,7 +94,7 @@ class LocalArtifacts:
             _sync_folder(folder.parent)
 
     def _folder(self, digest: str) -> Path:
-        """Only a digest becomes a path: nothing that a request spells reaches the file system."""
+        """The folder of a digest. Only a digest becomes a path, so no text of a request reaches the file system."""
         if not is_digest(digest):
             raise _unknown(digest)
         letters = digest.removeprefix("sha256:")
@@ -99,7 +102,7 @@ class LocalArtifacts:
 
     @contextmanager
     def _passing(self) -> Generator[Path]:
-        """A folder for an artifact on its way in or out; what a crash leaves here can be removed."""
+        """A temporary folder for an artifact that is stored or deleted. Files that a crash leaves here can be removed."""
         home = self._root / "passing"
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home, ignore_cleanup_errors=True) as passing:
@@ -108,12 +111,12 @@ class LocalArtifacts:
 
 @contextmanager
 def _storage_errors() -> Generator[None]:
-    """A full or broken disk, as an error that the caller knows."""
+    """Turn errors of a full or broken disk into Unavailable."""
     try:
         yield
     except OSError as error:
         message = f"Adapter files cannot be stored ({error.strerror}): the operator must look at the data folder."
-        raise CapacityAbsent(message, code="artifact_store_unavailable") from error
+        raise Unavailable(message, code="artifact_store_unavailable") from error
 
 
 def _write_durably(path: Path, content: bytes) -> None:
@@ -124,7 +127,7 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable, where the system can."""
+    """Make the names in `folder` durable, if the system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Which adapters a tenant has, and which weights a model name of a request stands for.
+"""The registry: which adapters a tenant has, and which weights a `model` of a request means.
 
-Owns names, versions and aliases; which files are needed for them is the ArtifactKeeper's business.
-Never hands anything out for a tenant but that tenant's own: another's adapter answers like one that is not there.
+Owns names, versions and aliases. ArtifactKeeper owns their files.
+A tenant sees only its own adapters: another tenant's adapter looks like one that does not exist.
 Invariant: a version never changes, and its number is never used again.
 """
 
@@ -25,16 +25,16 @@ from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter,
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import CapacityAbsent, Conflict, NotFound
+from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.ids import AdapterId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.principals import TenantScope
 
 DEFAULT_ALIAS = "prod"
-"""Where a bare `name` leads, once somebody has set it."""
+"""The alias that a bare `name` means, once it is set."""
 _PROBE_ATTEMPTS = 3
-"""Until a version is recorded, another tenant's delete of the same bytes may take the files away."""
+"""The number of tries. Until a version is recorded, another tenant's delete of the same bytes may remove the files."""
 
 
 class AdapterRegistry:
@@ -51,9 +51,9 @@ class AdapterRegistry:
         probe: Callable[[str], Awaitable[None]] | None = None,
         before_free: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`generator` draws for canaries; `probe` proves that stored files can be served before anyone is told that
-        they can: `EngineClient.probe_adapter`; `before_free` is told a digest that nobody needs before its files go:
-        `EngineClient.forget_adapter`. The inspector stays its owner's to close."""
+        """`generator` draws versions of canaries. `probe` tests that the engine can serve stored files
+        (`EngineClient.probe_adapter`). `before_free` is called with an unused digest before its files are removed
+        (`EngineClient.forget_adapter`). The caller closes the inspector."""
         self._database = database
         self._inspector = inspector
         self._probe = probe
@@ -70,10 +70,10 @@ class AdapterRegistry:
         description: EngineDescription,
         limits: Quota,
     ) -> Adapter:
-        """Add a version to `name`, which is made if it is new; an adapter equal to one of its versions adds none.
+        """Add a version to `name`, and create `name` if it is new. Adds none if an equal version exists.
 
-        Raises ValidationFailed with the exact tensor or field, or where the engine cannot apply it, BudgetSpent above
-        a limit, and CapacityAbsent while no engine answers; then nothing is kept.
+        Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter; BudgetSpent
+        above a limit; Unavailable while no engine answers. After an error nothing is kept.
         """
         check_adapter_name(name, description.model_name)
         identified = await self._inspector.identify(config, weights, description)
@@ -101,7 +101,7 @@ class AdapterRegistry:
         return found
 
     async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
-        """One page by age. Raises NotFound where `after` is no adapter of this tenant."""
+        """One page, sorted by age. Raises NotFound if `after` is not an adapter of this tenant."""
         request = request or PageRequest()
         async with self._database.read() as session:
             page = await AdapterReader(session, scope).page(request)
@@ -110,16 +110,16 @@ class AdapterRegistry:
         return page
 
     async def model_names(self, scope: TenantScope) -> tuple[str, ...]:
-        """What this tenant may write as a `model` beside the base: `name`, and `name@alias` of each alias."""
+        """The names that this tenant may send as `model`, besides the base: `name`, and `name@alias` for each alias."""
         async with self._database.read() as session:
             adapters = await AdapterReader(session, scope).all()
         served = [adapter for adapter in adapters if adapter.versions]
         return tuple(name for adapter in served for name in adapter.model_names)
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
-        """The weights that `model` stands for now. Raises NotFound (model_not_found) for all that it cannot be.
+        """The weights that `model` means now. Raises NotFound (model_not_found) for any other text.
 
-        A canary is drawn anew at each call: keep the answer for as long as the choice must hold.
+        Each call draws a canary again, so keep the result for as long as the choice must hold.
         """
         if model == base_name:
             return ResolvedModel(model, None)
@@ -161,7 +161,7 @@ class AdapterRegistry:
         return AliasChange(name, alias, None, adapter.aliases[alias])
 
     async def delete(self, scope: TenantScope, name: str) -> tuple[str, ...]:
-        """Remove the adapter with its versions and aliases; the digests whose files went with it. Raises NotFound."""
+        """Remove the adapter with its versions and aliases. Returns the digests of removed files. Raises NotFound."""
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -171,7 +171,7 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for version in adapter.versions})
 
     async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
-        """As `delete`, for one version. Raises Conflict while an alias leads to it."""
+        """As `delete`, for one version. Raises Conflict while an alias points to it."""
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -183,7 +183,7 @@ class AdapterRegistry:
         return await self._keeper.free({found.digest})
 
     async def delete_all(self, scope: TenantScope) -> tuple[str, ...]:
-        """Remove everything that a tenant has here."""
+        """Remove all adapters of a tenant."""
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             await writer.lock_tenant()
@@ -193,11 +193,11 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
     async def sweep(self) -> tuple[str, ...]:
-        """Remove the files that a crash left without a version; the digests they had. Safe at any time."""
+        """Remove the files that a crash left without a version. Returns their digests. Safe at any time."""
         return await self._keeper.sweep()
 
     async def _record(self, session: WriteSession, scope: TenantScope, upload: Upload, limits: Quota) -> Adapter:
-        """The rows of one upload, with everything checked again under locks."""
+        """Write the rows of one upload. Checks names and limits again under locks."""
         writer = AdapterWriter(session, scope)
         await writer.lock_tenant()
         existing = await writer.lock(upload.name)
@@ -215,7 +215,7 @@ class AdapterRegistry:
         return replace(adapter, versions=(*adapter.versions, version))
 
     async def _prove(self, upload: Upload) -> None:
-        """Have the engine try the stored files, which no version names yet."""
+        """Let the engine test the stored files, before a version names them."""
         if self._probe is None:
             return
         for _ in range(_PROBE_ATTEMPTS):
@@ -226,10 +226,13 @@ class AdapterRegistry:
             else:
                 return
         message = "The engine cannot read what was stored: the operator must give both the same data folder."
-        raise CapacityAbsent(message, code="artifact_store_unavailable")
+        raise Unavailable(message, code="artifact_store_unavailable")
 
     def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
-        """`@3` is a version, `@alias` an alias; without either, the default alias or the newest version."""
+        """Choose the version: `@3` names one, `@alias` an alias.
+
+        Without either it is the default alias, or the newest version.
+        """
         if version is not None:
             return adapter.version(version)
         target = adapter.aliases.get(alias or DEFAULT_ALIAS)

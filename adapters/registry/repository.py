@@ -1,7 +1,7 @@
-"""The registry's statements.
+"""The SQL statements of the registry.
 
-Owns all SQL over adapters. Every statement is scoped by the tenant it is for, except the artifact ledger's: a digest
-may be referred to by anyone, and only whether it is referred to at all is ever asked.
+Every statement is limited to one tenant, except those of ArtifactLedger: any tenant may use a digest, and they only ask
+whether some version does.
 """
 
 import re
@@ -25,7 +25,7 @@ _ID = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
 class AdapterReader:
-    """One tenant's adapters, within one transaction."""
+    """Reads one tenant's adapters, in one transaction."""
 
     def __init__(self, session: ReadSession, scope: TenantScope) -> None:
         self._session = session
@@ -39,7 +39,7 @@ class AdapterReader:
         return await self._load(self._own_adapters().order_by(AdapterRow.name))
 
     async def page(self, request: PageRequest) -> Page[Adapter] | None:
-        """By age; None where `request.after` is no adapter of this tenant."""
+        """One page, sorted by age. None if `request.after` is not an adapter of this tenant."""
         statement = self._own_adapters()
         if request.after is not None:
             if not await self._exists(request.after):
@@ -60,7 +60,7 @@ class AdapterReader:
         return select(AdapterRow).where(AdapterRow.tenant_id == self._scope)
 
     async def _find(self, name: str, statement: Select[AdapterRow]) -> Adapter | None:
-        if not is_adapter_name(name):  # no text that a database would choke on gets there
+        if not is_adapter_name(name):  # keeps text that a database cannot store out of the statement
             return None
         found = await self._load(statement.where(AdapterRow.name == name))
         return found[0] if found else None
@@ -76,7 +76,7 @@ class AdapterReader:
         return int((await self._session.execute(statement)).scalar_one())  # PostgreSQL sums to a Decimal
 
     async def _load(self, statement: Select[AdapterRow]) -> tuple[Adapter, ...]:
-        """The adapters that `statement` selects, with their versions and aliases: three statements in all."""
+        """The adapters that `statement` selects, with their versions and aliases. Runs three statements in all."""
         rows = (await self._session.scalars(statement)).all()
         ids = [row.id for row in rows]
         versions = await self._session.scalars(
@@ -93,18 +93,18 @@ class AdapterReader:
 
 
 class AdapterWriter(AdapterReader):
-    """The same, with what changes rows."""
+    """Reads and changes one tenant's adapters, in one transaction."""
 
     def __init__(self, session: WriteSession, scope: TenantScope) -> None:
         super().__init__(session, scope)
 
     async def lock_tenant(self) -> None:
-        """Let this tenant's uploads pass one at a time, so that its limits are exact."""
+        """Lock the tenant, so that its uploads run one at a time and its limits are exact."""
         statement = select(TenantRow.id).where(TenantRow.id == self._scope)
         await self._session.execute(statement.with_for_update(key_share=True))
 
     async def lock(self, name: str) -> Adapter | None:
-        """The adapter, its versions and aliases, which nobody else changes until the end of the transaction."""
+        """Lock and return the adapter with its versions and aliases, until the end of the transaction."""
         return await self._find(name, self._own_adapters().with_for_update())
 
     async def add_adapter(self, adapter: Adapter) -> None:
@@ -120,7 +120,7 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def take_version_number(self, adapter_id: AdapterId) -> int:
-        """The number of the next version; never handed out again."""
+        """Take the number of the next version. It is never used again."""
         row = (await self._session.scalars(self._own_adapters().where(AdapterRow.id == adapter_id))).one()
         number = row.next_version
         row.next_version = number + 1
@@ -143,7 +143,7 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def delete_adapter(self, adapter_id: AdapterId) -> None:
-        """With its versions and aliases, which the database takes along."""
+        """Delete an adapter. The database deletes its versions and aliases with it."""
         await self._session.execute(
             delete(AdapterRow).where(AdapterRow.tenant_id == self._scope, AdapterRow.id == adapter_id)
         )
@@ -176,13 +176,13 @@ class AdapterWriter(AdapterReader):
 
 
 class ArtifactLedger:
-    """Which digests the artifact store holds. A row is there before its files and goes after them."""
+    """The digests that the artifact store holds. A row is written before its files and deleted after them."""
 
     def __init__(self, session: WriteSession) -> None:
         self._session = session
 
     async def claim(self, digest: str, at: float) -> None:
-        """Make the row if it is missing, and lock it."""
+        """Insert the row if it is missing, and lock it."""
         is_postgresql = self._session.get_bind().dialect.name == "postgresql"
         insert = postgresql_insert if is_postgresql else sqlite_insert
         statement = insert(ArtifactRow).values(digest=digest, claimed_at=at)
@@ -191,7 +191,7 @@ class ArtifactLedger:
         )
 
     async def lock_unreferenced(self, digest: str) -> bool:
-        """Lock the row; whether there is one that no version of any tenant refers to."""
+        """Lock the row. Returns whether it exists and no version of any tenant refers to it."""
         statement = select(ArtifactRow.digest).where(ArtifactRow.digest == digest).with_for_update()
         if (await self._session.execute(statement)).first() is None:
             return False
@@ -208,7 +208,7 @@ async def is_referenced(session: ReadSession, digest: str) -> bool:
 
 
 async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
-    """Digests that the store holds, or began to hold, for nobody."""
+    """Digests in the store that no version uses."""
     statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
     return tuple((await session.scalars(statement)).all())
 

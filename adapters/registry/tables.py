@@ -1,7 +1,7 @@
 """The registry's tables.
 
-`adapter_artifacts` belongs to no tenant: it says which digests the artifact store may hold, and its rows are the locks
-under which files are written and removed. All others carry the tenant that every statement is scoped by.
+`adapter_artifacts` belongs to no tenant. It lists the digests that the artifact store may hold, and its rows are the
+locks for writing and removing files. All other tables have a tenant column, which every statement uses.
 """
 
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String, UniqueConstraint
@@ -20,18 +20,18 @@ class AdapterRow(Base):
     tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(63))
     next_version: Mapped[int] = mapped_column(Integer)
-    """Only grows, so that a number means one set of weights for ever."""
+    """Only grows, so that a number always means the same weights."""
     created_at: Mapped[float] = mapped_column(Float)
 
 
 class ArtifactRow(Base):
-    """A digest whose files are, or are about to be, in the artifact store."""
+    """A digest whose files are in the artifact store, or will be soon."""
 
     __tablename__ = "adapter_artifacts"
 
     digest: Mapped[str] = mapped_column(String(80), primary_key=True)
     claimed_at: Mapped[float] = mapped_column(Float)
-    """When an upload last asked for it."""
+    """The time of the last upload of it."""
 
 
 class AdapterVersionRow(Base):
@@ -52,7 +52,7 @@ class AdapterVersionRow(Base):
 
 
 class AdapterAliasRow(Base):
-    """Where an alias leads."""
+    """An alias and its target."""
 
     __tablename__ = "adapter_aliases"
 

@@ -1,6 +1,6 @@
-"""Artifacts as the engine's matrices: the one place where an adapter's files become tensors.
+"""Turns an adapter's files into the engine's tensors.
 
-Owns the last check before weights are used: what was read must still be what its digest names.
+Owns the last check before weights are used: the bytes that were read must still match their digest.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ from graftwork.adapters.format.safetensors_file import FORMATS, TensorEntry, hea
 from graftwork.adapters.registry.artifact_store import ArtifactPaths, ArtifactStore, LocalArtifacts
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
-from graftwork.platform.errors import CapacityAbsent, NotFound, ValidationFailed
+from graftwork.platform.errors import NotFound, Unavailable, ValidationFailed
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KEPT_LAYOUTS = 64
@@ -27,14 +27,14 @@ _KEPT_LAYOUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What config and header say, and so all that two adapters share which differ in values only."""
+    """The layout of an adapter, from its config and header. Adapters that differ only in values share it."""
 
     spec: AdapterSpec
     digest_prefix: bytes
 
 
 class ArtifactAdapterSource:
-    """The engine's `AdapterSource` over a folder of artifacts."""
+    """An `AdapterSource` for the engine that reads a folder of artifacts."""
 
     def __init__(self, root: Path, description: EngineDescription) -> None:
         self._artifacts: ArtifactStore = LocalArtifacts(root)
@@ -43,11 +43,10 @@ class ArtifactAdapterSource:
         self._lock = Lock()
 
     def load(self, digest: str) -> AdapterWeights:
-        """Read, verify and build from the same bytes, so that a file swapped in between changes nothing.
+        """Read an artifact, check its digest and build its tensors, all from the same bytes.
 
-        The tensors are views of those bytes, which live as long as one of them does. That no value is NaN was seen at
-        the upload, and holds for whatever has the digest. Raises NotFound without an artifact, ValidationFailed if its
-        bytes no longer match `digest`.
+        The tensors are views of those bytes. Values were checked for NaN at the upload, and an equal digest means equal
+        values. Raises NotFound without an artifact, ValidationFailed if its bytes no longer match `digest`.
         """
         config, weights = _read(digest, self._artifacts.open(digest))
         spec = self._verify(digest, config, weights.data)
@@ -75,7 +74,7 @@ class ArtifactAdapterSource:
         return layout.spec
 
     def _layout(self, config: bytes, weights: memoryview) -> _Layout:
-        """Remembered, since adapters of one trainer look alike and come back after each eviction."""
+        """The layout, from a cache: adapters of one trainer look alike, and adapters come back after an eviction."""
         key = (config, header_of(weights), len(weights))
         with self._lock:
             if key in self._layouts:
@@ -91,7 +90,7 @@ class ArtifactAdapterSource:
 
 
 class _Builder:
-    """Tensors out of one file's bytes."""
+    """Makes tensors from the bytes of one file."""
 
     def __init__(self, content: torch.Tensor) -> None:
         """`content` is the whole file.  # [file bytes], uint8"""
@@ -108,7 +107,7 @@ class _Builder:
         )
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
-        """A view; a copy of a tensor that lies across the borders of its elements, as safetensors allows."""
+        """A view of one tensor. Copies it if its offset is not aligned, which safetensors allows."""
         item_bytes = FORMATS[entry.dtype].item_bytes
         if entry.start % item_bytes:
             return self._content[entry.start : entry.end].clone().view(_DTYPES[entry.dtype]).reshape(entry.shape)
@@ -116,7 +115,7 @@ class _Builder:
         return torch.as_strided(self._elements(entry.dtype), entry.shape, strides, entry.start // item_bytes)
 
     def _elements(self, dtype: str) -> torch.Tensor:
-        """The file as one row of elements, without the odd bytes at its end."""
+        """The file as one row of elements. Odd bytes at its end are left out."""
         if dtype not in self._views:
             item_bytes = FORMATS[dtype].item_bytes
             whole = len(self._content) // item_bytes * item_bytes
@@ -125,7 +124,7 @@ class _Builder:
 
 
 def _read(digest: str, paths: ArtifactPaths) -> tuple[bytes, npt.NDArray[np.uint8]]:
-    """The config, and the weights in memory that is this caller's alone."""
+    """Read the config and the weights. The caller alone owns the memory."""
     try:
         with paths.weights.open("rb", buffering=0) as file:
             content = np.fromfile(file, dtype=np.uint8)
@@ -134,7 +133,7 @@ def _read(digest: str, paths: ArtifactPaths) -> tuple[bytes, npt.NDArray[np.uint
         raise NotFound(f"The adapter artifact {digest} is gone.", param="digest", code="artifact_not_found") from None
     except OSError as error:
         message = f"The adapter artifact {digest} cannot be read ({error.strerror})."
-        raise CapacityAbsent(message, code="artifact_store_unavailable") from error
+        raise Unavailable(message, code="artifact_store_unavailable") from error
 
 
 def _damaged(digest: str, finding: str) -> ValidationFailed:

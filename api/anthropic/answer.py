@@ -13,7 +13,7 @@ from typing import Any
 from graftwork.api.anthropic.errors import anthropic_error
 from graftwork.api.http.sse import PING_AFTER_S, Write, heartbeats, named_event
 from graftwork.api.inference.job import InferenceJob
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
@@ -34,15 +34,15 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class ContentBlocks:
-    """The blocks of one answer, as its events come; owns the one that is open."""
+    """Builds the content blocks of one answer from its events."""
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
-        """Every block so far, the last one perhaps still growing."""
+        """All blocks so far. The last one may still grow."""
         self._is_open = False
 
     def take(self, event: GenerationEvent) -> Iterator[Event]:
-        """What one more event of the generation does to the blocks."""
+        """Apply an event to the blocks, and yield what a stream sends for it."""
         match event:
             case TextDelta(text):
                 if not (self._is_open and self.content[-1]["type"] == "text"):
@@ -74,8 +74,8 @@ class ContentBlocks:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
 
-async def anthropic_message(head: AnswerHead, job: InferenceJob) -> dict[str, Any]:
-    """The whole answer. Raises the job's error."""
+async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, Any]:
+    """Wait for the whole answer. Raises the job's error."""
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
     async with aclosing(job.events()) as events:
@@ -88,9 +88,9 @@ async def anthropic_message(head: AnswerHead, job: InferenceJob) -> dict[str, An
 
 
 async def write_anthropic_events(
-    head: AnswerHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
+    head: ResponseHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """The whole stream; the client's going away cancels it, and that abandons the job."""
+    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
     blocks = ContentBlocks()
     async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(job.events()) as events:
         try:
@@ -102,7 +102,7 @@ async def write_anthropic_events(
 
 
 def _stream_events(
-    head: AnswerHead, job: InferenceJob, blocks: ContentBlocks, event: GenerationEvent
+    head: ResponseHead, job: InferenceJob, blocks: ContentBlocks, event: GenerationEvent
 ) -> Iterator[Event]:
     if isinstance(event, PromptAdmitted):
         yield {"type": "message_start", "message": _message(head, job.usage)}
@@ -112,8 +112,8 @@ def _stream_events(
         yield {"type": "message_stop"}
 
 
-def _message(head: AnswerHead, usage: Usage) -> dict[str, Any]:
-    """A message of which nothing has been said yet."""
+def _message(head: ResponseHead, usage: Usage) -> dict[str, Any]:
+    """A message without content."""
     tier = "priority" if head.service_tier == "priority" else "standard"
     return {
         "id": head.answer_id,
@@ -129,14 +129,14 @@ def _message(head: AnswerHead, usage: Usage) -> dict[str, Any]:
 
 
 def _ending(finished: GenerationFinished) -> dict[str, Any]:
-    """Why it ended; a stop string is told only where it is the reason."""
+    """Why the answer ended. A stop string is named only if it was the reason."""
     was_stopped = finished.reason == "stop" and finished.stop_string is not None
     reason = "stop_sequence" if was_stopped else _REASONS[finished.reason]
     return {"stop_reason": reason, "stop_sequence": finished.stop_string if was_stopped else None, "stop_details": None}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """The three parts of the prompt add up to it. Nothing counts as cache creation: every prefix is kept, unasked."""
+    """The three input counts sum to the prompt. Cache creation is always 0, because every prefix is cached anyway."""
     return {
         "input_tokens": usage.cache.recomputed_tokens,
         "cache_creation_input_tokens": 0,
@@ -146,6 +146,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; those that the length limit cut, or the model wrote wrong, are empty as in prompts."""
+    """The arguments as an object. Incomplete or invalid arguments become an empty object, as in prompts."""
     parsed = parsed_arguments(arguments)
     return parsed if isinstance(parsed, dict) else {}

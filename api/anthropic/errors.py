@@ -1,6 +1,6 @@
-"""Errors as Anthropic's clients read them, on the routes that speak to those.
+"""Errors in Anthropic's shape, for the routes of its API.
 
-The statuses are ours: only the body has another shape, and the request id a second header, `request-id`.
+The statuses are the same as on other routes. Only the body differs, and the request id is in `request-id` too.
 """
 
 from collections.abc import Callable, Coroutine
@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.anthropic.translate import told_in_their_words
+from graftwork.api.anthropic.translate import with_anthropic_fields
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.errors import error_headers
 from graftwork.api.http.validation import as_invalid_request
@@ -27,16 +27,16 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""By status; everything else is an `api_error`."""
+"""The error type by status. Any other status is an `api_error`."""
 
 
 def anthropic_error(error: GraftworkError) -> dict[str, Any]:
-    """The body of an answer, or the data of a stream's `error` event."""
+    """An error as the body of an answer, or as the data of an `error` event."""
     return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": error.message}}
 
 
 class AnthropicRoute(OpenAiRoute):
-    """A tenant's route in Anthropic's shape; whom it lets in and which statuses it answers are OpenAiRoute's."""
+    """A tenant's route of Anthropic's API. Keys and statuses are those of OpenAiRoute."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -52,5 +52,5 @@ class AnthropicRoute(OpenAiRoute):
 
         return answer
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        return told_in_their_words(as_invalid_request(error))
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        return with_anthropic_fields(as_invalid_request(error))

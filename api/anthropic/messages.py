@@ -1,8 +1,7 @@
-"""Anthropic's messages as chat.completions' messages.
+"""Translates Anthropic's messages to chat.completions' messages.
 
-Owns the reading of content blocks. A user's message that answers tools becomes one message for each result, in the
-order of its blocks, which is where chat templates look for them.
-Never drops a block: what this model cannot read is refused by its place.
+A user's message with tool results becomes one message for each result, in the order of the blocks, as chat templates
+expect. Blocks are never dropped: an error names each block that the model cannot read.
 """
 
 import json
@@ -18,7 +17,7 @@ ChatMessage = dict[str, Any]
 
 
 def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[ConversationMessage]) -> list[ChatMessage]:
-    """A whole conversation. Raises InvalidRequest naming the block."""
+    """Translate a whole conversation. Raises InvalidRequest that names the block."""
     found = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
     for index, message in enumerate(messages):
         found += _READERS[message.role](_blocks(message.content), f"messages[{index}].content")
@@ -30,7 +29,7 @@ def _system_messages(blocks: Sequence[Block], param: str) -> Iterator[ChatMessag
 
 
 def _user_messages(blocks: Sequence[Block], param: str) -> Iterator[ChatMessage]:
-    """Results of tools one by one, and what is said between them in one piece."""
+    """Yield one message for each tool result, and one for the blocks between results."""
     placed = [(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
     for answers_a_tool, group in groupby(placed, key=lambda entry: entry[0].get("type") == "tool_result"):
         if answers_a_tool:
@@ -70,7 +69,7 @@ _READERS: Mapping[str, Callable[[Sequence[Block], str], Iterator[ChatMessage]]] 
 
 
 def _tool_message(block: Block, param: str) -> ChatMessage:
-    """A result; one that is an error says so, in the form in which our own clients report theirs."""
+    """A tool result. An error becomes `{"error": …}`, as our own clients report it."""
     text = "\n".join(part["text"] for part in _texts(block.get("content") or "", f"{param}.content"))
     if block.get("is_error"):
         text = json.dumps({"error": text}, ensure_ascii=False)
@@ -84,14 +83,14 @@ def _call(block: Block, param: str) -> dict[str, Any]:
 
 
 def _blocks(content: object) -> list[Block]:
-    """A text is short for one block."""
+    """The blocks of a content, where a text is one block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return list(content) if isinstance(content, list) else []
 
 
 def _texts(content: object, param: str) -> list[Block]:
-    """Content that can only be text, as chat.completions' parts."""
+    """Translate content that may only be text."""
     return [_text_part(block, f"{param}[{index}]") for index, block in enumerate(_blocks(content))]
 
 
@@ -104,7 +103,7 @@ _TEXT_BLOCKS = PartRules(text_fields={"text": "text"}, refusal=_refuse_block)
 
 
 def _text_part(block: object, param: str) -> Block:
-    """Raises InvalidRequest for images, documents and all else that is not text."""
+    """Translate a text block. Raises InvalidRequest for images, documents and other types."""
     return {"type": "text", "text": read_part(block, param, _TEXT_BLOCKS)}
 
 

@@ -1,22 +1,23 @@
-"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`, in Anthropic's form.
+"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Owns the fields' names and what of them is not served; what a value may be beyond that is chat.completions' to say.
-Messages and their blocks are only outlined here: `anthropic_conversation.py` reads what is in them.
+Owns the names of Anthropic's fields, and which of them are not supported. chat.completions checks the values after the
+translation. `messages.py` reads the messages and their blocks.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint, OpenAiBody
+from graftwork.api.schemas.base import FieldError, OpenAiBody
 from graftwork.api.schemas.common import MAX_TOOLS
-from graftwork.api.schemas.unsupported import IsNeutral, refuse_unserved
+from graftwork.api.schemas.unsupported import IsNeutral, refuse_unsupported
 from graftwork.sessions.generation.sampling import StopStrings
 
 Block = dict[str, Any]
 
-_UNSERVED: Mapping[str, IsNeutral] = {
+
+_UNSUPPORTED: Mapping[str, IsNeutral] = {
     "container": lambda value: not value,
     "context_management": lambda value: not value,
     "diagnostics": lambda value: not value,
@@ -24,11 +25,11 @@ _UNSERVED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""Hints that change nothing about the answer (`metadata`, `cache_control`) are not listed: every prefix is cached."""
+"""Hints that do not change the answer (`metadata`, `cache_control`) are not listed. Every prefix is cached."""
 
 
 class ConversationMessage(OpenAiBody):
-    """One turn; `system` in the middle of a conversation is Anthropic's newer form of an instruction."""
+    """One message. A `system` message may stand anywhere in the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
@@ -45,7 +46,7 @@ class CustomTool(OpenAiBody):
 
     @field_validator("type", mode="before")
     @classmethod
-    def tools_of_their_own(cls, value: object) -> object:
+    def refuse_server_tools(cls, value: object) -> object:
         if value not in (None, "custom"):
             raise ValueError(f"{value!r} is a tool of Anthropic's servers; only tools of your own are served here")
         return value
@@ -57,9 +58,9 @@ class ToolChoice(OpenAiBody):
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def a_tool_has_a_name(self) -> Self:
+    def require_tool_name(self) -> Self:
         if self.type == "tool" and not self.name:
-            raise FieldComplaint("name", "name the tool that is to be called")
+            raise FieldError("name", "name the tool that is to be called")
         return self
 
 
@@ -70,18 +71,18 @@ class OutputFormat(OpenAiBody):
 
 class OutputConfig(OpenAiBody):
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("effort")
     @classmethod
-    def effort_is_not_served(cls, value: str | None) -> str | None:
+    def refuse_effort(cls, value: str | None) -> str | None:
         if value is not None:
             raise ValueError("this model has one way to work; leave it out")
         return value
 
 
 class CountTokensRequest(OpenAiBody):
-    """What makes a prompt. Null means absent."""
+    """The fields of a prompt. Null means absent."""
 
     model: str
     messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
@@ -93,19 +94,19 @@ class CountTokensRequest(OpenAiBody):
 
     @model_validator(mode="before")
     @classmethod
-    def only_what_is_served(cls, body: Any) -> Any:
-        return refuse_unserved(body, _UNSERVED)
+    def refuse_unsupported_fields(cls, body: Any) -> Any:
+        return refuse_unsupported(body, _UNSUPPORTED)
 
     @field_validator("thinking")
     @classmethod
-    def thinking_is_not_served(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    def refuse_thinking(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None and value.get("type") != "disabled":
             raise ValueError("this model does not think aloud; send {'type': 'disabled'} or leave it out")
         return value
 
 
 class MessagesRequest(CountTokensRequest):
-    """A prompt, and how to answer it."""
+    """The fields of a prompt and of its answer."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
@@ -117,7 +118,7 @@ class MessagesRequest(CountTokensRequest):
 
     @field_validator("messages")
     @classmethod
-    def nothing_to_complete(cls, value: list[ConversationMessage]) -> list[ConversationMessage]:
+    def refuse_prefill(cls, value: list[ConversationMessage]) -> list[ConversationMessage]:
         if value[-1].role == "assistant":
             raise ValueError("the last message is the assistant's, and prefilled answers are not served")
         return value

@@ -1,7 +1,6 @@
-"""A body of Anthropic's Messages as the chat.completions request that means the same.
+"""Translates Anthropic's bodies to chat.completions requests, and field names in errors back.
 
-There is one way to answer a conversation: whatever chat.completions serves, refuses or learns to serve holds here too.
-Owns the two vocabularies; complaints about the translated body come back in the words of the one that was sent.
+All conversations are generated in one way, so each feature of chat.completions works here too.
 """
 
 import re
@@ -27,21 +26,21 @@ _RENAMED = (
     (re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
     (re.compile(r"^(tools\[\d+\])\.function"), r"\1"),
 )
-"""Fields of chat.completions, and what they are called here."""
+"""Names of chat.completions' fields, and Anthropic's names."""
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
-    """Raises InvalidRequest that names the field as Anthropic calls it."""
+    """Translate a body. Raises InvalidRequest with Anthropic's name of the field."""
     translated = chat_body(body)
     try:
         return ChatCompletionRequest.model_validate(translated)
     except ValidationError as error:
         complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
-        raise told_in_their_words(invalid_body(RequestValidationError(complaints, body=translated))) from error
+        raise with_anthropic_fields(invalid_body(RequestValidationError(complaints, body=translated))) from error
 
 
 def chat_body(body: CountTokensRequest) -> dict[str, Any]:
-    """The fields of chat.completions, those that were left out left out."""
+    """The fields of chat.completions that the body sets."""
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if body.tools is not None:
         fields["tools"] = [_tool(tool) for tool in body.tools]
@@ -84,17 +83,17 @@ def _response_format(wanted: OutputFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def in_their_words(field: str) -> str:
-    """A field of chat.completions as Anthropic calls it."""
+def anthropic_names(field: str) -> str:
+    """Replace the name of a chat.completions field by Anthropic's."""
     for pattern, name in _RENAMED:
         field = pattern.sub(name, field)
     return field
 
 
-def told_in_their_words(error: InvalidRequest) -> InvalidRequest:
-    """A complaint about the translated body as one about the body that was sent."""
+def with_anthropic_fields(error: InvalidRequest) -> InvalidRequest:
+    """The same error with Anthropic's name of the field."""
     if error.param is None:
         return error
-    theirs = in_their_words(error.param)
+    theirs = anthropic_names(error.param)
     message = error.message.replace(error.param, theirs, 1)
     return InvalidRequest(message, param=theirs, code=error.code, details=error.details)

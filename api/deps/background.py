@@ -1,7 +1,7 @@
 """Work that belongs to the server, not to the connection that asked for it.
 
-A handler is cancelled when its client leaves, and everything it awaits with it. What must be finished all the same
-(settling a reservation, writing the usage row) runs here. Every task is held until it ends and its failure logged.
+A handler is cancelled when its client leaves, with everything that it awaits. Work that must finish, such as settling
+a reservation, runs here. Each task is referenced until it ends, and its failure is logged.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerTasks:
-    """Owns the tasks it starts; `close` waits for them."""
+    """Owns the tasks that it starts. `close` waits for them."""
 
     def __init__(self, patience_s: float = 5.0) -> None:
         self._patience_s = patience_s
@@ -27,7 +27,7 @@ class ServerTasks:
         return task
 
     async def close(self) -> None:
-        """Let what runs end, for at most the patience; then cancel it and wait for its clean-up."""
+        """Wait at most `patience_s` seconds for running tasks, then cancel them and wait for their clean-up."""
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=self._patience_s)
@@ -43,14 +43,14 @@ class ServerTasks:
 
 
 Pause = Callable[[float], Awaitable[None]]
-"""Waits that many seconds; `asyncio.sleep` outside tests."""
+"""Waits for that many seconds. It is `asyncio.sleep` outside tests."""
 
 
 @asynccontextmanager
 async def repeating(
     work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
 ) -> AsyncGenerator[None, None]:
-    """While the block runs, `work` is done every `interval_s`, the first time after that long; its end cancels it."""
+    """Run `work` every `interval_s` seconds while the block runs, first after one interval."""
     task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)
     try:
         yield

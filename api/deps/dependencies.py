@@ -1,14 +1,23 @@
-"""What handlers ask for by type: the process's resources, the request's id, and who is asking.
+"""What handlers ask for by type: a group of resources, the request's id, and the principal.
 
-The principal is here because the route's class has authenticated it; these only hand it on and check its scopes.
+The route's class has authenticated the principal before. Only its scopes are checked here.
 """
 
 from collections.abc import Callable, Coroutine
+from operator import attrgetter
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from graftwork.api.deps.resources import Resources, resources_of
+from graftwork.api.deps.resources import (
+    AccountResources,
+    AdminResources,
+    InferenceResources,
+    Resources,
+    ServerResources,
+    SessionResources,
+    resources_of,
+)
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, Scope
@@ -21,15 +30,22 @@ async def _request_id(request: Request) -> RequestId:
 async def _principal(request: Request) -> Principal:
     principal = request.state.principal
     if not isinstance(principal, Principal):
-        raise InternalFailure("This route was declared without a tenant's guard.")
+        raise InternalFailure("This route was declared without a tenant's route class.")
     return principal
 
 
 async def _admin(request: Request) -> AdminPrincipal:
     principal = request.state.principal
     if not isinstance(principal, AdminPrincipal):
-        raise InternalFailure("This route was declared without the operator's guard.")
+        raise InternalFailure("This route was declared without the operator's route class.")
     return principal
+
+
+def _group(choose: Callable[[Resources], Any]) -> Callable[[Request], Coroutine[Any, Any, Any]]:
+    async def group_of(request: Request) -> Any:
+        return choose(resources_of(request))
+
+    return group_of
 
 
 def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principal]]:
@@ -41,7 +57,11 @@ def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principa
     return principal_with_scope
 
 
-AppResources = Annotated[Resources, Depends(resources_of)]
+ForInference = Annotated[InferenceResources, Depends(_group(attrgetter("inference")))]
+ForSessions = Annotated[SessionResources, Depends(_group(attrgetter("sessions")))]
+ForAccounts = Annotated[AccountResources, Depends(_group(attrgetter("account")))]
+ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]
+ForServer = Annotated[ServerResources, Depends(_group(attrgetter("server")))]
 CurrentRequestId = Annotated[RequestId, Depends(_request_id)]
 AnyTenantKey = Annotated[Principal, Depends(_principal)]
 InferenceKey = Annotated[Principal, Depends(_holder_of(Scope.INFERENCE))]

@@ -1,7 +1,7 @@
-"""`Idempotency-Key`: a POST that is sent twice is done once, and answered twice alike.
+"""`Idempotency-Key`: a POST that is sent twice runs once and gets the same answer twice.
 
-Only answers that went well are kept; a refused request frees its key. Work that goes on without its client is kept as
-soon as it has begun (`keep_begun`), so that a client that lost its connection meets its own work and not a second one.
+Only successful answers are stored. A refused request frees its key. Work that continues without its client is stored
+when it starts (`keep_started`), so that a client that reconnects finds the same work.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ HEADER = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
-class Replays:
-    """How one kind of route keeps its answers and gives them again."""
+class ReplayRules:
+    """How one kind of route stores its answers and replays them."""
 
     kept: Callable[[bytes], bytes]
-    """What may be stored of a body: secrets are not."""
+    """Removes secrets from a body before it is stored."""
     replay: Callable[[StoredReply], Awaitable[Response]]
 
 
-class ClaimedKey:
-    """A key that this request holds: kept once, with the first answer that there is, or freed."""
+class IdempotencyClaim:
+    """A key that this request holds. It stores the first answer, or is freed."""
 
     def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
         self._store = store
@@ -45,17 +45,21 @@ class ClaimedKey:
             await self._store.abandon(self._attempt)
 
 
-async def keep_begun(request: Request, status: int, body: bytes) -> None:
-    """Keep what the route's `replay` can find the work by; nothing happens for a request without a key."""
-    claimed: ClaimedKey | None = getattr(request.state, "claimed_key", None)
+async def keep_started(request: Request, status: int, body: bytes) -> None:
+    """Store what `replay` needs to find the work. Does nothing for a request without a key."""
+    claimed: IdempotencyClaim | None = getattr(request.state, "claimed_key", None)
     if claimed is not None:
         await claimed.keep(status, body)
 
 
 async def answer_once(
-    request: Request, store: IdempotencyStore, owner: str, handle: Callable[[], Awaitable[Response]], replays: Replays
+    request: Request,
+    store: IdempotencyStore,
+    owner: str,
+    handle: Callable[[], Awaitable[Response]],
+    replays: ReplayRules,
 ) -> Response:
-    """What `handle` answers, or what it answered to the same request before.
+    """Return the answer of `handle`, or the stored answer of the same request.
 
     Raises Conflict for a key that came with another request, or whose first request is still running.
     """
@@ -67,10 +71,10 @@ async def answer_once(
         response = await replays.replay(claim)
         response.headers["idempotent-replayed"] = "true"
         return response
-    request.state.claimed_key = claimed = ClaimedKey(store, claim, replays.kept)
+    request.state.claimed_key = claimed = IdempotencyClaim(store, claim, replays.kept)
     try:
         response = await handle()
-        if not isinstance(response, EventStream):  # of which only `keep_begun` can keep something
+        if not isinstance(response, EventStream):  # a stream is stored by `keep_started` only
             await claimed.keep(response.status_code, bytes(response.body))
         return response
     finally:
@@ -78,7 +82,7 @@ async def answer_once(
 
 
 async def _digest(request: Request) -> str:
-    """Over method, path and body; a multipart body without its boundary, which clients draw anew each time."""
+    """Hash method, path and body. A multipart boundary is left out, because clients choose a new one each time."""
     body = await request.body()
     _, options = parse_options_header(request.headers.get("content-type"))
     if boundary := options.get(b"boundary"):

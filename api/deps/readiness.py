@@ -1,13 +1,13 @@
-"""Whether this gateway can serve: the schema is at head, and the engine makes a real token.
+"""Checks whether this gateway can serve: the database schema is current, and the engine generates a token.
 
-A check costs a forward pass and anybody may ask for one, so its answer holds for a moment and one check runs at a time.
+A check costs a forward pass and anybody may ask for one. So a result is reused for a second, and checks never overlap.
 """
 
 import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import ServerResources
 from graftwork.engine.core.events import TokensGenerated
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
@@ -20,9 +20,9 @@ _ISOLATION = IsolationDomain(b"graftwork readiness")
 
 
 class Readiness:
-    """Owns the last answer."""
+    """Checks the parts of the server, and remembers the last result."""
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: ServerResources) -> None:
         self._resources = resources
         self._head = resources.database.head_revision()
         self._checking = asyncio.Lock()
@@ -30,7 +30,7 @@ class Readiness:
         self._checked_at: float | None = None
 
     async def problems(self) -> dict[str, str]:
-        """What is wrong, by part; empty when everything is well."""
+        """The problems by part. Empty if everything works."""
         async with self._checking:
             now = self._resources.clock.monotonic()
             if self._checked_at is None or now - self._checked_at >= _FRESH_S:
@@ -55,7 +55,7 @@ class Readiness:
         except TimeoutError:
             return f"The engine made no token within {_ANSWER_WITHIN_S:.0f} seconds."
         except CapacityContended:
-            return None  # it is there and at work; that it is busy is not for a probe to punish
+            return None  # a busy engine is ready
         except GraftworkError as error:
             return error.message
 

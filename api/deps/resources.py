@@ -1,6 +1,6 @@
-"""Everything that the routes work with, as plain objects that one process owns.
+"""What the routes work with: the services of one process, grouped by the routes that use them.
 
-Built and taken down by `lifespan`; handed to handlers by `dependencies`. There is no other way to reach them.
+`wiring` builds and closes them, and `dependencies` hands each group to its routes. Nothing else reaches them.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from graftwork.adapters.format.specs import ResolvedModel
-from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.api.deps.background import ServerTasks
 from graftwork.api.schemas.common import MixturePart
@@ -26,7 +25,7 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
@@ -37,34 +36,23 @@ from graftwork.sessions.text.prompt_encoder import PromptEncoder
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 
-@dataclass(frozen=True)
-class Resources:
-    settings: Settings
+@dataclass(frozen=True, slots=True)
+class InferenceResources:
+    """What generating routes use, and what they ask of the served model."""
+
     clock: Clock
     pepper: bytes
-    database: Database
-    tenancy: Tenancy
-    gate: Authenticator
-    quotas: QuotaKeeper
-    meter: UsageMeter
-    idempotency: IdempotencyStore
-    telemetry: Telemetry
-    artifacts: ArtifactStore
     registry: AdapterRegistry
-    engine: EngineClient
-    description: EngineDescription
-    """As the engine described itself at start-up."""
     generator: Generator
     accounting: Accounting
+    description: EngineDescription
+    """As the engine described itself at start-up."""
     folder: ModelFolder
     prompts: PromptEncoder | None
     """None for a model without a chat template."""
-    sessions: SessionService
-    responses: ResponseService
-    conversations: ConversationService
+    planner: ConstraintPlanner
+    """Plans constrained outputs in the form in which this model writes calls."""
     tasks: ServerTasks
-    planner: AnswerPlanner
-    """Of answers, in the form in which this model writes calls."""
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -72,11 +60,11 @@ class Resources:
 
     @property
     def base_name(self) -> str:
-        """What clients call the base model."""
+        """The base model's name, as clients write it."""
         return self.description.model_name
 
     def chat_prompts(self) -> PromptEncoder:
-        """Raises InvalidRequest for a model that cannot chat."""
+        """The encoder of chats. Raises InvalidRequest for a model that cannot chat."""
         if self.prompts is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -86,9 +74,9 @@ class Resources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """What `model` stands for, or the mixture of `parts` on it.
+        """Find what `model` stands for, or the mixture of `parts` on the base model.
 
-        Raises NotFound for whatever this tenant cannot use under that name.
+        Raises NotFound for a name that this tenant cannot use.
         """
         scope = principal.scope()
         resolved = await self.registry.resolve(scope, model, self.base_name)
@@ -112,6 +100,68 @@ class Resources:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.description.vocab_size:
             message = f"{param} holds an id outside the vocabulary of {self.description.vocab_size} tokens."
             raise InvalidRequest(message, param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResources:
+    """What the routes of sessions, responses and conversations use."""
+
+    clock: Clock
+    base_name: str
+    """The base model's name, as clients write it."""
+    sessions: SessionService
+    responses: ResponseService
+    conversations: ConversationService
+    tasks: ServerTasks
+
+
+@dataclass(frozen=True, slots=True)
+class AccountResources:
+    """What a tenant's own routes use: adapters, usage and limits."""
+
+    clock: Clock
+    tenancy: Tenancy
+    meter: UsageMeter
+    registry: AdapterRegistry
+    description: EngineDescription
+
+
+@dataclass(frozen=True, slots=True)
+class AdminResources:
+    """What the operator's routes use."""
+
+    settings: Settings
+    clock: Clock
+    pepper: bytes
+    tenancy: Tenancy
+    meter: UsageMeter
+    registry: AdapterRegistry
+    engine: EngineClient
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResources:
+    """What the server itself uses: authentication, idempotency, readiness and metrics."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    gate: Authenticator
+    idempotency: IdempotencyStore
+    quotas: QuotaKeeper
+    telemetry: Telemetry
+    engine: EngineClient
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """All groups of one process."""
+
+    inference: InferenceResources
+    sessions: SessionResources
+    account: AccountResources
+    admin: AdminResources
+    server: ServerResources
 
 
 def resources_of(request: Request) -> Resources:

@@ -1,8 +1,8 @@
-"""Routes that know who is asking before they read a byte of the body.
+"""Route classes that authenticate before they read the body.
 
-Three kinds: `OpenAiRoute` and `NativeRoute` for tenants, `AdminRoute` for the operator. They differ in whom they let
-in and in how a bad body is answered: 400 on OpenAI-compatible routes, 422 on the others.
-Invariant: no handler of these routes runs, and no body is parsed, without an authenticated principal.
+`OpenAiRoute` and `NativeRoute` are for tenants, `AdminRoute` is for the operator. They differ in the keys they accept
+and in the status of an invalid body: 400 on OpenAI-compatible routes, 422 on the others.
+Invariant: without an authenticated principal, no handler runs and no body is parsed.
 """
 
 import json
@@ -15,9 +15,9 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.deps.idempotency import Replays, answer_once
+from graftwork.api.deps.idempotency import ReplayRules, answer_once
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, GuardedRequest, presented_key
+from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, presented_key
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InvalidRequest, NotFound, ValidationFailed
 from graftwork.platform.tenancy.idempotency import StoredReply
@@ -26,10 +26,12 @@ from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class GuardedRoute(APIRoute):
-    """Authenticate, bound the body, run, and turn every refusal into an error of the tree."""
+class AuthenticatedRoute(APIRoute):
+    """Authenticates, limits the body, runs the handler, and turns each refusal into one of our errors."""
 
     takes_files = False
+    is_idempotent = True
+    """Whether a POST obeys an `Idempotency-Key`."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -41,57 +43,59 @@ class GuardedRoute(APIRoute):
                 _refuse_null_characters(request)
                 return await self.run(bounded, handle)
             except RequestValidationError as error:
-                raise self.in_kind(invalid_body(error)) from error
+                raise self.as_route_error(invalid_body(error)) from error
             except HTTPException as error:
-                raise self._unreadable_body(error) from error
+                raise self._body_error(error) from error
             except (InvalidRequest, ValidationFailed) as error:
-                raise self.in_kind(error) from error
+                raise self.as_route_error(error) from error
 
         return guarded
 
-    def _bounded(self, request: Request) -> GuardedRequest:
+    def _bounded(self, request: Request) -> BoundedRequest:
         limit_bytes = UPLOAD_BODY_BYTES if self.takes_files else JSON_BODY_BYTES
-        return GuardedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
+        return BoundedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
-        """Raises NotAuthenticated, or NotPermitted for the other kind of key."""
+        """Find who sent the request. Raises NotAuthenticated, or NotPermitted for the other kind of key."""
         raise NotImplementedError
 
     async def run(self, request: Request, handle: Handler) -> Response:
-        """Once for each `Idempotency-Key`."""
+        """Handle the request, or repeat the answer that its `Idempotency-Key` has."""
+        if not self.is_idempotent:
+            return await handle(request)
         principal = request.state.principal
         owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
-        store = resources_of(request).idempotency
-        replays = Replays(self.kept_answer, lambda reply: self.replay(request, reply))
+        store = resources_of(request).server.idempotency
+        replays = ReplayRules(self.storable_body, lambda reply: self.replay(request, reply))
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
-    def kept_answer(self, body: bytes) -> bytes:
-        """What may be stored of an answer."""
+    def storable_body(self, body: bytes) -> bytes:
+        """The part of an answer that may be stored."""
         return body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """The stored answer, once more."""
+        """Answer with a stored answer."""
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        """The same complaint with the status that this kind of route gives it."""
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        """The same error with the status that this kind of route uses."""
         return as_validation_failed(error)
 
-    def _unreadable_body(self, error: HTTPException) -> Exception:
-        """FastAPI wraps whatever goes wrong while it reads a body; what we raised there comes out again."""
+    def _body_error(self, error: HTTPException) -> Exception:
+        """Unwrap the error that was raised while FastAPI read the body."""
         cause = error.__cause__
         if isinstance(cause, InvalidRequest):
-            return self.in_kind(cause)
+            return self.as_route_error(cause)
         if isinstance(cause, GraftworkError | ClientDisconnect):
             return cause
-        return self.in_kind(InvalidRequest(f"The body cannot be read: {error.detail}"))
+        return self.as_route_error(InvalidRequest(f"The body cannot be read: {error.detail}"))
 
 
-class NativeRoute(GuardedRoute):
-    """A tenant's route that is only ours."""
+class NativeRoute(AuthenticatedRoute):
+    """A tenant's route of our own API."""
 
     async def authenticate(self, request: Request) -> Principal:
-        return await resources_of(request).gate.authenticate(presented_key(request))
+        return await resources_of(request).server.gate.authenticate(presented_key(request))
 
 
 class UploadRoute(NativeRoute):
@@ -101,32 +105,30 @@ class UploadRoute(NativeRoute):
 
 
 class OpenAiRoute(NativeRoute):
-    """A tenant's route in OpenAI's shape: what it does not understand is a 400."""
+    """A tenant's route of OpenAI's API. An invalid body is a 400, and `Idempotency-Key` has no effect."""
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+    is_idempotent = False
+
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         return as_invalid_request(error)
 
-    async def run(self, request: Request, handle: Handler) -> Response:
-        """Generating creates nothing that could be answered again."""
-        return await handle(request)
 
-
-class AdminRoute(GuardedRoute):
+class AdminRoute(AuthenticatedRoute):
     """The operator's route."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
-        return await resources_of(request).gate.authenticate_admin(presented_key(request))
+        return await resources_of(request).server.gate.authenticate_admin(presented_key(request))
 
 
 class SecretRoute(AdminRoute):
-    """An operator's route that answers a new key: the plaintext is in the first answer and nowhere else."""
+    """An operator's route that answers a new key. The stored answer does not contain the key."""
 
-    def kept_answer(self, body: bytes) -> bytes:
+    def storable_body(self, body: bytes) -> bytes:
         return json.dumps(json.loads(body) | {"key": None}).encode()
 
 
 def _refuse_null_characters(request: Request) -> None:
-    """PostgreSQL holds no NUL: no id has one, so such a path leads nowhere, and such a query asks for nothing."""
+    """Refuse NUL characters, which PostgreSQL cannot store. No id contains one."""
     if "\x00" in request.scope["path"]:
         raise NotFound("There is nothing at this path: it holds a NUL character.")
     if "%00" in request.url.query:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from graftwork.api.formats.logprobs import chat_logprobs, new_scores
+from graftwork.api.formats.logprobs import chat_logprobs, new_logprobs
 from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
@@ -23,7 +23,7 @@ from graftwork.sessions.generation.generator import (
 )
 
 
-def chat_completion(head: AnswerHead, choices: Iterable[GenerationFinished], job: InferenceJob) -> dict[str, Any]:
+def chat_completion(head: ResponseHead, choices: Iterable[GenerationFinished], job: InferenceJob) -> dict[str, Any]:
     bodies = [_choice(index, finished) for index, finished in enumerate(choices)]
     return head.fields("chat.completion") | {"choices": bodies, "usage": job.usage.as_body()}
 
@@ -36,19 +36,19 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
             {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in finished.tool_calls
         ]
-    logprobs = None if finished.scores is None else chat_logprobs(finished.scores)
+    logprobs = None if finished.logprobs is None else chat_logprobs(finished.logprobs)
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finished.reason}
 
 
-async def write_chat_chunks(head: AnswerHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """The whole stream; the client's going away cancels it, and that abandons the job."""
+async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
+    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
     shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:
         try:
             async for item in events:
                 event = item.event
-                if isinstance(event, TextDelta) and not event.scores:
+                if isinstance(event, TextDelta) and not event.logprobs:
                     if item.choice not in text_chunks:
                         text_chunks[item.choice] = _text_chunks(shell, item.choice)
                     await write(text_chunks[item.choice].of(event.text))
@@ -72,13 +72,14 @@ def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """One event as a chunk's choice; None for what a chat stream does not show."""
+    """One event as a chunk's choice. None for events that chats do not show."""
     delta = _delta(item.event)
     if delta is None:
         return None
     reason = item.event.reason if isinstance(item.event, GenerationFinished) else None
-    scores = new_scores(item.event)
-    logprobs = chat_logprobs(scores) if scores else None
+    has_logprobs = isinstance(item.event, TextDelta | GenerationFinished) and bool(item.event.logprobs)
+    unsent = new_logprobs(item.event) if has_logprobs else ()
+    logprobs = chat_logprobs(unsent) if unsent else None
     return {"index": item.choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 

@@ -8,27 +8,31 @@ from typing import Any
 from graftwork.api.formats.logprobs import completion_logprobs
 from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
-from graftwork.sessions.generation.logprobs import TokenScore
+from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
 
 _OBJECT = "text_completion"
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What the caller wants to see of every choice."""
+    """What to show of each choice."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
     """By choice."""
     echoes: tuple[str, ...]
-    """By choice: what stands before the completion; empty without `echo`."""
+    """By choice: the text before the completion, empty without `echo`."""
     with_token_ids: bool
 
     def choice(
-        self, index: int, text: str, finished: GenerationFinished | None, scores: Sequence[TokenScore] | None = None
+        self,
+        index: int,
+        text: str,
+        finished: GenerationFinished | None,
+        scores: Sequence[OutputTokenLogprobs] | None = None,
     ) -> dict[str, Any]:
         reason = finished.reason if finished else None
         logprobs = None if scores is None else completion_logprobs(scores)
@@ -40,26 +44,26 @@ class CompletionForm:
 
 
 def completion(
-    head: AnswerHead, form: CompletionForm, answers: Sequence[GenerationFinished], job: InferenceJob
+    head: ResponseHead, form: CompletionForm, answers: Sequence[GenerationFinished], job: InferenceJob
 ) -> dict[str, Any]:
     choices = [
-        form.choice(index, form.echoes[index] + finished.text, finished, finished.scores)
+        form.choice(index, form.echoes[index] + finished.text, finished, finished.logprobs)
         for index, finished in enumerate(answers)
     ]
     return head.fields(_OBJECT) | {"choices": choices, "usage": job.usage.as_body()}
 
 
 async def write_completion_chunks(
-    head: AnswerHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
+    head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """The whole stream; token ids, where wanted, come whole with the last chunk of their choice."""
+    """Write the whole stream. The last chunk of a choice has all its token ids, if they were requested."""
     shell = head.fields(_OBJECT) | ({"usage": None} if include_usage else {})
     text_chunks: dict[int, TextEvents] = {}
     async with aclosing(job.events()) as events:
         try:
             async for item in events:
                 event = item.event
-                if isinstance(event, TextDelta) and not event.scores:
+                if isinstance(event, TextDelta) and not event.logprobs:
                     if item.choice not in text_chunks:
                         text_chunks[item.choice] = _text_chunks(shell, form, item.choice)
                     await write(text_chunks[item.choice].of(event.text))
@@ -84,7 +88,7 @@ def _chunk_choice(form: CompletionForm, item: ChoiceEvent) -> dict[str, Any] | N
         echo = form.echoes[item.choice]
         return form.choice(item.choice, echo, None) if echo else None
     if isinstance(event, TextDelta):
-        return form.choice(item.choice, event.text, None, event.scores or None)
+        return form.choice(item.choice, event.text, None, event.logprobs or None)
     if isinstance(event, GenerationFinished):
-        return form.choice(item.choice, "", event, event.untold_scores or None)
+        return form.choice(item.choice, "", event, event.unsent_logprobs or None)
     return None

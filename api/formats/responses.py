@@ -1,8 +1,8 @@
-"""What routes of the Responses API have in common: how they say what is wrong, and how they are asked twice.
+"""What the routes of the Responses API share: field names in errors, idempotency, and the event stream.
 
-What is wrong is told in that API's names, not in those of sessions underneath. Under an `Idempotency-Key` only the id
-of a response is kept, and nothing of one that is not to be stored. A stream is kept only where its response goes on
-without its client: any other is cancelled when the connection breaks, and made anew when it is asked for again.
+Errors name fields as this API does, not as sessions do. Under an `Idempotency-Key` only a response's id is stored, and
+nothing if the response is not to be stored. A stream is stored only for a background response, because any other
+response is cancelled when its connection breaks.
 """
 
 import json
@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.idempotency import HEADER
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.deps.route_classes import Handler, NativeRoute, OpenAiRoute
+from graftwork.api.deps.route_classes import Handler, OpenAiRoute
 from graftwork.api.http.sse import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 from graftwork.platform.tenancy.idempotency import StoredReply
@@ -29,25 +29,31 @@ _NAMES = (
     (re.compile(r"\bsampling\."), ""),
     (re.compile(r"^messages\b"), "input"),
 )
-"""A session's settings are in chat.completions' forms: how its fields are called, and how they are here."""
+"""Names of session settings, and their names in the Responses API."""
 
 
 class ResponsesRoute(OpenAiRoute):
-    """An OpenAI route on top of sessions: its POSTs create something."""
+    """An OpenAI route on top of sessions. Its POSTs create something, so they are idempotent."""
+
+    is_idempotent = True
 
     async def run(self, request: Request, handle: Handler) -> Response:
         if HEADER in request.headers and await _asks_to_store_nothing(request):
             return await handle(request)
-        return await NativeRoute.run(self, request, handle)
+        return await super().run(request, handle)
 
-    def kept_answer(self, body: bytes) -> bytes:
+    def storable_body(self, body: bytes) -> bytes:
         answer = json.loads(body)
         kept = {name: answer[name] for name in ("object", "id", "stream") if name in answer}
         return json.dumps(kept).encode() if _is_response(answer) else body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """A response as it is by now."""
-        kept, responses, principal = json.loads(reply.body), resources_of(request).responses, request.state.principal
+        """Answer with the current state of a stored response."""
+        kept, responses, principal = (
+            json.loads(reply.body),
+            resources_of(request).sessions.responses,
+            request.state.principal,
+        )
         if not _is_response(kept):
             return await super().replay(request, reply)
         if kept.get("stream"):
@@ -55,18 +61,18 @@ class ResponsesRoute(OpenAiRoute):
             return EventStream(partial(write_response_events, run.events()))
         return JSONResponse(await responses.get(principal, kept["id"]))
 
-    def in_kind(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
         renamed = type(error)(
-            in_their_words(error.message),
-            param=None if error.param is None else in_their_words(error.param),
+            responses_names(error.message),
+            param=None if error.param is None else responses_names(error.param),
             code=error.code,
             details=error.details,
         )
-        return super().in_kind(renamed)
+        return super().as_route_error(renamed)
 
 
 async def _asks_to_store_nothing(request: Request) -> bool:
-    """Of a body that may not even be one; the handler says so."""
+    """Whether the body has `store: false`. The handler refuses invalid bodies."""
     if not await request.body():
         return False
     body = await request.json()
@@ -77,8 +83,8 @@ def _is_response(answer: object) -> bool:
     return isinstance(answer, dict) and answer.get("object") == "response"
 
 
-def in_their_words(text: str) -> str:
-    """A setting of sessions as the Responses API calls it."""
+def responses_names(text: str) -> str:
+    """Replace names of session settings by those of the Responses API."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text
@@ -90,7 +96,7 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """The whole stream; it ends with the response's last event, without a `[DONE]`."""
+    """Write the whole stream. The response's last event ends it, without a `[DONE]`."""
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
             async for event in events:

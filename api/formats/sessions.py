@@ -1,6 +1,6 @@
-"""A session's events as server-sent events, with a heartbeat while nothing happens.
+"""A session's events as server-sent events, with a ping while nothing happens.
 
-Reading them is all this does: a reader who leaves changes nothing about the turn.
+A reader that leaves does not change the turn.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,7 +16,7 @@ _PING = named_event("ping", {"type": "ping"})
 async def write_session_events(
     events: AsyncGenerator[SessionEvent, None], write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """The whole stream. A failure to read on is an `error` event, the last one."""
+    """Write the whole stream. If reading fails, the last event is an `error`."""
     async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(events):
         try:
             async for event in events:

@@ -6,6 +6,7 @@ The reader sees every item that was put before the end, then the end: plain, or 
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
 from graftwork.platform.wakeup import Wakeup
@@ -16,8 +17,10 @@ Item = TypeVar("Item")
 class Channel(Generic[Item]):
     """One reader, one event loop."""
 
-    def __init__(self, limit: int = 64) -> None:
+    def __init__(self, limit: int = 64, on_left: Callable[[], None] = lambda: None) -> None:
+        """`on_left` is called when the reader has left `items`, at their end or before."""
         self._limit = limit
+        self._on_left = on_left
         self._items: deque[Item] = deque()
         self._news = Wakeup()
         self._room = asyncio.Event()
@@ -44,15 +47,18 @@ class Channel(Generic[Item]):
         if not self._items and self._error is not None:
             raise self._error
 
-    async def get(self) -> Item | None:
-        """The next item; None once there is no more. Raises the error of the end."""
-        while not self._items:
+    async def items(self) -> AsyncGenerator[Item, None]:
+        """Every item. Raises the error of the end."""
+        try:
+            while True:
+                while self._items:
+                    item = self._items.popleft()
+                    self._room.set()
+                    yield item
+                if self._finished:
+                    break
+                await self._news.wait()
             if self._error is not None:
                 raise self._error
-            if self._finished:
-                return None
-            await self._news.wait()
-        item = self._items.popleft()
-        if not self._room.is_set():
-            self._room.set()
-        return item
+        finally:
+            self._on_left()

@@ -1,4 +1,4 @@
-"""Noticing that a client has gone while a handler still works for it."""
+"""Notices that a client has left while a handler still works for it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
-    """The result of `work`. If the client leaves first, or the work fails, `abandon` is called and the reason raised.
+    """Return the result of `work`. If it fails or the client leaves first, call `abandon` and raise the reason.
 
     The request's body must have been read to its end.
     """

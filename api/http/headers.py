@@ -1,9 +1,9 @@
-"""The header that names what of a request's schemas is not enforced.
+"""The header that names what a request's schemas ask for and the server does not enforce.
 
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
 
-Each place is a field of the body and a JSON pointer into the schema that stands there; bounded, so that every client
-and proxy takes the header.
+Each entry is a field of the body and a JSON pointer into its schema. The header is at most 2000 characters long, so
+that every client and proxy accepts it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ _MOST_CHARACTERS = 2000
 _READABLE = "/#[]$~:@!*+=-._"
 
 
-def unenforced_header(places: Sequence[str], in_their_words: Callable[[str], str] = str) -> Mapping[str, str]:
-    """Nothing where everything is enforced. `in_their_words` names fields as the route's clients do."""
+def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
+    """The header of these places, or none if there are none. `rename` gives fields the names of the route's API."""
     shown: list[str] = []
     length = 0
     for place in places:
-        shown.append(quote(in_their_words(place), safe=_READABLE))
+        shown.append(quote(rename(place), safe=_READABLE))
         length += len(shown[-1]) + 2
         if length > _MOST_CHARACTERS:
             shown.pop()

@@ -1,7 +1,7 @@
-"""JSON from strangers: parsed once, and refused before anything downstream can choke on it.
+"""Parses JSON bodies and refuses dangerous ones.
 
-Refused are bodies that are not UTF-8 JSON, that nest deeper than `MAX_DEPTH`, and that hold NaN, Infinity, lone
-surrogates or integers of absurd length: each of these parses in Python and fails later, in a database or a tokenizer.
+Refuses bodies that are not UTF-8 JSON, that nest deeper than `MAX_DEPTH`, or that hold NaN, Infinity, half a surrogate
+pair or an integer of thousands of digits. Python parses all of these, and a database or tokenizer fails on them later.
 """
 
 import json
@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 from graftwork.platform.errors import InvalidRequest
 
 MAX_DEPTH = 64
-"""Levels of lists and objects; JSON Schemas in the wild stay below 20."""
+"""Levels of lists and objects. Real JSON Schemas have fewer than 20."""
 
 
 def parse_json(body: bytes) -> Any:
-    """Raises InvalidRequest that says what is wrong with the bytes."""
+    """Parse a body. Raises InvalidRequest, which says what is wrong."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:
@@ -39,7 +39,7 @@ def _too_deep() -> InvalidRequest:
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Walks level by level, so that the depth of the value never becomes the depth of the stack."""
+    """Walk level by level, because recursion would overflow the stack on deep values."""
     level = [value]
     for _ in range(limit):
         level = [child for container in level for child in _children(container)]

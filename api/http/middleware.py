@@ -1,7 +1,7 @@
-"""The outermost layer of the application: a request id for every request, and an answer whatever happens inside.
+"""The outermost layer: gives each request an id, and answers when anything inside crashes.
 
-One of the two places that may catch everything: an unexpected exception is logged under the request id, and the
-caller is told nothing but that id. The id is always ours, because the usage ledger counts by it.
+An unexpected exception is logged under the request id, and the caller learns only that id. Clients cannot choose the
+id, because usage is counted by it. This is one of the two places that may catch every exception.
 """
 
 import logging
@@ -16,13 +16,13 @@ from graftwork.platform.ids import new_id
 logger = logging.getLogger(__name__)
 
 QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Asked every few seconds by machines; logged at debug."""
+"""Machines ask for these every few seconds, so they are logged at debug."""
 
 CLIENT_CLOSED_REQUEST = 499
 
 
-class RequestEnvelope:
-    """ASGI middleware; adds `x-request-id` to every response and turns a crash into a 500 in our shape."""
+class RequestIdMiddleware:
+    """ASGI middleware that adds `x-request-id` to every response and answers a crash with a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class RequestEnvelope:
         try:
             await self._app(scope, receive, outgoing.send)
         except ClientDisconnect:
-            outgoing.status = CLIENT_CLOSED_REQUEST  # for the log: nobody is there to read an answer
+            outgoing.status = CLIENT_CLOSED_REQUEST  # only for the log, the client has left
         except Exception:
             logger.exception("request failed", extra={"request_id": request_id, "path": scope["path"]})
             await self._answer_failure(scope, receive, outgoing)
@@ -46,7 +46,7 @@ class RequestEnvelope:
             self._log(scope, request_id, outgoing.status, time.monotonic() - started_at)
 
     async def _answer_failure(self, scope: Scope, receive: Receive, outgoing: "_OutgoingResponse") -> None:
-        if outgoing.status is None:  # once a body has begun there is no way to take it back
+        if outgoing.status is None:  # a response that has started cannot become an error
             await error_response(internal_failure(outgoing.request_id))(scope, receive, outgoing.send)
 
     def _log(self, scope: Scope, request_id: str, status: int | None, seconds: float) -> None:
@@ -56,7 +56,7 @@ class RequestEnvelope:
 
 
 class _OutgoingResponse:
-    """Watches what is sent: the status, and the header that every response must have."""
+    """Adds the request id to the response, and remembers the status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send

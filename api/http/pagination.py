@@ -24,9 +24,13 @@ MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
 
 
+AfterCursor = Annotated[str | None, Query(max_length=200, pattern="^[ -~]*$")]
+"""The id of the last entry that was seen."""
+
+
 async def _page_request(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: Annotated[str | None, Query(max_length=200)] = None,
+    after: AfterCursor = None,
     order: Order = Order.DESCENDING,
 ) -> PageRequest:
     return PageRequest(limit, after, order)
@@ -34,15 +38,15 @@ async def _page_request(
 
 async def _page_of_a_history(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: Annotated[str | None, Query(max_length=200)] = None,
+    after: AfterCursor = None,
     order: Order = Order.ASCENDING,
 ) -> PageRequest:
     return PageRequest(limit, after, order)
 
 
-AskedPage = Annotated[PageRequest, Depends(_page_request)]
+PageQuery = Annotated[PageRequest, Depends(_page_request)]
 """Newest first unless asked otherwise."""
-AskedHistoryPage = Annotated[PageRequest, Depends(_page_of_a_history)]
+HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
 """Oldest first unless asked otherwise, as a history is read."""
 
 

@@ -1,6 +1,6 @@
-"""A request whose body is bounded while it is read, and whose JSON is safe to hand on.
+"""A request whose body is limited while it is read, and the API key that it presents.
 
-The limit counts bytes as they arrive, so that neither a false `content-length` nor a chunked body gets past it.
+The limit counts bytes as they arrive, so a false `content-length` or a chunked body cannot exceed it.
 """
 
 from collections.abc import AsyncGenerator
@@ -19,8 +19,8 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 """An adapter of rank 64 on every module of an 8B model is about 170 MB in half precision."""
 
 
-class GuardedRequest(Request):
-    """Starlette's request with a body limit; `limit_bytes` holds for JSON and for uploads alike."""
+class BoundedRequest(Request):
+    """A request with a body limit in bytes, for JSON and for uploads."""
 
     def __init__(self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool) -> None:
         super().__init__(scope, receive)
@@ -29,7 +29,7 @@ class GuardedRequest(Request):
         self._parsed: list[Any] = []
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Raises PayloadTooLarge at the first byte over the limit."""
+        """Read the body in chunks. Raises PayloadTooLarge at the first byte over the limit."""
         self._refuse_declared_length()
         received_bytes = 0
         async for chunk in super().stream():
@@ -39,7 +39,7 @@ class GuardedRequest(Request):
             yield chunk
 
     async def body(self) -> bytes:
-        """Raises InvalidRequest for a form where JSON is wanted, which would be read as a text."""
+        """Read the whole body. Raises InvalidRequest for another content type than JSON, where JSON is expected."""
         body = await super().body()
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and self._wants_json and kind != "application/json" and not kind.endswith("+json"):
@@ -47,7 +47,7 @@ class GuardedRequest(Request):
         return body
 
     async def json(self) -> Any:
-        """Raises InvalidRequest for what is not well-formed, shallow JSON."""
+        """Parse the body once. Raises InvalidRequest for JSON that is malformed or nests too deep."""
         if not self._parsed:
             self._parsed.append(parse_json(await self.body()))
         return self._parsed[0]
@@ -66,7 +66,7 @@ class GuardedRequest(Request):
 
 
 def presented_key(request: Request) -> str:
-    """The token of `Authorization: Bearer …`, or `x-api-key`. Raises NotAuthenticated; never shows the key."""
+    """The key in `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated, without the key."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

@@ -1,6 +1,6 @@
 """Server-sent events: their bytes, the response that carries them, and its heartbeats.
 
-What an event means is its source's business: a source writes the events of one stream, one after another, and returns.
+A source writes the events of one stream in order, and returns at its end. It owns what they mean.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ def data_event(data: Mapping[str, Any]) -> bytes:
 
 
 def named_event(name: str, data: Mapping[str, Any], event_id: int | None = None) -> bytes:
-    """`id:` is what a client sends back as `Last-Event-ID`; an event without one is never replayed."""
+    """An event with a type. Clients send `event_id` back as `Last-Event-ID`."""
     identity = b"" if event_id is None else f"id: {event_id}\n".encode()
     return identity + f"event: {name}\n".encode() + b"data: " + _json(data) + b"\n\n"
 
 
 def error_event(error: GraftworkError) -> bytes:
-    """The last event of a stream that failed after it had begun; no `[DONE]` follows."""
+    """The last event of a stream that failed after its start. No `[DONE]` follows."""
     return named_event("error", error.body())
 
 

@@ -1,25 +1,25 @@
-"""From pydantic's list of complaints to one error that names the field as the caller wrote it."""
+"""Turns pydantic's validation errors into one error that names the field as the caller wrote it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
-from graftwork.api.schemas.base import FieldComplaint
+from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _MOST_NAMED = 5
-"""How many complaints one message lists."""
+"""How many errors one message lists."""
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequest:
-    """Everything that is wrong with a body, in one error; `param` is the first field."""
+    """All errors of a body as one error. `param` is the first field."""
     complaints = _complaints(error)
     return InvalidRequest(_message(complaints), param=complaints[0][0])
 
 
 def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidRequest:
-    """The 400 of the OpenAI-compatible routes."""
+    """The same error as a 400, for OpenAI-compatible routes."""
     if isinstance(error, InvalidRequest):
         return error
     code = None if error.code == ValidationFailed.default_code else error.code
@@ -27,7 +27,7 @@ def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidReque
 
 
 def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkError:
-    """The 422 of the native and admin routes. A prompt that outgrew the context is no bad value: it stays a 400."""
+    """The same error as a 422, for native and admin routes. A prompt that is too long stays a 400."""
     if isinstance(error, ValidationFailed | ContextLengthExceeded):
         return error
     code = None if error.code == InvalidRequest.default_code else error.code
@@ -35,7 +35,7 @@ def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkE
 
 
 def _complaints(error: RequestValidationError) -> list[tuple[str | None, str]]:
-    """(field, what is wrong with it), in pydantic's order and without repetitions."""
+    """Pairs of a field and what is wrong with it, in pydantic's order, each once."""
     found: dict[tuple[str | None, str], None] = {}
     for entry in error.errors():
         found[(_field(entry, error.body), _explanation(entry))] = None
@@ -57,7 +57,7 @@ def _explanation(entry: Mapping[str, Any]) -> str:
 
 
 def _field(entry: Mapping[str, Any], body: Any) -> str | None:
-    """The path into the body, without the union tags that pydantic puts between its parts."""
+    """The path of the field in the body, without the union tags that pydantic adds."""
     source, *parts = entry["loc"]
     if source != "body":
         return ".".join(str(part) for part in parts) or None
@@ -70,13 +70,13 @@ def _field(entry: Mapping[str, Any], body: Any) -> str | None:
         elif is_last and entry["type"] == "missing":
             path.append(part)
     complaint = entry.get("ctx", {}).get("error")
-    if isinstance(complaint, FieldComplaint):
+    if isinstance(complaint, FieldError):
         path.append(complaint.field)
     return _dotted(path) or None
 
 
 def _dotted(path: Sequence[int | str]) -> str:
-    """`messages[0].role`, as OpenAI writes it."""
+    """Write a path as OpenAI does, such as `messages[0].role`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 

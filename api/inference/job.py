@@ -8,21 +8,21 @@ Invariant: however the job ends, its usage row is written and its quota reservat
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from graftwork.api.deps.background import ServerTasks
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.http.channel import Channel
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport
-from graftwork.platform.errors import CapacityAbsent, GraftworkError
+from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
 
 
-async def start_inference(resources: Resources, inference: InferenceRequest) -> "InferenceJob":
+async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
     """Reserve for a request and start its job.
 
     Raises LimitExceeded before anything is generated. The engine's refusals come from the job.
@@ -43,8 +43,7 @@ async def start_inference(resources: Resources, inference: InferenceRequest) -> 
     return job
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceEvent:
+class ChoiceEvent(NamedTuple):
     """An event of one of the answers."""
 
     choice: int
@@ -67,7 +66,7 @@ class InferenceJob:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._account = account
-        self._channel: Channel[ChoiceEvent] = Channel()
+        self._channel: Channel[ChoiceEvent] = Channel(on_left=self.abandon)
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.headers = headers
@@ -91,13 +90,9 @@ class InferenceJob:
         """Return when the first answer has left the engine's queue. Raises the error if the request was refused."""
         await self._channel.wait_for_first()
 
-    async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
+    def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """All events, those of several answers interleaved. Closing this early abandons the job."""
-        try:
-            while (item := await self._channel.get()) is not None:
-                yield item
-        finally:
-            self.abandon()
+        return self._channel.items()
 
     async def answers(self) -> list[GenerationFinished]:
         """The last event of every answer, by index. Raises the job's error."""
@@ -151,6 +146,6 @@ class InferenceJob:
     def _finish(self, task: asyncio.Task[None]) -> None:
         """Tells the reader of a job that was cancelled or crashed. After an orderly end this changes nothing."""
         if task.cancelled():
-            self._channel.finish(CapacityAbsent("The server is shutting down: try again shortly.", retry_after_s=1.0))
+            self._channel.finish(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # the server's tasks have logged it
             self._channel.finish(internal_failure(self._request_id))

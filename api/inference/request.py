@@ -1,13 +1,18 @@
-"""What a route asks to have generated, after its body was read and before anything is reserved."""
+"""An inference request, after its body was read and before anything is reserved, and the head of its answer.
+
+Owns how one request becomes the requests of its answers. Never reserves or starts anything: `job.py` does.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import FREE_ANSWER, AnswerPlan
+from graftwork.sessions.generation.constraints import FREE_OUTPUT, OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 
 
@@ -28,7 +33,7 @@ class InferenceRequest:
     """One for each choice of a prompt."""
     stop: tuple[str, ...]
     tier: str
-    answer: AnswerPlan = FREE_ANSWER
+    output: OutputPlan = FREE_OUTPUT
     """How the answers are constrained and parsed."""
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer. It changes the speed, never the output."""
@@ -38,7 +43,7 @@ class InferenceRequest:
     @property
     def unenforced(self) -> tuple[str, ...]:
         """The places of the request's schemas that are not enforced."""
-        return () if self.answer.grammar is None else self.answer.grammar.unenforced
+        return () if self.output.grammar is None else self.output.grammar.unenforced
 
     @property
     def choices_per_prompt(self) -> int:
@@ -63,11 +68,47 @@ class InferenceRequest:
                 isolation=isolation,
                 weight=self.principal.weight,
                 tier=ServiceTier(self.tier),
-                parse_tool_calls=self.answer.calls_tools,
-                parallel_tool_calls=self.answer.parallel_tool_calls,
+                parse_tool_calls=self.output.calls_tools,
+                parallel_tool_calls=self.output.parallel_tool_calls,
                 kv_limits=limits,
                 prediction_token_ids=self.prediction_token_ids,
-                grammar=self.answer.grammar,
+                grammar=self.output.grammar,
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """The fields that are equal in the answer, and in every chunk of its stream."""
+
+    answer_id: str
+    created: int
+    model: str
+    """The name that the client sent."""
+    system_fingerprint: str
+    """Identifies the weights that answered: the adapter version's, or the base model's."""
+    service_tier: str
+    """The tier that was served, which may be lower than the one asked for."""
+
+    @classmethod
+    def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
+        """The head of one answer. `prefix`, such as `chatcmpl-`, and the request's id make the answer's id."""
+        digest = inference.resolved.digest or resources.description.fingerprint
+        return cls(
+            answer_id=prefix + inference.request_id.removeprefix("req_"),
+            created=int(resources.clock.now()),
+            model=inference.resolved.requested,
+            system_fingerprint="fp_" + digest.removeprefix("sha256:")[:12],
+            service_tier=inference.tier,
+        )
+
+    def fields(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "service_tier": self.service_tier,
+            "system_fingerprint": self.system_fingerprint,
+        }

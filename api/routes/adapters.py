@@ -1,13 +1,14 @@
-"""A tenant's adapters: uploads, lists, deletions."""
+"""A tenant's adapters and their aliases."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, File, Form, Path, UploadFile
 
-from graftwork.api.deps.dependencies import AdapterKey, AnyTenantKey, AppResources
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import AdapterKey, AnyTenantKey, ForAccounts
+from graftwork.api.deps.resources import AccountResources
 from graftwork.api.deps.route_classes import NativeRoute, UploadRoute
-from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.http.pagination import PageQuery, page_answer
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.adapters import AliasBody, adapter_answer, alias_answer
 from graftwork.platform.answers.adapters import Adapter, AdapterDeleted, AliasChange, VersionDeleted
 from graftwork.platform.answers.base import Page
@@ -17,63 +18,65 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadR
 
 
 VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
+AliasPath = Annotated[str, Path(json_schema_extra={"pattern": r"^(?![0-9]+$)[a-z0-9][a-z0-9._-]{0,62}$"})]
+"""Only for the OpenAPI document: the registry checks aliases itself."""
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=also(429))
 async def create_adapter(
     name: Annotated[str, Form()],
     config: Annotated[UploadFile, File(description="adapter_config.json")],
     weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
-    resources: AppResources,
+    resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Publish an adapter; a name that exists gets a version more. Bad weights are refused here, never later."""
+    """Upload an adapter. An existing name gets a new version. Bad files are refused here, never later."""
     return await _publish(name, config, weights, resources, principal)
 
 
-@router.post("/{name}/versions", status_code=201)
+@router.post("/{name}/versions", status_code=201, responses=also(429))
 async def create_version(
     name: str,
     config: Annotated[UploadFile, File(description="adapter_config.json")],
     weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
-    resources: AppResources,
+    resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Publish a version of an adapter that exists; the same bytes again answer the same version."""
+    """Upload a new version of an adapter. The same files again answer the same version."""
     await resources.registry.get(principal.scope(), name)
     return await _publish(name, config, weights, resources, principal)
 
 
-@router.get("")
-async def list_adapters(resources: AppResources, principal: AnyTenantKey, page: AskedPage) -> Page[Adapter]:
+@router.get("", responses=also(404))
+async def list_adapters(resources: ForAccounts, principal: AnyTenantKey, page: PageQuery) -> Page[Adapter]:
     return page_answer(await resources.registry.list(principal.scope(), page), adapter_answer)
 
 
 @router.get("/{name}")
-async def get_adapter(name: str, resources: AppResources, principal: AnyTenantKey) -> Adapter:
+async def get_adapter(name: str, resources: ForAccounts, principal: AnyTenantKey) -> Adapter:
     return adapter_answer(await resources.registry.get(principal.scope(), name))
 
 
 @router.delete("/{name}")
-async def delete_adapter(name: str, resources: AppResources, principal: AdapterKey) -> AdapterDeleted:
-    """Requests that run with it end as they would have; new ones are a 404."""
+async def delete_adapter(name: str, resources: ForAccounts, principal: AdapterKey) -> AdapterDeleted:
+    """Delete an adapter. Running requests finish; new ones are a 404."""
     adapter = await resources.registry.get(principal.scope(), name)
     await resources.registry.delete(principal.scope(), name)
     return AdapterDeleted(id=adapter.id, name=name)
 
 
-@router.delete("/{name}/versions/{version}")
+@router.delete("/{name}/versions/{version}", responses=also(409))
 async def delete_version(
-    name: str, version: VersionPath, resources: AppResources, principal: AdapterKey
+    name: str, version: VersionPath, resources: ForAccounts, principal: AdapterKey
 ) -> VersionDeleted:
     await resources.registry.delete_version(principal.scope(), name, version)
     return VersionDeleted(name=name, version=version)
 
 
 async def _publish(
-    name: str, config: UploadFile, weights: UploadFile, resources: Resources, principal: Principal
+    name: str, config: UploadFile, weights: UploadFile, resources: AccountResources, principal: Principal
 ) -> Adapter:
-    """The files' names in the upload are never looked at."""
+    """Publish the files. Their names in the upload are ignored."""
     quota = await resources.tenancy.get_quota(principal.tenant_id)
     adapter = await resources.registry.publish(
         principal.scope(), name, await config.read(), await weights.read(), resources.description, quota
@@ -86,12 +89,12 @@ aliases_router = APIRouter(prefix="/v1/adapters/{name}/aliases", tags=["adapters
 
 @aliases_router.put("/{alias}")
 async def set_alias(
-    name: str, alias: str, body: AliasBody, resources: AppResources, principal: AdapterKey
+    name: str, alias: AliasPath, body: AliasBody, resources: ForAccounts, principal: AdapterKey
 ) -> AliasChange:
-    """Point an alias at a version, or at several by weight, for all requests from now on."""
+    """Point an alias at one version, or at several by weight."""
     return alias_answer(await resources.registry.set_alias(principal.scope(), name, alias, body.target()))
 
 
 @aliases_router.delete("/{alias}")
-async def remove_alias(name: str, alias: str, resources: AppResources, principal: AdapterKey) -> AliasChange:
+async def remove_alias(name: str, alias: AliasPath, resources: ForAccounts, principal: AdapterKey) -> AliasChange:
     return alias_answer(await resources.registry.remove_alias(principal.scope(), name, alias))

@@ -1,16 +1,17 @@
-"""The keys of a tenant, as the operator makes and ends them."""
+"""The operator's routes: tenants, keys, quotas, usage, audit entries and replicas."""
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Query
 
-from graftwork.api.deps.dependencies import Admin, AppResources
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import Admin, ForAdmin
+from graftwork.api.deps.resources import AdminResources
 from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
-from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
+from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.schemas.admin import (
     KeyBody,
+    QuotaBody,
     TenantBody,
     TenantPatch,
     audit_answer,
@@ -22,7 +23,7 @@ from graftwork.api.schemas.usage import TimeText, span, usage_answer
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
-from graftwork.platform.errors import CapacityAbsent, Conflict, NotFound
+from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.metering import UsageGroup
@@ -32,8 +33,8 @@ keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admi
 
 
 @keys_router.post("", status_code=201)
-async def create_key(tenant_id: str, body: KeyBody, resources: AppResources, admin: Admin) -> answers.TenantKey:
-    """`key` in the answer is the plaintext: it is shown this once."""
+async def create_key(tenant_id: str, body: KeyBody, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
+    """Create a key. The answer is the only one that contains `key`, the secret text."""
     key, plaintext = await resources.tenancy.create_key(
         TenantId(tenant_id), body.name, scopes=body.scopes, expires_at=body.expires_at, actor=admin.name
     )
@@ -41,20 +42,20 @@ async def create_key(tenant_id: str, body: KeyBody, resources: AppResources, adm
 
 
 @keys_router.get("")
-async def list_keys(tenant_id: str, resources: AppResources, _: Admin, page: AskedPage) -> Page[answers.TenantKey]:
+async def list_keys(tenant_id: str, resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.TenantKey]:
     return page_answer(await resources.tenancy.list_keys(TenantId(tenant_id), page), key_answer)
 
 
 @keys_router.post("/{key_id}/rotate")
-async def rotate_key(tenant_id: str, key_id: str, resources: AppResources, admin: Admin) -> answers.TenantKey:
-    """A new secret for the same key; the old one ends at once."""
+async def rotate_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
+    """Replace a key's secret. The old secret stops working at once."""
     key, plaintext = await resources.tenancy.rotate_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name)
     return key_answer(key, plaintext)
 
 
 @keys_router.delete("/{key_id}")
-async def revoke_key(tenant_id: str, key_id: str, resources: AppResources, admin: Admin) -> answers.TenantKey:
-    """End a key for good; it stays in the list as revoked."""
+async def revoke_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
+    """Revoke a key. It stays in the list."""
     return key_answer(await resources.tenancy.revoke_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name))
 
 
@@ -62,17 +63,15 @@ quota_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/quota", tags=["ad
 
 
 @quota_router.get("")
-async def get_tenant_quota(tenant_id: str, resources: AppResources, _: Admin) -> answers.Quota:
-    """Every limit; null is none."""
+async def get_tenant_quota(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
+    """All limits of a tenant. Null is no limit."""
     await resources.tenancy.get_tenant(TenantId(tenant_id))
     return quota_answer(await resources.tenancy.get_quota(TenantId(tenant_id)))
 
 
 @quota_router.put("")
-async def set_tenant_quota(
-    tenant_id: str, body: Annotated[dict[str, Any], Body()], resources: AppResources, admin: Admin
-) -> answers.Quota:
-    """Replace all limits: what is absent or null is none from now on."""
+async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: ForAdmin, admin: Admin) -> answers.Quota:
+    """Replace all limits. An absent or null limit is removed."""
     quota = await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
     return quota_answer(quota)
 
@@ -85,36 +84,36 @@ ONLY_REPLICA = "engine-0"
 
 @reports_router.get("/usage")
 async def get_tenants_usage(
-    resources: AppResources,
+    resources: ForAdmin,
     _: Admin,
     start: Annotated[TimeText, Query(alias="from")] = None,
     end: Annotated[TimeText, Query(alias="to")] = None,
     group_by: Literal["day", "adapter", "session", "key", "tenant"] = "tenant",
     tenant_id: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Page[UsageRow]:
-    """Sums over [from, to) for one tenant (a deleted one too) or for all; the last 30 days if nothing is said."""
+    """Sum usage over [from, to), by default the last 30 days, for one tenant, even a deleted one, or for all."""
     since, until = span(start, end, resources.clock.now())
     of_tenant = None if tenant_id is None else TenantId(tenant_id)
     return usage_answer(await resources.meter.summarise(of_tenant, since, until, UsageGroup(group_by)))
 
 
 @reports_router.get("/audit")
-async def list_audit_entries(resources: AppResources, _: Admin, page: AskedPage) -> Page[answers.AuditEntry]:
-    """What administrators did, newest first unless asked otherwise."""
+async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
+    """List what administrators did, by default the newest first."""
     return page_answer(await resources.tenancy.audit(page), audit_answer)
 
 
 @reports_router.get("/replicas")
-async def list_replicas(resources: AppResources, _: Admin) -> Page[answers.Replica]:
-    """The engines and how busy they are."""
+async def list_replicas(resources: ForAdmin, _: Admin) -> Page[answers.Replica]:
+    """List the engines and their load."""
     return list_answer([await _only_replica(resources)])
 
 
-async def _only_replica(resources: Resources) -> answers.Replica:
+async def _only_replica(resources: AdminResources) -> answers.Replica:
     address = resources.settings.resolved_engine_address
     try:
         stats = await resources.engine.stats()
-    except CapacityAbsent as error:
+    except Unavailable as error:
         return answers.Replica(id=ONLY_REPLICA, address=address, status="absent", reason=error.message)
     return answers.Replica(
         id=ONLY_REPLICA,
@@ -135,7 +134,7 @@ async def _only_replica(resources: Resources) -> answers.Replica:
 
 @reports_router.post("/replicas/{replica_id}/drain")
 async def drain_replica(replica_id: str, _: Admin) -> answers.Replica:
-    """Let an engine end what it serves and give it no more; the only one cannot be spared."""
+    """Drain an engine: it finishes its requests and gets no new ones. The only engine cannot be drained."""
     if replica_id != ONLY_REPLICA:
         raise NotFound("The replica does not exist: GET /v1/admin/replicas lists them.", code="replica_not_found")
     raise Conflict("This is the only engine, nothing could take over from it: stop the server.", code="only_replica")
@@ -148,7 +147,7 @@ tenants_router = APIRouter(prefix="/v1/admin/tenants", tags=["admin"], route_cla
 
 
 @tenants_router.post("", status_code=201)
-async def create_tenant(body: TenantBody, resources: AppResources, admin: Admin) -> answers.Tenant:
+async def create_tenant(body: TenantBody, resources: ForAdmin, admin: Admin) -> answers.Tenant:
     tenant = await resources.tenancy.create_tenant(
         body.name, weight=body.weight, service_tier_ceiling=body.service_tier_ceiling, actor=admin.name
     )
@@ -156,17 +155,17 @@ async def create_tenant(body: TenantBody, resources: AppResources, admin: Admin)
 
 
 @tenants_router.get("")
-async def list_tenants(resources: AppResources, _: Admin, page: AskedPage) -> Page[answers.Tenant]:
+async def list_tenants(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.Tenant]:
     return page_answer(await resources.tenancy.list_tenants(page), tenant_answer)
 
 
 @tenants_router.get("/{tenant_id}")
-async def get_tenant(tenant_id: str, resources: AppResources, _: Admin) -> answers.Tenant:
+async def get_tenant(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.Tenant:
     return tenant_answer(await resources.tenancy.get_tenant(TenantId(tenant_id)))
 
 
 @tenants_router.patch("/{tenant_id}")
-async def update_tenant(tenant_id: str, body: TenantPatch, resources: AppResources, admin: Admin) -> answers.Tenant:
+async def update_tenant(tenant_id: str, body: TenantPatch, resources: ForAdmin, admin: Admin) -> answers.Tenant:
     tenant = await resources.tenancy.update_tenant(
         TenantId(tenant_id),
         name=body.name,
@@ -178,23 +177,23 @@ async def update_tenant(tenant_id: str, body: TenantPatch, resources: AppResourc
 
 
 @tenants_router.delete("/{tenant_id}")
-async def delete_tenant(tenant_id: str, resources: AppResources, admin: Admin) -> Deleted:
-    """Its keys end first, then its adapters and its KV go; its usage and audit entries stay."""
+async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> Deleted:
+    """Delete a tenant: first its keys, then its adapters and its KV. Its usage and audit entries stay."""
     await resources.tenancy.delete_tenant(TenantId(tenant_id), actor=admin.name)
     await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
     try:
         await resources.engine.forget_domain(isolation_of(TenantId(tenant_id), resources.pepper))
-    except CapacityAbsent:
+    except Unavailable:
         _log.warning("tenant_kv_kept", extra={"tenant_id": tenant_id, "reason": "no engine answers"})
     return Deleted(id=tenant_id, object="tenant.deleted")
 
 
 @tenants_router.post("/{tenant_id}/suspend")
-async def suspend_tenant(tenant_id: str, resources: AppResources, admin: Admin) -> answers.Tenant:
-    """Its keys are refused with a 403 until it is resumed."""
+async def suspend_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> answers.Tenant:
+    """Suspend a tenant. Its keys are refused with a 403 until it is resumed."""
     return tenant_answer(await resources.tenancy.suspend_tenant(TenantId(tenant_id), actor=admin.name))
 
 
 @tenants_router.post("/{tenant_id}/resume")
-async def resume_tenant(tenant_id: str, resources: AppResources, admin: Admin) -> answers.Tenant:
+async def resume_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> answers.Tenant:
     return tenant_answer(await resources.tenancy.resume_tenant(TenantId(tenant_id), actor=admin.name))

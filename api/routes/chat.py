@@ -6,40 +6,41 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.chat import chat_completion, write_chat_chunks
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import InferenceRequest, served_tier
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
+from graftwork.platform.answers.chat import ChatCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import AnswerPlan
+from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.sampling import token_budget
 from graftwork.sessions.text.messages import messages_from_chat
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", response_model=ChatCompletion, responses=also(404, 429, stream="chat"))
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,
-    resources: AppResources,
+    resources: ForInference,
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Answer a conversation; with `stream` as it is made."""
+    """Answer a conversation, with `stream` in chunks as it is generated."""
     inference = await chat_inference(body, resources, principal, request_id)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
-    head = AnswerHead.of("chatcmpl-", inference, resources)
+    head = ResponseHead.of("chatcmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -50,13 +51,13 @@ async def create_chat_completion(
 
 
 async def chat_inference(
-    body: ChatCompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+    body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    """What a chat asks to have generated. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
+    """The generation that a chat asks for. Raises NotFound, InvalidRequest, ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    answer, prompt = await asyncio.to_thread(_read, body, resources)
+    output, prompt = await asyncio.to_thread(_read, body, resources)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
@@ -67,25 +68,25 @@ async def chat_inference(
         samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
-        answer=answer,
+        output=output,
         prediction_token_ids=prediction,
         expected_tokens=budget.expected_tokens,
     )
 
 
-def _read(body: ChatCompletionRequest, resources: Resources) -> tuple[AnswerPlan, tuple[int, ...]]:
-    """What takes its time to read: how the answer is made, and the prompt."""
-    return resources.planner.plan(body.answer_demands()), encode_chat(body, resources)
+def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[int, ...]]:
+    """Plan the output and encode the prompt, which both take CPU time."""
+    return resources.planner.plan(body.output_constraints()), encode_chat(body, resources)
 
 
-def encode_chat(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """The prompt that a chat's messages and tools make."""
+def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode a chat's messages and tools as a prompt."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 
 
-def _encode_prediction(body: ChatCompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """Control literals and markup become the tokens that the model would write: guesses are verified, not trusted."""
+def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode the predicted text as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
     token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)

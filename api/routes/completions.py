@@ -6,40 +6,41 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, CurrentRequestId, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.completions import CompletionForm, completion, write_completion_chunks
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
 from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import InferenceRequest, served_tier
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
+from graftwork.platform.answers.completions import TextCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import AnswerDemands, AnswerPlan
+from graftwork.sessions.generation.constraints import OutputConstraints, OutputPlan
 from graftwork.sessions.generation.sampling import token_budget
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/completions")
+@router.post("/completions", response_model=TextCompletion, responses=also(404, 429, stream="completions"))
 async def create_completion(
     body: CompletionRequest,
     request: Request,
-    resources: AppResources,
+    resources: ForInference,
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Continue one prompt or several; with `stream` as they are made."""
+    """Continue one or more prompts, with `stream` in chunks as they are generated."""
     inference = await _inference_request(body, resources, principal, request_id)
     form = _form(body, resources, inference)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
-    head = AnswerHead.of("cmpl-", inference, resources)
+    head = ResponseHead.of("cmpl-", inference, resources)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -50,12 +51,12 @@ async def create_completion(
 
 
 async def _inference_request(
-    body: CompletionRequest, resources: Resources, principal: Principal, request_id: RequestId
+    body: CompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    answer, prompts = await asyncio.to_thread(_read, body, resources)
+    output, prompts = await asyncio.to_thread(_read, body, resources)
     longest = max(len(prompt) for prompt in prompts)
     budget = token_budget(longest, body.token_limit, resources.description.context_tokens, "prompt")
     return InferenceRequest(
@@ -66,22 +67,24 @@ async def _inference_request(
         samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
-        answer=answer,
+        output=output,
         expected_tokens=budget.expected_tokens,
     )
 
 
-def _read(body: CompletionRequest, resources: Resources) -> tuple[AnswerPlan, tuple[tuple[int, ...], ...]]:
-    """What takes its time to read: how the answers are made, and the prompts."""
-    return resources.planner.plan(AnswerDemands(form=body.form_fields())), _encode(body, resources)
+def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
+    """Plan the output and encode the prompts, which both take CPU time."""
+    return resources.planner.plan(OutputConstraints(response_format=body.response_format_fields())), _encode(
+        body, resources
+    )
 
 
-def _encode(body: CompletionRequest, resources: Resources) -> tuple[tuple[int, ...], ...]:
+def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tuple[int, ...], ...]:
     return tuple(_encode_prompt(prompt, body, resources) for prompt in body.prompt)
 
 
-def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: Resources) -> tuple[int, ...]:
-    """Raises InvalidRequest for an empty prompt, and for ids that no token has."""
+def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+    """Encode one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
         with_special = body.add_special_tokens is not False
         token_ids = resources.tokenizer.encode(prompt, allow_special=True, add_special_tokens=with_special)
@@ -93,14 +96,14 @@ def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: Resources
     return token_ids
 
 
-def _form(body: CompletionRequest, resources: Resources, inference: InferenceRequest) -> CompletionForm:
+def _form(body: CompletionRequest, resources: InferenceResources, inference: InferenceRequest) -> CompletionForm:
     prompts = tuple(prompt for prompt in inference.prompts for _ in inference.samplings)
     texts = [_echo(prompt, resources) if body.echo else "" for prompt in body.prompt]
     echoes = tuple(text for text in texts for _ in inference.samplings)
     return CompletionForm(prompts, echoes, with_token_ids=bool(body.return_token_ids))
 
 
-def _echo(prompt: Prompt, resources: Resources) -> str:
+def _echo(prompt: Prompt, resources: InferenceResources) -> str:
     if isinstance(prompt, str):
         return prompt
     return resources.tokenizer.decode(prompt, skip_special_tokens=False)

@@ -1,10 +1,11 @@
-"""Conversations of the Responses API: where responses are given one after another."""
+"""Conversations of the Responses API. Responses can be added to a conversation one after another."""
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
 from graftwork.api.formats.responses import ResponsesRoute
-from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.http.pagination import PageQuery, page_answer
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ConversationBody, ConversationPatch
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.responses import Conversation, ConversationDeleted
@@ -16,37 +17,37 @@ router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=R
 
 
 @router.post("")
-async def create_conversation(body: ConversationBody, resources: AppResources, principal: InferenceKey) -> Conversation:
-    """A conversation, empty or beginning with what was said elsewhere."""
+async def create_conversation(body: ConversationBody, resources: ForSessions, principal: InferenceKey) -> Conversation:
+    """Create a conversation, empty or with given items."""
     made = await resources.conversations.create(principal, body.metadata or {}, body.first_items())
     return conversation_answer(made)
 
 
 @router.get("/{conversation_id}")
-async def get_conversation(conversation_id: str, resources: AppResources, principal: InferenceKey) -> Conversation:
+async def get_conversation(conversation_id: str, resources: ForSessions, principal: InferenceKey) -> Conversation:
     return conversation_answer(await resources.conversations.get(principal, conversation_id))
 
 
-@router.post("/{conversation_id}")
+@router.post("/{conversation_id}", responses=also(409))
 async def change_conversation(
-    conversation_id: str, body: ConversationPatch, resources: AppResources, principal: InferenceKey
+    conversation_id: str, body: ConversationPatch, resources: ForSessions, principal: InferenceKey
 ) -> Conversation:
-    """Other metadata."""
+    """Replace the metadata."""
     return conversation_answer(await resources.conversations.change(principal, conversation_id, body.metadata))
 
 
 @router.delete("/{conversation_id}")
 async def delete_conversation(
-    conversation_id: str, resources: AppResources, principal: InferenceKey
+    conversation_id: str, resources: ForSessions, principal: InferenceKey
 ) -> ConversationDeleted:
-    """Forget a conversation; the responses that were given in it stay."""
+    """Delete a conversation. Its responses stay."""
     await resources.conversations.delete(principal, conversation_id)
     return ConversationDeleted(id=conversation_id)
 
 
 @router.get("/{conversation_id}/items")
 async def list_conversation_items(
-    conversation_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
+    conversation_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
-    """What was said, newest first unless asked otherwise."""
+    """List the items of a conversation, by default the newest first."""
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)

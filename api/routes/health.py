@@ -1,15 +1,16 @@
-"""What machines ask about this process: is it up, is it ready, what are its figures. Needs no key."""
+"""Health, readiness, metrics, version and documentation. None of them needs a key."""
 
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 import graftwork
-from graftwork.api.deps.dependencies import AppResources
+from graftwork.api.deps.dependencies import ForServer, ForSessions
 from graftwork.api.deps.readiness import Readiness
+from graftwork.api.openapi import docs_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.sessions.core.session import SessionStatus
 
 _SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionStatus.EXPIRED]
@@ -19,13 +20,13 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/healthz")
 async def get_health() -> Health:
-    """The process answers."""
+    """Tell that the process is up."""
     return Health()
 
 
-@router.get("/readyz", response_model=Ready)
+@router.get("/readyz", response_model=Ready, responses={503: {"model": NotReady, "description": "Not ready."}})
 async def get_readiness(request: Request) -> JSONResponse:
-    """503 with the reasons unless the schema is at head and the engine makes a real token."""
+    """Check that the database schema is current and that the engine generates a token. If not, answer 503 with the reasons."""
     readiness = request.app.state.readiness
     assert isinstance(readiness, Readiness)
     problems = await readiness.problems()
@@ -34,19 +35,26 @@ async def get_readiness(request: Request) -> JSONResponse:
     return JSONResponse(Ready().body())
 
 
+@router.get("/docs", include_in_schema=False)
+async def get_docs(request: Request) -> HTMLResponse:
+    """The OpenAPI document as a page for people."""
+    page = docs_page.render(request.app.openapi())
+    return HTMLResponse(page, headers={"content-security-policy": docs_page.CONTENT_SECURITY_POLICY})
+
+
 @router.get("/version")
 async def get_version() -> Version:
     """The version of this server."""
     return Version(version=graftwork.__version__)
 
 
-@router.get("/metrics")
-async def get_metrics(resources: AppResources) -> Response:
+@router.get("/metrics", response_class=PlainTextResponse)
+async def get_metrics(resources: ForServer, sessions: ForSessions) -> Response:
     """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
-    with suppress(CapacityAbsent):
-        counts = await resources.sessions.count_by_status()
+    with suppress(Unavailable):
+        counts = await sessions.sessions.store.count_by_status()
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
-    with suppress(CapacityAbsent):  # its absence shows in the age of vllm:lora_requests_info, and in /readyz
+    with suppress(Unavailable):  # /readyz and the age of vllm:lora_requests_info show that it is absent
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
     text, content_type = resources.telemetry.render()
     return Response(text, media_type=content_type)

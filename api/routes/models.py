@@ -3,8 +3,8 @@
 from fastapi import APIRouter
 
 from graftwork.adapters.format.specs import Adapter
-from graftwork.api.deps.dependencies import AnyTenantKey, AppResources
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import AnyTenantKey, ForInference
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.pagination import list_answer
 from graftwork.platform.answers.base import Page
@@ -16,8 +16,8 @@ router = APIRouter(prefix="/v1/models", tags=["models"], route_class=OpenAiRoute
 
 
 @router.get("")
-async def list_models(resources: AppResources, principal: AnyTenantKey) -> Page[Model]:
-    """Every name that this key may write as a `model`, the base model first."""
+async def list_models(resources: ForInference, principal: AnyTenantKey) -> Page[Model]:
+    """List every name that requests may give as `model`, the base model first."""
     models = [_base_model(resources)]
     for adapter in await _adapters(resources, principal):
         names = [adapter.name, *(f"{adapter.name}@{alias}" for alias in sorted(adapter.aliases))]
@@ -26,16 +26,16 @@ async def list_models(resources: AppResources, principal: AnyTenantKey) -> Page[
 
 
 @router.get("/{model:path}")
-async def get_model(model: str, resources: AppResources, principal: AnyTenantKey) -> Model:
-    """One model by any form of its name, `name@3` too."""
+async def get_model(model: str, resources: ForInference, principal: AnyTenantKey) -> Model:
+    """Get one model by any form of its name, such as `name@3`."""
     resolved = await resources.resolve(principal, model)
     if resolved.version is None:
         return _base_model(resources)
     return _adapter_model(model, resolved.label, resolved.version.created_at, resources)
 
 
-async def _adapters(resources: Resources, principal: Principal) -> list[Adapter]:
-    """All that have a version, oldest first."""
+async def _adapters(resources: InferenceResources, principal: Principal) -> list[Adapter]:
+    """All adapters with a version, oldest first."""
     found: list[Adapter] = []
     request = PageRequest(limit=100, order=Order.ASCENDING)
     while True:
@@ -46,15 +46,15 @@ async def _adapters(resources: Resources, principal: Principal) -> list[Adapter]
         request = PageRequest(limit=100, after=page.items[-1].id, order=Order.ASCENDING)
 
 
-def _base_model(resources: Resources) -> Model:
+def _base_model(resources: InferenceResources) -> Model:
     return _model(resources.base_name, resources.base_name, None, 0, resources)
 
 
-def _adapter_model(name: str, root: str, created_at: float, resources: Resources) -> Model:
+def _adapter_model(name: str, root: str, created_at: float, resources: InferenceResources) -> Model:
     return _model(name, root, resources.base_name, int(created_at), resources)
 
 
-def _model(name: str, root: str, parent: str | None, created: int, resources: Resources) -> Model:
+def _model(name: str, root: str, parent: str | None, created: int, resources: InferenceResources) -> Model:
     return Model(
         id=name,
         created=created,

@@ -1,6 +1,6 @@
 """OpenAI's Responses API.
 
-A response that is asked for in the background belongs to the server; any other ends when its client leaves.
+A background response belongs to the server. Any other response ends when its client leaves.
 """
 
 import json
@@ -11,57 +11,58 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
-from graftwork.api.deps.idempotency import keep_begun
-from graftwork.api.deps.resources import Resources
-from graftwork.api.formats.responses import ResponsesRoute, in_their_words, write_response_events
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
+from graftwork.api.deps.idempotency import keep_started
+from graftwork.api.deps.resources import SessionResources
+from graftwork.api.formats.responses import ResponsesRoute, responses_names, write_response_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
-from graftwork.api.http.pagination import AskedPage, page_answer
+from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.http.sse import EventStream
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.platform.answers import responses as answers
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import Item
 from graftwork.platform.errors import InvalidRequest
 from graftwork.sessions.core.views import item_answer
-from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.handle import ResponseHandle
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=ResponsesRoute)
 
 StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 
 
-@router.post("")
+@router.post("", response_model=answers.ResponseState, responses=also(404, 409, 429, stream="responses"))
 async def create_response(
-    body: ResponseRequest, request: Request, resources: AppResources, principal: InferenceKey
+    body: ResponseRequest, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Answer; with `stream` as it is made, with `background` at once and without waiting for it."""
+    """Create a response, with `stream` as events. With `background`, answer at once and generate later."""
     order = body.order(principal.capped_tier("default"))
     run = await resources.responses.create(principal, order)
-    headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, in_their_words)}
-    let_go = partial(_let_go, resources, run)
+    headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, responses_names)}
+    release = partial(_release, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)
     if not body.stream:
-        return JSONResponse(await until_disconnect(request, _answer(run), let_go), headers=headers)
+        return JSONResponse(await until_disconnect(request, _answer(run), release), headers=headers)
     if body.background:
         begun = {"object": "response", "id": run.record.response_id, "stream": True}
-        await keep_begun(request, HTTPStatus.OK, json.dumps(begun).encode())
+        await keep_started(request, HTTPStatus.OK, json.dumps(begun).encode())
     else:
-        await until_disconnect(request, run.admitted(), let_go)
-    return EventStream(partial(write_response_events, run.events()), on_end=let_go, headers=headers)
+        await until_disconnect(request, run.admitted(), release)
+    return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)
 
 
-@router.get("/{response_id}")
+@router.get("/{response_id}", response_model=answers.ResponseState, responses=also(stream="responses"))
 async def get_response(
     response_id: str,
-    resources: AppResources,
+    resources: ForSessions,
     principal: InferenceKey,
     stream: bool = False,
     starting_after: StartingAfter = None,
 ) -> Response:
-    """A response as it is now; with `stream` its events behind `starting_after`, to its end."""
+    """Get a response, or with `stream` its events after `starting_after`."""
     if not stream:
         if starting_after is not None:
             raise InvalidRequest("starting_after is for streams: send stream=true with it.", param="starting_after")
@@ -72,34 +73,32 @@ async def get_response(
 
 
 @router.delete("/{response_id}")
-async def delete_response(
-    response_id: str, resources: AppResources, principal: InferenceKey
-) -> answers.ResponseDeleted:
-    """Forget a response; what later ones stand on stays with them."""
+async def delete_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> answers.ResponseDeleted:
+    """Delete a response. Items that later responses need stay."""
     await resources.responses.delete(principal, response_id)
     return answers.ResponseDeleted(id=response_id)
 
 
-@router.post("/{response_id}/cancel", response_model=answers.Response)
-async def cancel_response(response_id: str, resources: AppResources, principal: InferenceKey) -> Response:
-    """End a running response as cancelled; one that has ended is answered as it is."""
+@router.post("/{response_id}/cancel", response_model=answers.ResponseState)
+async def cancel_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> Response:
+    """Cancel a running response. One that has ended is answered unchanged."""
     return JSONResponse(await resources.responses.cancel(principal, response_id))
 
 
 @router.get("/{response_id}/input_items")
 async def list_response_input_items(
-    response_id: str, resources: AppResources, principal: InferenceKey, page: AskedPage
+    response_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
-    """What the response was asked with."""
+    """List the response's input items."""
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
 
 
-async def _answer(run: ResponseRun) -> dict[str, Any]:
+async def _answer(run: ResponseHandle) -> dict[str, Any]:
     await run.admitted()
     body = await run.result()
-    await run.let_go()
+    await run.release()
     return body
 
 
-def _let_go(resources: Resources, run: ResponseRun) -> None:
-    resources.tasks.start(run.let_go(), f"letting go of {run.record.response_id}")
+def _release(resources: SessionResources, run: ResponseHandle) -> None:
+    resources.tasks.start(run.release(), f"letting go of {run.record.response_id}")

@@ -1,4 +1,4 @@
-"""What a session remembers: its items, its events, and where its cache lies."""
+"""What a session has stored: its items, its events, and where its cache is."""
 
 from functools import partial
 from typing import Annotated
@@ -6,11 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.formats.sessions import write_session_events
-from graftwork.api.http.pagination import AskedHistoryPage, page_answer
+from graftwork.api.http.pagination import HistoryPageQuery, page_answer
 from graftwork.api.http.sse import EventStream
+from graftwork.api.openapi.declare import also
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import Item, SessionCache
 from graftwork.sessions.core.views import item_answer, session_cache_answer
@@ -23,27 +24,27 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 
 @router.get("/items")
 async def list_session_items(
-    session_id: str, resources: AppResources, principal: InferenceKey, page: AskedHistoryPage
+    session_id: str, resources: ForSessions, principal: InferenceKey, page: HistoryPageQuery
 ) -> Page[Item]:
-    """The history up to the head."""
+    """List the items of the history, up to the head."""
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
 
 
-@router.get("/events", response_class=StreamingResponse)
+@router.get("/events", response_class=StreamingResponse, responses=also(stream="session"))
 async def follow_session_events(
     session_id: str,
-    resources: AppResources,
+    resources: ForSessions,
     principal: InferenceKey,
     after: Sequence = 0,
     last_event_id: LastSeen = None,
 ) -> EventStream:
-    """The stored events behind `after` (or `Last-Event-ID`), then those of the running turn to its end."""
+    """Send the stored events after `after` (or `Last-Event-ID`), then the running turn's events until it ends."""
     seen = max(after, last_event_id or 0)
     return EventStream(partial(write_session_events, await resources.sessions.events(principal, session_id, seen)))
 
 
 @router.get("/cache")
-async def get_session_cache(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionCache:
-    """Where the history is cached now, and how the latest turn found it."""
+async def get_session_cache(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionCache:
+    """Tell where the history is cached, and what the latest turn found in the cache."""
     session, memory = await resources.sessions.read_cache(principal, session_id)
     return session_cache_answer(session, memory, resources.clock.now())

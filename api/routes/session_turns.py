@@ -1,7 +1,7 @@
-"""Turns of a session: a user's, and those that tool outputs start.
+"""Turns of a session: those that a user starts, and those that tool outputs start.
 
-A turn belongs to its session, not to the connection that started it: a client that leaves finds it done, or follows it
-at `/events`. Who asks for `cancel_on_disconnect` takes the turn along instead.
+A turn belongs to its session, not to the connection that started it. A client that reconnects finds it finished, or
+follows it at `/events`. With `cancel_on_disconnect`, the turn is cancelled when its client leaves.
 """
 
 import asyncio
@@ -13,33 +13,34 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
-from graftwork.api.deps.idempotency import keep_begun
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
+from graftwork.api.deps.idempotency import keep_started
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.disconnect import until_disconnect
 from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.sse import EventStream
-from graftwork.api.schemas.sessions import AnswerManner, ToolOutputsBody, TurnBody
-from graftwork.platform.answers.sessions import GivenOutputs
+from graftwork.api.openapi.declare import also
+from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
+from graftwork.platform.answers.sessions import GivenOutputs, Turn
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
-from graftwork.sessions.turns.handle import RunningTurn
-from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
+from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 
 _BEGUN = "turn.begun"
-"""What is kept of a turn under an Idempotency-Key: which one it is, and whether it was to be streamed."""
+"""The kind of a stored answer that names a turn and says whether to stream it."""
 
 
 class TurnRoute(NativeRoute):
-    """A turn that is asked for again is answered again from what is stored, and followed if it still runs."""
+    """Replays a stored turn, and follows it if it still runs."""
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         kept = json.loads(reply.body)
         if kept.get("object") != _BEGUN:
             return await super().replay(request, reply)
-        sessions = resources_of(request).sessions
+        sessions = resources_of(request).sessions.sessions
         turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
         if kept["stream"]:
             return EventStream(partial(write_session_events, turn.events()))
@@ -49,11 +50,11 @@ class TurnRoute(NativeRoute):
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=TurnRoute)
 
 
-@router.post("/turns")
+@router.post("/turns", response_model=Turn, responses=also(400, 429, stream="session"))
 async def create_turn(
-    session_id: str, body: TurnBody, request: Request, resources: AppResources, principal: InferenceKey
+    session_id: str, body: TurnBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Say something and have it answered; with `stream` as it is made."""
+    """Start a turn with a user's input. With `stream`, its events are sent as they happen."""
     turn = await resources.sessions.start_turn(
         principal,
         session_id,
@@ -65,38 +66,38 @@ async def create_turn(
     return await _answer(turn, request, body)
 
 
-@router.post("/tool_outputs")
+@router.post("/tool_outputs", response_model=Turn | GivenOutputs, responses=also(400, 429, stream="session"))
 async def send_tool_outputs(
-    session_id: str, body: ToolOutputsBody, request: Request, resources: AppResources, principal: InferenceKey
+    session_id: str, body: ToolOutputsBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Answer calls; the last missing one starts the next turn and answers with it, streamed if asked for."""
+    """Send tool outputs. The last missing output starts the next turn, which is the answer."""
     outputs = [output.model_dump() for output in body.outputs]
-    answer = await resources.sessions.tool_outputs(principal, session_id, outputs)
+    answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs)
     if answer.turn is None:
         return JSONResponse(_outputs_answer(answer).body())
     return await _answer(answer.turn, request, body)
 
 
 @router.get("/tool_outputs")
-async def get_tool_outputs(session_id: str, resources: AppResources, principal: InferenceKey) -> GivenOutputs:
-    """What is stored for the calls that the history ends in, and which of them still wait.
+async def get_tool_outputs(session_id: str, resources: ForSessions, principal: InferenceKey) -> GivenOutputs:
+    """Get the stored outputs of the calls that the history ends in, and the calls that still wait.
 
-    Where none waits and no turn runs, the turn that took the outputs failed: sending one again starts another.
+    If no call waits and no turn runs, the turn failed: send an output again to start another turn.
     """
-    return _outputs_answer(await resources.sessions.read_tool_outputs(principal, session_id))
+    return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
-async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> Response:
-    """Raises what refused the turn before the engine took it."""
+async def _answer(turn: TurnHandle, request: Request, manner: TurnOptions) -> Response:
+    """Answer with a turn. Raises the error that refused it before the engine accepted it."""
     stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
     begun = json.dumps(kept).encode()
     try:
         await until_disconnect(request, turn.admitted(), leave)
     except (ClientDisconnect, asyncio.CancelledError):
-        await keep_begun(request, HTTPStatus.OK, begun)
+        await keep_started(request, HTTPStatus.OK, begun)
         raise
-    await keep_begun(request, HTTPStatus.OK, begun)
+    await keep_started(request, HTTPStatus.OK, begun)
     headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
     if stream:
         return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)
@@ -104,9 +105,9 @@ async def _answer(turn: RunningTurn, request: Request, manner: AnswerManner) -> 
     return JSONResponse(turn_answer(ended).body(), headers=headers)
 
 
-def _outputs_answer(answer: ToolOutputsAnswer) -> GivenOutputs:
+def _outputs_answer(answer: ToolOutputsResult) -> GivenOutputs:
     return given_outputs_answer(answer.session, answer.outputs, answer.missing)
 
 
 def _leave_alone() -> None:
-    """A turn goes on without its readers."""
+    """A turn continues without its readers."""

@@ -1,10 +1,11 @@
-"""Sessions: made, listed, changed, forked, rewound, closed."""
+"""Sessions: create, list, change, fork, rewind and close them."""
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
+from graftwork.api.deps.dependencies import ForSessions, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.http.pagination import AskedPage, list_answer, page_answer
+from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ForkBody, RewindBody, SessionBody, SessionPatch
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import ChangedSession, Prefetch, SessionState
@@ -13,70 +14,70 @@ from graftwork.sessions.core.views import prefetch_answer, session_answer, sessi
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=NativeRoute)
 
 
-@router.post("", status_code=201)
-async def create_session(body: SessionBody, resources: AppResources, principal: InferenceKey) -> SessionState:
-    """A session, pinned to the version that its model stands for now."""
+@router.post("", status_code=201, responses=also(404, 429))
+async def create_session(body: SessionBody, resources: ForSessions, principal: InferenceKey) -> SessionState:
+    """Create a session. It keeps the adapter version that `model` means now."""
     session = await resources.sessions.create(principal, body.new_session())
     return session_answer(session, resources.base_name)
 
 
 @router.get("")
-async def list_sessions(resources: AppResources, principal: InferenceKey, page: AskedPage) -> Page[SessionState]:
+async def list_sessions(resources: ForSessions, principal: InferenceKey, page: PageQuery) -> Page[SessionState]:
     found = await resources.sessions.list_sessions(principal, page)
     return page_answer(found, lambda session: session_answer(session, resources.base_name))
 
 
 @router.get("/{session_id}")
-async def get_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
-    return session_answer(await resources.sessions.get(principal, session_id), resources.base_name)
+async def get_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
+    return session_answer(await resources.sessions.loader.load(principal.scope(), session_id), resources.base_name)
 
 
-@router.patch("/{session_id}")
+@router.patch("/{session_id}", responses=also(409))
 async def change_session(
-    session_id: str, body: SessionPatch, resources: AppResources, principal: InferenceKey
+    session_id: str, body: SessionPatch, resources: ForSessions, principal: InferenceKey
 ) -> ChangedSession:
-    """Another adapter version, which gives up the KV made with the old one; or other metadata."""
+    """Change the metadata, or move to another adapter version, which gives up the cached KV."""
     changed = await resources.sessions.change(principal, session_id, model=body.model, metadata=body.metadata)
     return session_change_answer(changed.session, resources.base_name, changed.given_up_tokens, changed.given_up_bytes)
 
 
-@router.delete("/{session_id}")
-async def close_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
-    """Cancel what runs and take no more turns; it stays readable until its time is over."""
+@router.delete("/{session_id}", responses=also(409))
+async def close_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
+    """Close a session and cancel its running turn. It stays readable until its retention ends."""
     return session_answer(await resources.sessions.close_session(principal, session_id), resources.base_name)
 
 
-@router.post("/{session_id}/fork", status_code=201)
+@router.post("/{session_id}/fork", status_code=201, responses=also(429))
 async def fork_session(
-    session_id: str, body: ForkBody, resources: AppResources, principal: InferenceKey
+    session_id: str, body: ForkBody, resources: ForSessions, principal: InferenceKey
 ) -> Page[SessionState]:
-    """New sessions that share the history up to `at`, the head by default."""
+    """Create sessions that share the history up to the checkpoint `at`, by default the head."""
     forks = await resources.sessions.fork(principal, session_id, body.at, body.count)
     return list_answer([session_answer(fork, resources.base_name) for fork in forks])
 
 
 @router.post("/{session_id}/rewind")
 async def rewind_session(
-    session_id: str, body: RewindBody, resources: AppResources, principal: InferenceKey
+    session_id: str, body: RewindBody, resources: ForSessions, principal: InferenceKey
 ) -> SessionState:
-    """Move the head to a checkpoint; what came after it stays reachable by its own checkpoints."""
+    """Move the head back to a checkpoint. Later checkpoints stay reachable."""
     return session_answer(await resources.sessions.rewind(principal, session_id, body.to), resources.base_name)
 
 
 @router.post("/{session_id}/cancel")
-async def cancel_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
-    """End the running turn as cancelled; nothing happens if none runs."""
+async def cancel_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
+    """Cancel the running turn. Does nothing if none runs."""
     return session_answer(await resources.sessions.cancel(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/suspend")
-async def suspend_session(session_id: str, resources: AppResources, principal: InferenceKey) -> SessionState:
-    """Put the session to sleep; its next turn or tool output wakes it."""
+async def suspend_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
+    """Suspend the session. Its next turn or tool output resumes it."""
     return session_answer(await resources.sessions.suspend(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/prefetch")
-async def prefetch_session(session_id: str, resources: AppResources, principal: InferenceKey) -> Prefetch:
-    """Bring the session's cache to the device, ahead of its next turn."""
+async def prefetch_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> Prefetch:
+    """Load the session's cache to the device before its next turn."""
     found = await resources.sessions.prefetch(principal, session_id)
     return prefetch_answer(found.session, found.history_tokens, found.memory)

@@ -1,12 +1,13 @@
-"""`POST /v1/tokenize` and `POST /v1/detokenize`, as vLLM's."""
+"""`POST /v1/tokenize` and `POST /v1/detokenize`, as in vLLM."""
 
 import asyncio
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import AppResources, InferenceKey
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.dependencies import ForInference, InferenceKey
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 from graftwork.platform.answers.models import DetokenizedPrompt, TokenizedPrompt
 from graftwork.sessions.text.messages import messages_from_chat
@@ -14,25 +15,25 @@ from graftwork.sessions.text.messages import messages_from_chat
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, resources: AppResources, principal: InferenceKey) -> TokenizedPrompt:
-    """The token ids of a prompt, or of messages as chat.completions would make them a prompt."""
+@router.post("/tokenize", responses=also(404))
+async def tokenize(body: TokenizeRequest, resources: ForInference, principal: InferenceKey) -> TokenizedPrompt:
+    """Encode a prompt, or messages as chat.completions encodes them."""
     await resources.resolve(principal, body.model)
     token_ids = await asyncio.to_thread(_encode, body, resources)
     context_tokens = resources.description.context_tokens
     return TokenizedPrompt(tokens=token_ids, count=len(token_ids), max_model_len=context_tokens)
 
 
-@router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, resources: AppResources, principal: InferenceKey) -> DetokenizedPrompt:
-    """The text of token ids, control tokens included."""
+@router.post("/detokenize", responses=also(404))
+async def detokenize(body: DetokenizeRequest, resources: ForInference, principal: InferenceKey) -> DetokenizedPrompt:
+    """Decode token ids to text, control tokens included."""
     await resources.resolve(principal, body.model)
     resources.check_token_ids(body.tokens, "tokens")
     text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return DetokenizedPrompt(prompt=text)
 
 
-def _encode(body: TokenizeRequest, resources: Resources) -> tuple[int, ...]:
+def _encode(body: TokenizeRequest, resources: InferenceResources) -> tuple[int, ...]:
     if body.messages is None:
         with_special = body.add_special_tokens is not False
         return resources.tokenizer.encode(body.prompt or "", allow_special=True, add_special_tokens=with_special)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.deps.dependencies import AppResources, UsageKey
+from graftwork.api.deps.dependencies import ForAccounts, UsageKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.schemas.admin import quota_answer
 from graftwork.api.schemas.usage import TimeText, span, usage_answer
@@ -18,18 +18,18 @@ router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)
 
 @router.get("/usage")
 async def get_usage(
-    resources: AppResources,
+    resources: ForAccounts,
     principal: UsageKey,
     start: Annotated[TimeText, Query(alias="from")] = None,
     end: Annotated[TimeText, Query(alias="to")] = None,
     group_by: Literal["day", "adapter", "session", "key"] = "day",
 ) -> Page[UsageRow]:
-    """Sums over [from, to), the last 30 days if nothing is said."""
+    """Sum this tenant's usage over [from, to), by default the last 30 days."""
     since, until = span(start, end, resources.clock.now())
     return usage_answer(await resources.meter.summarise(principal.tenant_id, since, until, UsageGroup(group_by)))
 
 
 @router.get("/quota")
-async def get_quota(resources: AppResources, principal: UsageKey) -> Quota:
-    """Every limit; null is none."""
+async def get_quota(resources: ForAccounts, principal: UsageKey) -> Quota:
+    """Get all limits. Null is no limit."""
     return quota_answer(await resources.tenancy.get_quota(principal.tenant_id))

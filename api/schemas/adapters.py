@@ -3,31 +3,37 @@
 import math
 from typing import Annotated, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
-from graftwork.api.schemas.base import FieldComplaint, NativeBody
+from graftwork.api.schemas.base import FieldError, NativeBody, given
 from graftwork.platform.answers import adapters as answers
 
 MAX_CANARIES = 16
 
 VersionNumber = Annotated[int, Field(ge=1, lt=10**9)]
-VersionText = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+_VERSION = "^[1-9][0-9]{0,8}$"
+VersionText = Annotated[str, Field(pattern=_VERSION)]
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class AliasBody(NativeBody):
-    """One version, or a canary over several."""
+    """The target of an alias: one version, or several versions by weight."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [given("version"), given("weights")]})
 
     version: VersionNumber | None = None
-    weights: Annotated[dict[VersionText, Weight] | None, Field(min_length=1, max_length=MAX_CANARIES)] = None
+    weights: Annotated[
+        dict[VersionText, Weight] | None,
+        Field(min_length=1, max_length=MAX_CANARIES, json_schema_extra={"propertyNames": {"pattern": _VERSION}}),
+    ] = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> Self:
+    def require_one_of_both(self) -> Self:
         if (self.version is None) == (self.weights is None):
             raise ValueError("send either version or weights")
         if self.weights is not None and not math.isfinite(sum(self.weights.values())):
-            raise FieldComplaint("weights", "the weights do not sum to a number")
+            raise FieldError("weights", "the weights do not sum to a number")
         return self
 
     def target(self) -> AliasTarget:

@@ -1,11 +1,13 @@
 """The bodies of the operator's routes, and tenants, keys, quotas and audit entries as answers show them."""
 
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from fastapi import Body
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from graftwork.api.schemas.base import NativeBody
+from graftwork.api.schemas.base import NativeBody, with_integers
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
@@ -16,7 +18,7 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def unix_seconds(value: object) -> object:
-    """Unix seconds as they are; ISO 8601 text in seconds, read as UTC where it names no zone."""
+    """Convert ISO 8601 text to unix seconds, in UTC if it names no zone. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -36,7 +38,7 @@ class TenantBody(NativeBody):
 
 
 class TenantPatch(NativeBody):
-    """What is absent or null stays."""
+    """The changes to a tenant. Absent and null fields stay as they are."""
 
     name: Name | None = None
     weight: TenantWeight | None = None
@@ -46,8 +48,25 @@ class TenantPatch(NativeBody):
 class KeyBody(NativeBody):
     name: Name
     scopes: list[str] | None = None
-    """Null or absent: all."""
+    """Null or absent means all scopes."""
     expires_at: Time | None = None
+
+
+_LIMIT = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**53}, {"type": "null"}]}
+QuotaBody = Annotated[
+    dict[str, Any],
+    Body(),
+    AfterValidator(lambda limits: {name: with_integers(limit) for name, limit in limits.items()}),
+    WithJsonSchema(
+        {
+            "title": "Quota",
+            "type": "object",
+            "properties": {limit.name: _LIMIT for limit in fields(Quota)},
+            "additionalProperties": False,
+        }
+    ),
+]
+"""Limits by name. `Quota` itself checks them."""
 
 
 def tenant_answer(tenant: Tenant) -> answers.Tenant:

@@ -1,25 +1,39 @@
-"""The two kinds of request bodies: what OpenAI's clients send, and what is only ours.
+"""The base classes of request bodies.
 
-Both are strict (no strings for numbers, no NaN). They differ in what they do with fields they do not know.
+All bodies are strict: no text for numbers, no NaN. Bodies of OpenAI-compatible routes ignore unknown fields, bodies of
+native and admin routes refuse them.
 """
 
-from typing import Self
+from types import UnionType
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 from graftwork.sessions.generation.sampling import SamplingFields
 
 
-class OpenAiBody(BaseModel):
-    """A body of an OpenAI-compatible route: clients send fields of every vintage, the unknown are ignored."""
+class RequestBody(BaseModel):
+    """Base of all bodies. JSON has one kind of number, so 5.0 is an integer; 5.5 is none."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def read_integral_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[info.field_name or ""]
+        return with_integers(value) if _takes_integers(field.annotation) else value
 
 
-class NativeBody(BaseModel):
-    """A body of a native or admin route: a misspelt field is an error, not a silent default."""
+class OpenAiBody(RequestBody):
+    """A body of an OpenAI-compatible route. Unknown fields are ignored, because clients of all versions send them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="ignore")
+
+
+class NativeBody(RequestBody):
+    """A body of a native or admin route. An unknown field is an error, because it may be misspelt."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class SamplingBody(SamplingFields, OpenAiBody):
@@ -28,13 +42,33 @@ class SamplingBody(SamplingFields, OpenAiBody):
     @model_validator(mode="after")
     def minimum_within_maximum(self) -> Self:
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
-            raise FieldComplaint("min_tokens", f"must not exceed max_tokens ({self.max_tokens})")
+            raise FieldError("min_tokens", f"must not exceed max_tokens ({self.max_tokens})")
         return self
 
 
-class FieldComplaint(ValueError):
-    """Raised by validators that look at several fields: which one of them is to blame, and why."""
+class FieldError(ValueError):
+    """Raised by validators of several fields: names the field that is wrong, and says why."""
 
     def __init__(self, field: str, explanation: str) -> None:
         super().__init__(explanation)
         self.field = field
+
+
+def given(field: str) -> dict[str, Any]:
+    """The JSON Schema of a body that has this field."""
+    return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
+
+
+def _takes_integers(hint: Any) -> bool:
+    """Whether a field of this type holds integers, alone or in lists, and never a float."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType, list):
+        return any(_takes_integers(each) for each in get_args(hint))
+    return _takes_integers(get_args(hint)[0]) if origin is Annotated else hint is int
+
+
+def with_integers(value: Any) -> Any:
+    """Turn whole numbers such as 5.0 into integers, in lists too."""
+    if isinstance(value, list):
+        return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint, OpenAiBody, SamplingBody
-from graftwork.api.schemas.common import AnswerFormFields, MessageList, MixtureParts, Prediction, ToolList
-from graftwork.api.schemas.unsupported import CHAT_UNSERVED, refuse_unserved
+from graftwork.api.schemas.base import FieldError, OpenAiBody, SamplingBody
+from graftwork.api.schemas.common import MessageList, MixtureParts, Prediction, ResponseFormatBody, ToolList
+from graftwork.api.schemas.unsupported import CHAT_UNSUPPORTED, refuse_unsupported
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
-from graftwork.sessions.generation.constraints import AnswerDemands
+from graftwork.sessions.generation.constraints import OutputConstraints
 
 MAX_CHOICES = 128
 
@@ -19,12 +19,12 @@ class StreamOptions(OpenAiBody):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(SamplingBody, AnswerFormFields):
-    """Every field that is served; what is known and not served is refused before these are looked at."""
+class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
+    """All supported fields. Known fields that are not supported are refused first."""
 
     model: str
     adapters: MixtureParts | None = None
-    """An extra: adapters whose deltas are summed by weight on the base that `model` names."""
+    """Our extension: adapters whose deltas are summed by weight on the base model."""
     messages: MessageList
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -40,13 +40,13 @@ class ChatCompletionRequest(SamplingBody, AnswerFormFields):
 
     @model_validator(mode="before")
     @classmethod
-    def only_what_is_served(cls, body: Any) -> Any:
-        return refuse_unserved(body, CHAT_UNSERVED)
+    def refuse_unsupported_fields(cls, body: Any) -> Any:
+        return refuse_unsupported(body, CHAT_UNSUPPORTED)
 
     @model_validator(mode="after")
-    def top_logprobs_need_logprobs(self) -> Self:
+    def require_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise FieldComplaint("top_logprobs", "set logprobs to true to get any")
+            raise FieldError("top_logprobs", "set logprobs to true to get any")
         return self
 
     @property
@@ -55,18 +55,18 @@ class ChatCompletionRequest(SamplingBody, AnswerFormFields):
 
     @property
     def token_limit(self) -> int | None:
-        """`max_completion_tokens` is the younger name and wins."""
+        """The limit of the answer in tokens. `max_completion_tokens` is the newer name and has priority."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the prompt speaks of tools; where none may be called, it does not."""
+        """Whether the prompt shows the tools. It does not if none may be called."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def answer_demands(self) -> AnswerDemands:
-        return AnswerDemands(
-            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+    def output_constraints(self) -> OutputConstraints:
+        return OutputConstraints(
+            tools=tuple(tool.model_dump(exclude_none=True) for tool in self.tools or ()),
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            form=self.form_fields(),
+            response_format=self.response_format_fields(),
         )

@@ -1,4 +1,4 @@
-"""The fields by which chat.completions and completions ask for answers of a form; `sessions/generation/response_format.py` reads them."""
+"""Fields that several bodies share: answer formats, messages, adapter mixtures, predictions and tools."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,23 +6,23 @@ from pydantic import Field
 
 from graftwork.api.schemas.base import NativeBody, OpenAiBody
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
-from graftwork.sessions.generation.response_format import FormFields
-from graftwork.sessions.tools.tool_choice import TOOL_NAME, shown_tool
+from graftwork.sessions.generation.response_format import ResponseFormatFields
+from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
 
 
-class AnswerFormFields(OpenAiBody):
-    """At most one of them asks for anything. Null and what is empty asks for nothing."""
+class ResponseFormatBody(OpenAiBody):
+    """The format of the answer. At most one field may be set; null and empty values set nothing."""
 
     response_format: dict[str, Any] | None = None
     regex: str | None = None
-    """The whole answer matches it."""
+    """The whole answer matches this regular expression."""
     grammar: str | None = None
-    """In EBNF; its rule is `root`."""
+    """A grammar in EBNF. The start rule is `root`."""
     structural_tag: str | dict[str, Any] | None = None
-    """Calls in text; see engine/grammar/schema/structural_tags.py."""
+    """Tags around JSON in the answer; see engine/grammar/schema/structural_tags.py."""
 
-    def form_fields(self) -> FormFields:
-        return FormFields(self.response_format, self.regex, self.grammar, self.structural_tag)
+    def response_format_fields(self) -> ResponseFormatFields:
+        return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
 
 
 MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
@@ -30,7 +30,7 @@ MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=409
 
 
 class MixturePart(NativeBody):
-    """One adapter's part."""
+    """One adapter of a mixture, and its weight."""
 
     model: str
     """`name`, `name@3` or `name@alias`, as in `model`."""
@@ -41,21 +41,21 @@ MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_M
 
 
 class PredictionPart(OpenAiBody):
-    """A piece of the expected text."""
+    """One part of the expected text."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(OpenAiBody):
-    """Drafted from and verified: it makes a right guess faster, and changes no answer."""
+    """Text that the answer is expected to repeat. A right prediction makes the answer faster and never changes it."""
 
     type: Literal["content"]
     content: str | Annotated[list[PredictionPart], Field(min_length=1)]
 
     @property
     def text(self) -> str:
-        """All of it; parts are joined as they stand."""
+        """The whole text, its parts joined without separators."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -66,9 +66,9 @@ class FunctionDefinition(OpenAiBody):
     name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON Schema; the model sees it as it came."""
+    """A JSON Schema. The model sees it unchanged."""
     strict: bool | None = None
-    """Refuse what of the schema cannot be enforced; else it is let go and told."""
+    """If true, a schema that cannot be enforced is refused. Otherwise the answer's header names what is not enforced."""
 
 
 class FunctionTool(OpenAiBody):
@@ -76,8 +76,8 @@ class FunctionTool(OpenAiBody):
     function: FunctionDefinition
 
     def as_template_input(self) -> dict[str, Any]:
-        """As chat templates expect it: without the fields that the caller left out."""
-        return shown_tool(self.model_dump(exclude_none=True))
+        """The tool as chat templates expect it, without absent fields."""
+        return tool_for_prompt(self.model_dump(exclude_none=True))
 
 
 ToolList = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]

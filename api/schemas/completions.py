@@ -2,26 +2,40 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint, SamplingBody
+from graftwork.api.schemas.base import FieldError, SamplingBody
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
-from graftwork.api.schemas.common import AnswerFormFields, MixtureParts
-from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.api.schemas.common import MixtureParts, ResponseFormatBody
+from graftwork.api.schemas.unsupported import COMPLETION_UNSUPPORTED, refuse_unsupported
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for this route, and every other engine's."""
+"""The default limit of this route, as in OpenAI's API and other engines."""
 
 Prompt = str | list[int]
 
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_SCHEMA: dict[str, Any] = {
+    "title": "Prompt",
+    "anyOf": [
+        _TEXT,
+        _TOKEN_IDS,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+    ],
+}
 
-class CompletionRequest(SamplingBody, AnswerFormFields):
+
+class CompletionRequest(SamplingBody, ResponseFormatBody):
     model: str
     adapters: MixtureParts | None = None
-    """An extra: adapters whose deltas are summed by weight on the base that `model` names."""
-    prompt: Annotated[list[Prompt], Field(min_length=1, max_length=MAX_CHOICES)]
-    """Texts or token ids; one prompt is a list of one."""
+    """Our extension: adapters whose deltas are summed by weight on the base model."""
+    prompt: Annotated[
+        list[Prompt], Field(min_length=1, max_length=MAX_CHOICES), WithJsonSchema(PROMPT_SCHEMA, mode="validation")
+    ]
+    """Texts or lists of token ids. A single prompt becomes a list of one."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
@@ -33,34 +47,32 @@ class CompletionRequest(SamplingBody, AnswerFormFields):
 
     @model_validator(mode="before")
     @classmethod
-    def only_what_is_served(cls, body: Any) -> Any:
-        return refuse_unserved(body, COMPLETION_UNSERVED)
+    def refuse_unsupported_fields(cls, body: Any) -> Any:
+        return refuse_unsupported(body, COMPLETION_UNSUPPORTED)
 
     @field_validator("prompt", mode="before")
     @classmethod
-    def one_prompt_is_a_list_of_one(cls, value: object) -> object:
-        """Text, or a list that holds token ids, is one prompt."""
+    def wrap_single_prompt(cls, value: object) -> object:
+        """Wrap a text, or a list of token ids, in a list."""
         is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
         return [value] if isinstance(value, str) or is_ids else value
 
     @field_validator("logprobs", mode="before")
     @classmethod
-    def false_is_none(cls, value: object) -> object:
-        """Clients that were written for chat send it."""
+    def treat_false_as_none(cls, value: object) -> object:
+        """Clients written for chat.completions send false."""
         return None if value is False else value
 
     @model_validator(mode="after")
-    def choices_are_bounded(self) -> "CompletionRequest":
+    def check_num_choices(self) -> "CompletionRequest":
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             raise ValueError(f"at most {MAX_CHOICES} choices a request: send fewer prompts or a smaller n")
         return self
 
     @model_validator(mode="after")
-    def echoed_prompts_are_not_scored(self) -> "CompletionRequest":
+    def refuse_echo_with_logprobs(self) -> "CompletionRequest":
         if self.echo and self.logprobs is not None:
-            raise FieldComplaint(
-                "logprobs", "with echo the prompt's tokens would need scores too; leave one of them out"
-            )
+            raise FieldError("logprobs", "with echo the prompt's tokens would need scores too; leave one of them out")
         return self
 
     @property

@@ -1,20 +1,20 @@
-"""The body of `POST /v1/responses`, and of the conversations that responses are given in."""
+"""The bodies of `POST /v1/responses` and of the conversation routes."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldComplaint, OpenAiBody, SamplingBody
+from graftwork.api.schemas.base import FieldError, OpenAiBody, SamplingBody
 from graftwork.api.schemas.sessions import Metadata
-from graftwork.api.schemas.unsupported import COMPLETION_UNSERVED, refuse_unserved
+from graftwork.api.schemas.unsupported import COMPLETION_UNSUPPORTED, refuse_unsupported
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.input import read_input
-from graftwork.sessions.responses.record import ResponseOrder
+from graftwork.sessions.responses.record import NewResponse
 
-_UNSERVED = {
-    **COMPLETION_UNSERVED,
+_UNSUPPORTED = {
+    **COMPLETION_UNSUPPORTED,
     **dict.fromkeys(("response_format", "regex", "grammar", "structural_tag"), lambda value: not value),
     "truncation": lambda value: value in (None, "disabled"),
     "prompt": lambda value: value is None,
@@ -29,7 +29,7 @@ class ConversationReference(OpenAiBody):
 
 
 class ResponseTool(OpenAiBody):
-    """A function; the tools that OpenAI runs itself are refused by their type."""
+    """A function tool. OpenAI's own tools are refused by their type."""
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -38,7 +38,7 @@ class ResponseTool(OpenAiBody):
     strict: bool | None = None
 
     def chat_form(self) -> dict[str, Any]:
-        """As sessions know tools. `strict: false` asks for nothing, and prompts do not speak of it."""
+        """The tool in chat.completions' form. `strict: false` is left out, because it asks for nothing."""
         given = {field: getattr(self, field) for field in _TOOL_FIELDS}
         function = {field: value for field, value in given.items() if value is not None and value is not False}
         return {"type": "function", "function": function}
@@ -51,7 +51,7 @@ class TextOptions(OpenAiBody):
     format: dict[str, Any] | None = None
 
     def chat_form(self) -> dict[str, Any] | None:
-        """As sessions know response formats: a schema has an object of its own."""
+        """The format in chat.completions' form, where a schema has its own object."""
         if self.format is None or self.format.get("type") != "json_schema":
             return self.format
         return {
@@ -61,7 +61,7 @@ class TextOptions(OpenAiBody):
 
 
 class ResponseRequest(SamplingBody):
-    """Null means absent. Hints that change nothing (`user`, `service_tier`, `reasoning`, …) are ignored."""
+    """A new response. Null means absent. Hints that do not change the answer (`user`, `reasoning`, …) are ignored."""
 
     model: str
     input: str | list[Any]
@@ -80,12 +80,12 @@ class ResponseRequest(SamplingBody):
 
     @model_validator(mode="before")
     @classmethod
-    def only_what_is_served(cls, body: Any) -> Any:
-        return refuse_unserved(body, _UNSERVED)
+    def refuse_unsupported_fields(cls, body: Any) -> Any:
+        return refuse_unsupported(body, _UNSUPPORTED)
 
     @field_validator("tool_choice")
     @classmethod
-    def a_known_choice(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    def check_tool_choice(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
         if value in (None, "auto", "none", "required"):
             return value
         if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
@@ -97,22 +97,22 @@ class ResponseRequest(SamplingBody):
         )
 
     @model_validator(mode="after")
-    def that_go_together(self) -> "ResponseRequest":
+    def check_combinations(self) -> "ResponseRequest":
         if self.conversation is not None and self.previous_response_id is not None:
-            raise FieldComplaint("previous_response_id", "a response goes on from a response or in a conversation")
+            raise FieldError("previous_response_id", "a response goes on from a response or in a conversation")
         if self.store is False and self.background:
-            raise FieldComplaint("background", "a response that is not stored cannot be fetched later")
+            raise FieldError("background", "a response that is not stored cannot be fetched later")
         if self.store is False and self.conversation is not None:
-            raise FieldComplaint("conversation", "a conversation keeps its responses: leave `store` out")
+            raise FieldError("conversation", "a conversation keeps its responses: leave `store` out")
         return self
 
     @property
     def conversation_id(self) -> str | None:
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
-    def order(self, service_tier: str) -> ResponseOrder:
-        """Raises ValidationFailed for an `input` that cannot be read."""
-        return ResponseOrder(
+    def order(self, service_tier: str) -> NewResponse:
+        """The request in the form of the response service. Raises ValidationFailed for an `input` that cannot be read."""
+        return NewResponse(
             model=self.model,
             items=read_input(self.input),
             settings=self._settings(),
@@ -138,7 +138,7 @@ class ResponseRequest(SamplingBody):
         )
 
     def _echo(self, service_tier: str) -> dict[str, Any]:
-        """The request as the answer repeats it, with what was meant where nothing was said."""
+        """The request's fields as the answer repeats them, with defaults filled in."""
         text_format = None if self.text is None else self.text.format
         return {
             "background": bool(self.background),
@@ -168,7 +168,7 @@ class ConversationBody(OpenAiBody):
     metadata: Metadata | None = None
 
     def first_items(self) -> tuple[Item, ...]:
-        """Raises ValidationFailed for what cannot be read."""
+        """The first items. Raises ValidationFailed for items that cannot be read."""
         return read_input(self.items, "items") if self.items else ()
 
 

@@ -1,4 +1,7 @@
-"""Bodies of the session routes. What a value may be is the session service's to say: here only the fields' names."""
+"""The bodies of the session routes.
+
+Owns the fields' names and types. The session service checks their values.
+"""
 
 from typing import Annotated, Any
 
@@ -6,7 +9,7 @@ from pydantic import Field
 
 from graftwork.api.schemas.base import NativeBody
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.service import NewSession
+from graftwork.sessions.service import MAX_FORKS, NewSession
 from graftwork.sessions.turns.runner import ToolHint
 from graftwork.sessions.turns.settings import TurnOverrides
 
@@ -18,12 +21,14 @@ Metadata = Annotated[
 ]
 
 
-class Retention(NativeBody):
+class RetentionBody(NativeBody):
+    """How long the session stays readable."""
+
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
 
 
 class SessionBody(NativeBody):
-    """Null means absent."""
+    """A new session. Null means absent."""
 
     model: str
     instructions: str | None = None
@@ -33,7 +38,7 @@ class SessionBody(NativeBody):
     response_format: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
     metadata: Metadata | None = None
-    retention: Retention | None = None
+    retention: RetentionBody | None = None
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
@@ -49,28 +54,28 @@ class SessionBody(NativeBody):
 
 
 class SessionPatch(NativeBody):
-    """What is absent or null stays."""
+    """The changes to a session. Absent and null fields stay as they are."""
 
     model: str | None = None
     metadata: Metadata | None = None
 
 
 class ToolHintBody(NativeBody):
-    """What a caller knows of a tool. A deadline is noted in the ledger, and nothing is cut off by it."""
+    """What a caller knows of a tool. A deadline is only stored; a later output is still accepted."""
 
     expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
 
 
-class AnswerManner(NativeBody):
-    """How a turn is answered, and whether it ends with the connection that asked for it: by default it goes on."""
+class TurnOptions(NativeBody):
+    """How a turn is answered. By default it continues when the client leaves."""
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
 
 
-class TurnBody(AnswerManner):
-    """`tool_hints` tell how long a tool will take, and so how long the device should keep the session's cache."""
+class TurnBody(TurnOptions):
+    """A user's turn. `tool_hints` say how long each tool takes, and so how long to keep the session's cache on the device."""
 
     input: str | list[Any]
     if_head: str | None = None
@@ -80,7 +85,7 @@ class TurnBody(AnswerManner):
     sampling: dict[str, Any] | None = None
 
     def hints(self) -> dict[str, ToolHint]:
-        """By tool."""
+        """The hints by tool name."""
         given = (self.tool_hints or {}).items()
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 
@@ -93,13 +98,13 @@ class GivenOutput(NativeBody):
     output: Any
 
 
-class ToolOutputsBody(AnswerManner):
+class ToolOutputsBody(TurnOptions):
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
 
 
 class ForkBody(NativeBody):
     at: str | None = None
-    count: int = 1
+    count: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_FORKS})] = 1
 
 
 class RewindBody(NativeBody):

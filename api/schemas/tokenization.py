@@ -2,14 +2,16 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from graftwork.api.schemas.base import OpenAiBody
+from graftwork.api.schemas.base import OpenAiBody, given
 from graftwork.api.schemas.common import MessageList, ToolList
 
 
 class TokenizeRequest(OpenAiBody):
-    """Either a prompt or messages."""
+    """A prompt or messages, but not both."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages")]})
 
     model: str
     prompt: str | None = None
@@ -19,7 +21,7 @@ class TokenizeRequest(OpenAiBody):
     add_generation_prompt: bool | None = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> Self:
+    def require_one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("send either prompt or messages")
         return self

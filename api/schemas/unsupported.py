@@ -1,19 +1,19 @@
-"""Fields that we know and do not serve: anything but their neutral values is refused, never silently dropped.
+"""Known fields that this server does not support. Any value that asks for something is refused.
 
-Hints that change nothing about the answer (`user`, `metadata`, `store`, `prompt_cache_key`, …) are not listed: those
-are ignored like every unknown field.
+Hints that do not change the answer (`user`, `metadata`, `store`, `prompt_cache_key`, …) are not listed. They are
+ignored, like unknown fields.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graftwork.api.schemas.base import FieldComplaint
+from graftwork.api.schemas.base import FieldError
 
 IsNeutral = Callable[[Any], bool]
 
 
 def _empty(value: Any) -> bool:
-    """Null, false, zero, "", [] and {} ask for nothing."""
+    """Whether the value is null, false, zero or empty."""
     return not value
 
 
@@ -49,7 +49,7 @@ _LOGITS: dict[str, IsNeutral] = {
     "truncate_prompt_tokens": _empty,
 }
 
-COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
+COMPLETION_UNSUPPORTED: Mapping[str, IsNeutral] = {
     **_CONSTRAINED_DECODING,
     **_LOGITS,
     "suffix": _empty,
@@ -57,7 +57,7 @@ COMPLETION_UNSERVED: Mapping[str, IsNeutral] = {
     "prompt_embeds": _empty,
 }
 
-CHAT_UNSERVED: Mapping[str, IsNeutral] = {
+CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
     **_CONSTRAINED_DECODING,
     **_LOGITS,
     "functions": _empty,
@@ -74,10 +74,10 @@ CHAT_UNSERVED: Mapping[str, IsNeutral] = {
 }
 
 
-def refuse_unserved(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
-    """The body as it came. Raises FieldComplaint that names the first field whose value is not served."""
+def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
+    """Return the body unchanged. Raises FieldError for the first field with an unsupported value."""
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():
             if field in body and not is_neutral(body[field]):
-                raise FieldComplaint(field, "this value is known, but not served here; leave the field out")
+                raise FieldError(field, "this value is known, but not served here; leave the field out")
     return body

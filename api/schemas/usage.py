@@ -1,10 +1,11 @@
-"""What usage is asked for, and how its sums look."""
+"""The time range of a usage request, and usage sums as answers show them."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import WithJsonSchema
 
 from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.answers.base import Page
@@ -14,16 +15,31 @@ from graftwork.platform.tenancy.metering import UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
-TimeText = Annotated[str | None, Query(max_length=64)]
+_LATEST = 253_402_300_799
+"""The last second of the year 9999."""
+
+TimeText = Annotated[
+    str | None,
+    Query(max_length=64),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": _LATEST},
+                {"type": "string", "format": "date-time"},
+            ]
+        }
+    ),
+]
+"""Unix seconds or ISO 8601."""
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
-    """[start, end) in unix seconds; the last 30 days up to now where nothing is said. Raises InvalidRequest."""
+    """The range [start, end) in unix seconds. The default is the last 30 days. Raises InvalidRequest."""
     until = now if end is None else _moment(end, "to")
     since = until - DEFAULT_SPAN_S if start is None else _moment(start, "from")
     if since > until:
         raise InvalidRequest("from lies behind to: swap them.", param="from")
-    # The end is open: what was recorded in this very moment is part of "until now".
+    # The end is exclusive, but rows of this moment belong to "until now".
     return since, until if end is not None else until + 1.0
 
 
@@ -44,10 +60,12 @@ def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
 
 
 def _moment(text: str, param: str) -> float:
-    """Unix seconds or ISO 8601."""
+    """Parse unix seconds or ISO 8601. Raises InvalidRequest."""
     try:
         value = unix_seconds(_number(text))
         seconds = float(str(value))
+        if not 0 <= seconds <= _LATEST:
+            raise ValueError("before 1970, or after the year 9999")
         datetime.fromtimestamp(seconds)  # noqa: DTZ006 - only whether there is such a time
     except (ValueError, OverflowError, OSError) as error:
         message = f"{param}: give unix seconds, or a time such as 2026-01-31T12:00:00Z."

@@ -1,4 +1,4 @@
-"""`client.usage` and `client.quota`: what this tenant used and may use."""
+"""`client.usage` and `client.quota`: a tenant's own usage and limits."""
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation
@@ -17,7 +17,7 @@ class UsageLedger(Resource[R]):
     def list(
         self, *, start: Moment | None = None, end: Moment | None = None, group_by: str | None = None
     ) -> Steps[Page[UsageRow]]:
-        """Rows by `group_by`: day, adapter, session or key."""
+        """List usage rows, grouped by `group_by`: day, adapter, session or key."""
         query = {"from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/usage", query=query)))
 

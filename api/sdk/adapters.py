@@ -1,11 +1,11 @@
-"""`client.adapters`: push, look at, point aliases at, delete."""
+"""`client.adapters`: upload and list adapters, move aliases, delete."""
 
 from pathlib import Path
 from typing import Any
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.errors import ConfigurationError
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.adapters import Adapter, AliasChange
 from graftwork.platform.answers.base import Deleted, Page
 
@@ -18,10 +18,9 @@ class Adapters(Resource[R]):
 
     @operation
     def push(self, folder: str | Path, *, name: str | None = None) -> Steps[Adapter]:
-        """Upload a PEFT folder as the next version of `name`, which defaults to the folder's own name.
+        """Upload a PEFT folder as the next version of `name`, by default the folder's name.
 
-        Pushing the same bytes again makes no new version. Raises ValidationError naming the tensor or field that
-        cannot be served.
+        The same files again make no new version. Raises ValidationError that names the tensor or field that is wrong.
         """
         path = Path(folder)
         for required in (CONFIG_FILE, WEIGHTS_FILE):
@@ -49,25 +48,25 @@ class Adapters(Resource[R]):
 
     @operation
     def delete(self, name: str, version: int | None = None) -> Steps[Deleted]:
-        """The adapter, or one of its versions. Running requests finish first."""
-        path = f"/v1/adapters/{segment(name)}" + (f"/versions/{version}" if version is not None else "")
+        """Delete the adapter, or one of its versions. Running requests finish first."""
+        path = f"/v1/adapters/{path_segment(name)}" + (f"/versions/{version}" if version is not None else "")
         return (yield from self._read(Deleted, Call("DELETE", path)))
 
     @operation
     def promote(self, name: str, version: int, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Point the alias at one version; what asks for plain `name` follows the alias `prod`."""
+        """Point the alias at one version. Requests for plain `name` use the alias `prod`."""
         return (yield from self._point(name, alias, version))
 
     @operation
     def canary(self, name: str, weights: dict[int, float], *, alias: str = "prod") -> Steps[AliasChange]:
-        """Share the alias' traffic among versions, as in `{2: 0.9, 3: 0.1}`."""
+        """Split the alias's requests among versions by weight, as in `{2: 0.9, 3: 0.1}`."""
         shares = {str(version): share for version, share in weights.items()}
         call = Call("PUT", self._alias_path(name, alias), json={"weights": shares})
         return (yield from self._read(AliasChange, call))
 
     @operation
     def rollback(self, name: str, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Point the alias at the newest version older than all that it points at now."""
+        """Point the alias at the newest version that is older than all its current versions."""
         adapter = yield from self._get(name)
         oldest = _oldest_version((adapter.aliases or {}).get(alias))
         if oldest is None:
@@ -82,14 +81,14 @@ class Adapters(Resource[R]):
         return (yield from self._read(AliasChange, Call("DELETE", self._alias_path(name, alias))))
 
     def _get(self, name: str) -> Steps[Adapter]:
-        return (yield from self._read(Adapter, Call("GET", f"/v1/adapters/{segment(name)}")))
+        return (yield from self._read(Adapter, Call("GET", f"/v1/adapters/{path_segment(name)}")))
 
     def _point(self, name: str, alias: str, version: int) -> Steps[AliasChange]:
         call = Call("PUT", self._alias_path(name, alias), json={"version": version})
         return (yield from self._read(AliasChange, call))
 
     def _alias_path(self, name: str, alias: str) -> str:
-        return f"/v1/adapters/{segment(name)}/aliases/{segment(alias)}"
+        return f"/v1/adapters/{path_segment(name)}/aliases/{path_segment(alias)}"
 
 
 def _oldest_version(target: object) -> int | None:

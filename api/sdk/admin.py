@@ -4,7 +4,7 @@ from typing import Any, TypedDict, Unpack
 
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.transport.effects import Call, Steps
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.admin import AuditEntry, Quota, Replica, Tenant, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
@@ -30,7 +30,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _tenant_path(tenant_id: str) -> str:
-    return f"/v1/admin/tenants/{segment(tenant_id)}"
+    return f"/v1/admin/tenants/{path_segment(tenant_id)}"
 
 
 class Tenants(Resource[R]):
@@ -67,7 +67,7 @@ class Tenants(Resource[R]):
 
     @operation
     def suspend(self, tenant_id: str) -> Steps[Tenant]:
-        """Refuse all its keys, until `resume`."""
+        """Refuse all keys of the tenant until `resume`."""
         return (yield from self._read(Tenant, Call("POST", f"{_tenant_path(tenant_id)}/suspend", admin=True)))
 
     @operation
@@ -86,7 +86,7 @@ class Keys(Resource[R]):
     def create(
         self, tenant_id: str, *, name: str, scopes: tuple[str, ...] | None = None, expires_at: Moment | None = None
     ) -> Steps[TenantKey]:
-        """The answer's `key` is the plaintext, shown this once."""
+        """Create a key. Only this answer contains `key`, the secret text."""
         body = {"name": name} | _given(scopes=list(scopes) if scopes else None, expires_at=expires_at)
         call = Call("POST", f"{_tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
         return (yield from self._read(TenantKey, call))
@@ -97,14 +97,14 @@ class Keys(Resource[R]):
 
     @operation
     def rotate(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """A new secret in place of the old one."""
-        path = f"{_tenant_path(tenant_id)}/keys/{segment(key_id)}/rotate"
+        """Replace the key's secret. The old secret stops working at once."""
+        path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
         return (yield from self._read(TenantKey, Call("POST", path, admin=True, creates=True)))
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """End a key for good; it stays in the list as revoked."""
-        path = f"{_tenant_path(tenant_id)}/keys/{segment(key_id)}"
+        """Revoke a key. It stays in the list."""
+        path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
         return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
 
 
@@ -117,7 +117,7 @@ class Quotas(Resource[R]):
 
     @operation
     def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
-        """Replaces the whole quota: a limit that is left out is lifted."""
+        """Replace the whole quota. A limit that is left out is removed."""
         call = Call("PUT", f"{_tenant_path(tenant_id)}/quota", json=dict(limits), admin=True)
         return (yield from self._read(Quota, call))
 
@@ -151,11 +151,11 @@ class Admin(Resource[R]):
 
     @operation
     def audit(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[AuditEntry]]:
-        """Who changed what, newest first."""
+        """List administrative acts, the newest first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
 
     @operation
     def replicas(self) -> Steps[Page[Replica]]:
-        """The engines and what they are doing."""
+        """List the engines and their load."""
         return (yield from self._page(Replica, Call("GET", "/v1/admin/replicas", admin=True)))

@@ -1,11 +1,11 @@
-"""`client.chat.completions` and `client.models`: the part of the API that is OpenAI's."""
+"""`client.chat.completions` and `client.models`, as in OpenAI's SDK."""
 
 import json
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps
 from graftwork.api.sdk.transport.errors import APIConnectionError, error_from_description
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.retries import open_stream
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.transport.sse import FrameParser
@@ -16,7 +16,7 @@ from graftwork.platform.answers.models import Model
 
 
 class ChatParameters(TypedDict, total=False):
-    """Everything beside `model`, `messages` and `stream`; the names are OpenAI's, then vLLM's."""
+    """All parameters but `model`, `messages` and `stream`, under the names of OpenAI and vLLM."""
 
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
@@ -46,7 +46,7 @@ class ChatParameters(TypedDict, total=False):
     user: str
     metadata: dict[str, str]
     extra_body: dict[str, Any]
-    """Fields that this SDK does not name, merged into the body."""
+    """Further fields, which are added to the body."""
 
 
 Messages = list[dict[str, Any]]
@@ -94,7 +94,7 @@ class Completions(Resource[R]):
     def create(
         self, *, model: str, messages: Messages, stream: bool = False, **parameters: Unpack[ChatParameters]
     ) -> Any:
-        """Answer a conversation; with `stream=True`, piece by piece."""
+        """Answer a conversation, with `stream=True` in chunks."""
         extra_body = parameters.pop("extra_body", {})
         body = {"model": model, "messages": messages, **parameters, **extra_body}
         call = Call("POST", "/v1/chat/completions", json={**body, "stream": True} if stream else body)
@@ -104,7 +104,7 @@ class Completions(Resource[R]):
         return start_stream(self._runtime, self._chunks(call, connection), connection)
 
     def _chunks(self, call: Call, connection: Connection) -> Steps[None]:
-        """Such a stream cannot be resumed: the server keeps no answer that nobody stores."""
+        """Read the stream's chunks. It cannot be resumed, because the server does not store the answer."""
         yield from open_stream(call, connection, self._runtime.policy)
         yield Opened()
         parser = FrameParser()
@@ -128,13 +128,13 @@ class Chat(Resource[R]):
 
 
 class Models(Resource[R]):
-    """The names that `model` may have."""
+    """The names that requests may give as `model`."""
 
     @operation
     def list(self) -> Steps[Page[Model]]:
-        """The base model first, then this tenant's adapters and their aliases."""
+        """List the base model, then this tenant's adapters and their aliases."""
         return (yield from self._page(Model, Call("GET", "/v1/models")))
 
     @operation
     def get(self, model: str) -> Steps[Model]:
-        return (yield from self._read(Model, Call("GET", f"/v1/models/{segment(model)}")))
+        return (yield from self._read(Model, Call("GET", f"/v1/models/{path_segment(model)}")))

@@ -1,6 +1,6 @@
-"""The two clients: `Graftwork` for plain code, `AsyncGraftwork` for asyncio.
+"""The two clients: `Graftwork` for synchronous code, `AsyncGraftwork` for asyncio.
 
-They offer the same resources; the methods are written once (see api_resource.py) and performed by their runtime.
+Both have the same methods. Each method is written once (see transport/operation.py), and a runtime performs it.
 
     client = Graftwork(api_key="gw_…")
     session = client.sessions.create(model="support", tools=[…])
@@ -31,8 +31,8 @@ ANSWER_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 5.0
 
 
-class Resources(Generic[R]):
-    """What both clients offer."""
+class ApiClient(Generic[R]):
+    """The methods that both clients have."""
 
     def __init__(self, runtime: R) -> None:
         self._runtime: R = runtime
@@ -49,12 +49,12 @@ class Resources(Generic[R]):
         return str(self._runtime.http.base_url).rstrip("/")
 
 
-class Graftwork(Resources[SyncRuntime]):
-    """The client. Use it in a `with`, or close it.
+class Graftwork(ApiClient[SyncRuntime]):
+    """The synchronous client. Use it in a `with`, or close it.
 
-    What is not given is read from GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY. `base_url` is without
-    `/v1`; `timeout` is in seconds; `max_retries` counts the tries after the first; `transport` replaces the network
-    and `sleep` the waiting, for tests.
+    Arguments that are not given are read from GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY. `base_url`
+    has no `/v1`, `timeout` is in seconds, and `max_retries` counts the tries after the first. Tests replace
+    `transport` and `sleep`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Graftwork(Resources[SyncRuntime]):
         self.close()
 
 
-class AsyncGraftwork(Resources[AsyncRuntime]):
+class AsyncGraftwork(ApiClient[AsyncRuntime]):
     """The client for asyncio, with the arguments of `Graftwork`. Use it in an `async with`, or close it."""
 
     def __init__(
@@ -117,7 +117,7 @@ class AsyncGraftwork(Resources[AsyncRuntime]):
 
 
 def _base_url(given: str | None) -> str:
-    """The server's address; a `/v1` at its end is forgiven."""
+    """The server's address, without a `/v1` at its end."""
     url = given or os.environ.get("GRAFTWORK_URL") or DEFAULT_URL
     return url.rstrip("/").removesuffix("/v1")
 

@@ -1,7 +1,7 @@
-"""One session: say something, run the tools it asks for, branch it, look at it.
+"""One session: start turns, run the tools that the model calls, fork and rewind.
 
-`Session` remembers what the server last said of it: `state`, `head`, and the last event seen. Everything else it
-asks the server for.
+`Session` remembers the last state that the server answered, and the last event that it saw. It asks the server for
+everything else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from graftwork.api.sdk.session_feed import SessionFeed
 from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps
 from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.transport.streams import AsyncStream, Stream, start_stream
 from graftwork.api.sdk.transport.tools import TOOL_TIMEOUT_S, ToolOutput, Tools, ToolTimeout
@@ -32,26 +32,26 @@ Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
 """Of one `run`."""
 _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
-"""The server that ran a turn was killed, or stopped: it can be started again from where it began."""
+"""Codes of turns that a stop of the server interrupted. They can be started again."""
 
 
-class TurnOptions(TypedDict, total=False):
-    """What one turn may set for itself alone."""
+class TurnParameters(TypedDict, total=False):
+    """The options of one turn. They do not change the session."""
 
     if_head: str
-    """Refuse with ConflictError unless the session's head is still this checkpoint."""
+    """Raise ConflictError unless the session's head is this checkpoint."""
     tool_hints: dict[str, dict[str, Any]]
     """`{name: {"expected_ms": 800}}`: how long the session's cache should be kept warm for."""
     tool_choice: str | dict[str, Any]
     response_format: dict[str, Any]
     sampling: dict[str, Any]
     cancel_on_disconnect: bool
-    """End the turn as cancelled when this connection breaks, rather than let it go on and be read again."""
+    """Cancel the turn when this connection breaks. By default it continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All the turns that one `run` took; the last one holds the answer. A `resume` may have had nothing to do."""
+    """The turns of one `run`. The last turn has the answer. A `resume` without open calls has no turns."""
 
     turns: tuple[Turn, ...]
 
@@ -93,27 +93,31 @@ class Session(Resource[R]):
 
     @property
     def head(self) -> str | None:
-        """The checkpoint that the next turn goes on from."""
+        """The checkpoint that the next turn continues."""
         return self.state.head
 
     @overload
     def turn(
-        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnOptions]
+        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnParameters]
     ) -> Stream[SessionEvent]: ...
     @overload
     def turn(
-        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnOptions]
+        self: "Session[SyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnParameters]
     ) -> Turn: ...
     @overload
     def turn(
-        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnOptions]
+        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[True], **options: Unpack[TurnParameters]
     ) -> AsyncStream[SessionEvent]: ...
     @overload
     async def turn(
-        self: "Session[AsyncRuntime]", input: Input, *, stream: Literal[False] = False, **options: Unpack[TurnOptions]
+        self: "Session[AsyncRuntime]",
+        input: Input,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[TurnParameters],
     ) -> Turn: ...
-    def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnOptions]) -> Any:
-        """Say something: text, or a list of items. With `stream=True`, the turn's typed events as they come."""
+    def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnParameters]) -> Any:
+        """Start a turn with a text or a list of items. With `stream=True`, iterate over its typed events."""
         call = self._turn_call(input, stream, options)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
@@ -134,7 +138,7 @@ class Session(Resource[R]):
         self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
     ) -> Turn: ...
     def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> Any:
-        """Answer the calls that the last turn ended with; the last missing one starts the next turn."""
+        """Send outputs of the last turn's calls. The last missing output starts the next turn."""
         call = self._tool_outputs_call(outputs, stream)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
@@ -143,7 +147,7 @@ class Session(Resource[R]):
     @overload
     def events(self: "Session[AsyncRuntime]", *, after: int = 0) -> AsyncStream[SessionEvent]: ...
     def events(self, *, after: int = 0) -> Any:
-        """The stored events after `after`, then those of the turn that runs, up to its end."""
+        """Iterate over the stored events after `after`, then over the running turn's events until it ends."""
         connection = Connection()
         feed = self._feed(connection, after, ends_with_turn=False)
         return start_stream(self._runtime, feed.read(feed.replay_call(after)), connection)
@@ -156,14 +160,14 @@ class Session(Resource[R]):
         tools: Tools,
         tool_timeout: ToolTimeout = TOOL_TIMEOUT_S,
         max_turns: int = MAX_TURNS,
-        **options: Unpack[TurnOptions],
+        **options: Unpack[TurnParameters],
     ) -> Steps[Run]:
-        """Say something and run the tools it asks for, until there is an answer.
+        """Start a turn, and run the tools that the model calls until there is an answer.
 
-        `tools` maps names to functions that are called with the arguments as keywords: plain ones in threads, async
-        ones as tasks. The calls of one turn run at the same time, each for `tool_timeout` seconds at most; a failure,
-        a timeout or an unknown name is an answer to the model, not an error. A turn that a restart of the server cut
-        off is started again. Raises ToolLoopError after `max_turns` turns, TurnFailedError if a turn fails.
+        `tools` maps names to functions, plain or async, which get the arguments as keywords. The calls of one turn run
+        at the same time, each for `tool_timeout` seconds at most. The model is told about failures, timeouts and
+        unknown names. A turn that a restart of the server interrupted is started again.
+        Raises ToolLoopError after `max_turns` turns, and TurnFailedError if a turn fails.
         """
         turns = [(yield from self._kept_turn(self._turn_call(input, False, options)))]
         return (yield from self._run(turns, tools, tool_timeout, max_turns))
@@ -172,10 +176,10 @@ class Session(Resource[R]):
     def resume(
         self, *, tools: Tools, tool_timeout: ToolTimeout = TOOL_TIMEOUT_S, max_turns: int = MAX_TURNS
     ) -> Steps[Run]:
-        """Go on with a session whose tools were never answered, as after a crash of the program that ran them.
+        """Continue a session whose tool calls have no outputs, for example after a crash of this program.
 
-        Runs the calls that are still open and then as `run` does. Outputs that came in but were never gone on with,
-        because their turn was refused or failed, are sent again. Where no call is open the run has no turns.
+        Runs the open calls, then continues like `run`. If all outputs are stored but their turn was refused or failed,
+        they are sent again. Without open calls and stored outputs, the run has no turns.
         """
         given = yield from self._given_outputs()
         if given.tool_calls:
@@ -189,79 +193,79 @@ class Session(Resource[R]):
 
     @operation
     def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
-        """The calls that the session waits for, as the server knows them now."""
+        """Ask the server for the calls that wait for outputs."""
         return (yield from self._given_outputs()).tool_calls
 
     @operation
     def given_outputs(self) -> Steps[GivenOutputs]:
-        """The outputs that the server has for the calls that the history ends in, and the calls that wait for theirs."""
+        """Ask the server for the outputs that it has, and for the calls that still wait."""
         return (yield from self._given_outputs())
 
     @operation
     def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
-        """New sessions that share this one's past, up to the checkpoint `at` or else the head."""
+        """Create sessions that share this history up to the checkpoint `at`, by default the head."""
         body: dict[str, Any] = {"count": count} | ({"at": at} if at is not None else {})
         answer = yield from self._json(self._post("/fork", body, creates=True))
         return [Session(self._runtime, SessionState.read(state)) for state in answer["data"]]
 
     @operation
     def rewind(self, to: str) -> Steps[SessionState]:
-        """Go back to a checkpoint; the next turn goes on from there."""
+        """Move the head back to a checkpoint. The next turn continues from there."""
         return (yield from self._update(self._post("/rewind", {"to": to})))
 
     @operation
     def cancel(self) -> Steps[SessionState]:
-        """Stop the turn that runs."""
+        """Cancel the running turn."""
         return (yield from self._update(self._post("/cancel", {})))
 
     @operation
     def change(self, *, model: str | None = None, metadata: Mapping[str, str] | None = None) -> Steps[SessionState]:
-        """Move to another adapter version, which gives up the cache; or replace the metadata."""
+        """Move to another adapter version, which gives up the cache, or replace the metadata."""
         given = {"model": model, "metadata": metadata}
         body = {name: value for name, value in given.items() if value is not None}
         return (yield from self._update(Call("PATCH", self._path, json=body)))
 
     @operation
     def suspend(self) -> Steps[SessionState]:
-        """Let go of its cache; the next turn, or tool output, wakes it."""
+        """Suspend the session, so that its cache can be freed. The next turn or tool output resumes it."""
         return (yield from self._update(self._post("/suspend", {})))
 
     @operation
     def prefetch(self) -> Steps[Mapping[str, Any]]:
-        """Say that the next turn is near, so that the session's cache is brought where it is needed."""
+        """Load the session's cache to the device, because the next turn is near."""
         return (yield from self._json(self._post("/prefetch", {})))
 
     @operation
     def refresh(self) -> Steps[SessionState]:
-        """Ask the server what the session is now."""
+        """Ask the server for the session's current state."""
         return (yield from self._refresh())
 
     @operation
     def close(self) -> Steps[SessionState]:
-        """No more turns; the session stays readable until its time is over."""
+        """Close the session. It stays readable until its retention ends."""
         return (yield from self._update(Call("DELETE", self._path)))
 
     @operation
     def items(
         self, *, limit: int | None = None, after: str | None = None, order: str | None = None
     ) -> Steps[Page[Item]]:
-        """The transcript up to the head."""
+        """List the items of the history, up to the head."""
         query = {"limit": limit, "after": after, "order": order}
         return (yield from self._page(Item, Call("GET", f"{self._path}/items", query=query)))
 
     @operation
     def cache(self) -> Steps[SessionCache]:
-        """What the server holds of this session."""
+        """Ask where the session's history is cached."""
         return (yield from self._read(SessionCache, Call("GET", f"{self._path}/cache")))
 
     @property
     def _path(self) -> str:
-        return f"/v1/sessions/{segment(self.id)}"
+        return f"/v1/sessions/{path_segment(self.id)}"
 
     def _post(self, action: str, body: Mapping[str, Any], *, creates: bool = False) -> Call:
         return Call("POST", self._path + action, json=body, creates=creates)
 
-    def _turn_call(self, input: Input, stream: bool, options: TurnOptions) -> Call:
+    def _turn_call(self, input: Input, stream: bool, options: TurnParameters) -> Call:
         said = input if isinstance(input, str) else list(input)
         return self._post("/turns", {"input": said, "stream": stream, **options}, creates=True)
 
@@ -277,7 +281,7 @@ class Session(Resource[R]):
         return turn
 
     def _kept_turn(self, call: Call) -> Steps[Turn]:
-        """The turn, started again as often as a request may be where the server was stopped under it."""
+        """Start a turn, and start it again if a restart of the server interrupted it."""
         for _ in range(self._runtime.policy.max_retries):
             turn = yield from self._turn(call)
             if turn.error is None or turn.error.get("code") not in _CUT_OFF:
@@ -304,7 +308,7 @@ class Session(Resource[R]):
         return (yield from self._update(Call("GET", self._path)))
 
     def _update(self, call: Call) -> Steps[SessionState]:
-        """Some answers hold only part of a session, or nothing: what they leave out stays as it was."""
+        """Read an answer into `state`. Fields that the answer lacks stay as they were."""
         answer = yield from self._json(call)
         self.state = SessionState.read({**self.state.raw, "head": self.head, **answer})
         return self.state

@@ -1,9 +1,8 @@
-"""Reads a session's events to their end, across dropped connections.
+"""Reads a session's events to the end, and reconnects when the connection breaks.
 
-The server keeps every event under its `seq`, so that a stream that broke is asked for again from the last one seen;
-before the first one its opening is sent again, which the server answers with the same turn. Others may have spoken in
-the session meanwhile, so what was last seen before the opening says nothing about where its events begin.
-Invariant: each `seq` is emitted once, in order.
+The server numbers its events, so a broken stream is continued after the last number that was seen. Before the first
+event, the opening request is sent again, and the server answers with the same turn.
+Invariant: each event is emitted once, in order.
 """
 
 import json
@@ -21,7 +20,7 @@ from graftwork.platform.answers.session_events import TERMINAL_EVENTS, SessionEv
 
 @dataclass(slots=True)
 class SessionFeed:
-    """One reader of one session; `last_seq` is the last event it has emitted."""
+    """Reads one session. `last_seq` is the number of the last event that it emitted."""
 
     events_path: str
     policy: RetryPolicy
@@ -34,7 +33,7 @@ class SessionFeed:
     """Called with each event just before it is emitted."""
 
     def read(self, opening: Call) -> Steps[None]:
-        """The events that `opening` streams, and those that follow should it break."""
+        """Emit the events that `opening` streams, and after a break those that follow."""
         opening, first = with_key(opening), self.last_seq
         response = yield from open_stream(opening, self.connection, self.policy)
         yield Opened()
@@ -61,7 +60,7 @@ class SessionFeed:
         return call.with_headers(last_event_id=str(after))
 
     def _read_connection(self) -> Steps[bool]:
-        """Emit until the connection ends; whether nothing more is to come."""
+        """Emit events until the connection ends. Return whether the feed is complete."""
         parser = FrameParser()
         while (chunk := (yield ReadStream(self.connection))) is not None:
             for frame in parser.feed(chunk):
@@ -75,7 +74,7 @@ class SessionFeed:
         return not self.ends_with_turn
 
     def _accept(self, frame: Frame) -> SessionEvent | None:
-        """The frame's event, or None for a ping and for what was emitted before. Raises on an `error` event."""
+        """Read a frame's event. Return None for a ping or an event that was emitted before. Raises on an `error` event."""
         if frame.event == "ping" or frame.data == "[DONE]":
             return None
         body = json.loads(frame.data)
@@ -94,5 +93,5 @@ class SessionFeed:
 
 
 def _holds_events(response: httpx.Response) -> bool:
-    """Whether there is a turn to follow: outputs of some calls only are stored, and answered as plain JSON."""
+    """Whether the answer is a stream. If calls still wait, the answer to an output is plain JSON."""
     return str(response.headers.get("content-type")).startswith("text/event-stream")

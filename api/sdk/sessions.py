@@ -1,16 +1,16 @@
-"""`client.sessions`: make and find sessions."""
+"""`client.sessions`: create and find sessions."""
 
 from typing import Any, TypedDict, Unpack
 
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.transport.effects import Call, Steps
-from graftwork.api.sdk.transport.operation import R, Resource, operation, segment
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import SessionState
 
 
 class SessionParameters(TypedDict, total=False):
-    """What a session is made with, beside its model; tools and sampling as in chat completions."""
+    """The parameters of a new session. Tools and sampling are as in chat completions."""
 
     instructions: str
     tools: list[dict[str, Any]]
@@ -28,14 +28,14 @@ class Sessions(Resource[R]):
 
     @operation
     def create(self, *, model: str, **parameters: Unpack[SessionParameters]) -> Steps[Session[R]]:
-        """Open a session; the adapter version that `model` means now is pinned for its whole life."""
+        """Create a session. It keeps the adapter version that `model` means now."""
         call = Call("POST", "/v1/sessions", json={"model": model, **parameters}, creates=True)
         return Session(self._runtime, (yield from self._read(SessionState, call)))
 
     @operation
     def get(self, session_id: str) -> Steps[Session[R]]:
-        """A session that was made before, perhaps by another process."""
-        state = yield from self._read(SessionState, Call("GET", f"/v1/sessions/{segment(session_id)}"))
+        """Get an existing session."""
+        state = yield from self._read(SessionState, Call("GET", f"/v1/sessions/{path_segment(session_id)}"))
         return Session(self._runtime, state)
 
     @operation

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, error answers and the envelope, around one process's resources.
+"""The HTTP application: routes, error answers and the middleware, around one process's resources.
 
 Importing it loads no torch and opens nothing.
 """
@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 import graftwork
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.deps.resources import Resources
 from graftwork.api.http.errors import install_error_handlers
-from graftwork.api.http.middleware import RequestEnvelope
+from graftwork.api.http.middleware import RequestIdMiddleware
+from graftwork.api.openapi.document import complete
 from graftwork.api.routes import (
     adapters,
     admin,
@@ -56,25 +58,24 @@ _ROUTERS = (
 )
 
 
+_ROUTES = tuple(route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
+
+
 class GatewayApp(FastAPI):
-    """FastAPI, whose description of itself also says how keys are sent: routes check them by their class."""
+    """FastAPI with our own OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            document = super().openapi()
-            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            for path, operations in document["paths"].items():
-                for operation in operations.values() if path.startswith("/v1/") else ():
-                    operation["security"] = [{"key": []}]
-        return super().openapi()
+            self.openapi_schema = complete(super().openapi(), _ROUTES)
+        return self.openapi_schema
 
 
 def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
-    """The caller closes the `resources` that it gives; without them the application opens its own when it starts.
+    """Create the application. It opens and closes its own resources, unless they are given.
 
-    `engine` is then the engine that it talks to; by default the one at the settings' address.
+    Its own resources use `engine`, by default the one at the settings' address.
     """
 
     @asynccontextmanager
@@ -93,16 +94,22 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=operation_id,
     )
     if resources is not None:
         _attach(app, resources)
-    install_error_handlers(app)
+    install_error_handlers(app, _ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
-    app.add_middleware(RequestEnvelope)
+    app.add_middleware(RequestIdMiddleware)
     return app
+
+
+def operation_id(route: APIRoute) -> str:
+    """Name an operation by its function, so that generated clients have plain method names."""
+    return route.name
 
 
 def _attach(app: FastAPI, resources: Resources) -> None:
     app.state.resources = resources
-    app.state.readiness = Readiness(resources)
+    app.state.readiness = Readiness(resources.server)

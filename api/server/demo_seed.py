@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import AdminResources
 from graftwork.api.server.served_model import demo_folder
 from graftwork.platform.errors import NotAuthenticated, NotPermitted
 from graftwork.platform.quotas.quota import Quota
@@ -31,7 +31,7 @@ class DemoTenant:
     key: str
 
 
-async def seed_demo(resources: Resources) -> tuple[DemoTenant, ...]:
+async def seed_demo(resources: AdminResources) -> tuple[DemoTenant, ...]:
     """Make what is missing of the demo's tenants, keys and adapters."""
     path = resources.settings.data_dir / KEYS_FILE
     keys = await asyncio.to_thread(_read_keys, path)
@@ -40,7 +40,7 @@ async def seed_demo(resources: Resources) -> tuple[DemoTenant, ...]:
     return tuple(tenants)
 
 
-async def _seed_tenant(resources: Resources, name: str, known_key: str | None) -> DemoTenant:
+async def _seed_tenant(resources: AdminResources, name: str, known_key: str | None) -> DemoTenant:
     key = known_key or ""
     principal = await _holder(resources, key)
     if principal is None:
@@ -49,7 +49,7 @@ async def _seed_tenant(resources: Resources, name: str, known_key: str | None) -
     return DemoTenant(name, await _push_adapter(resources, principal, DEMO_ADAPTERS[name]), key)
 
 
-async def _holder(resources: Resources, key: str) -> Principal | None:
+async def _holder(resources: AdminResources, key: str) -> Principal | None:
     """Whose key it is; None once it is of no use here, because the database is another or somebody revoked it."""
     try:
         return await resources.tenancy.authenticate(key)
@@ -57,13 +57,13 @@ async def _holder(resources: Resources, key: str) -> Principal | None:
         return None
 
 
-async def _make_tenant(resources: Resources, name: str) -> str:
+async def _make_tenant(resources: AdminResources, name: str) -> str:
     tenant = await resources.tenancy.create_tenant(name, actor="demo")
     _, plaintext = await resources.tenancy.create_key(tenant.id, "demo", actor="demo")
     return plaintext
 
 
-async def _push_adapter(resources: Resources, principal: Principal, adapter: str) -> str | None:
+async def _push_adapter(resources: AdminResources, principal: Principal, adapter: str) -> str | None:
     """Publishing equal bytes again changes nothing."""
     folder = demo_folder() / "adapters" / adapter
     if not await asyncio.to_thread(folder.is_dir) or resources.settings.model is not None:
@@ -71,7 +71,7 @@ async def _push_adapter(resources: Resources, principal: Principal, adapter: str
     config = await asyncio.to_thread((folder / CONFIG_NAME).read_bytes)
     weights = await asyncio.to_thread((folder / WEIGHTS_NAME).read_bytes)
     scope = principal.scope()
-    await resources.registry.publish(scope, adapter, config, weights, resources.description, Quota())
+    await resources.registry.publish(scope, adapter, config, weights, await resources.engine.describe(), Quota())
     return adapter
 
 

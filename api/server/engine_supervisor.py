@@ -11,7 +11,7 @@ from contextlib import suppress
 from graftwork.api.server.engine_process import child_command, child_orders
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.settings import Settings, child_environment
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class EngineChild:
     async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
         """Return once the engine answers; `report` is told the seconds waited, about once a second.
 
-        Raises CapacityAbsent if the child ends before it ever answered: its own message is on standard error.
+        Raises Unavailable if the child ends before it ever answered: its own message is on standard error.
         """
         await self._spawn()
         await self._wait_until_it_answers(engine, report)
@@ -101,7 +101,7 @@ class EngineChild:
         while self._process.returncode is None:
             try:
                 await engine.describe()
-            except CapacityAbsent:
+            except Unavailable:
                 await asyncio.sleep(_POLL_S)
             else:
                 return
@@ -109,7 +109,7 @@ class EngineChild:
             if int(waited_s) > reported_s:
                 reported_s = int(waited_s)
                 report(waited_s)
-        raise CapacityAbsent(f"The engine ended with status {self._process.returncode} before it was ready.")
+        raise Unavailable(f"The engine ended with status {self._process.returncode} before it was ready.")
 
     async def _keep_alive(self) -> None:
         backoff_s = self._first_backoff_s

@@ -18,7 +18,7 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.platform.errors import CapacityAbsent, InvalidRequest
+from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
@@ -69,13 +69,13 @@ def _console() -> Console:
 async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
     """From an engine that answers to the last connection's end."""
     async with open_resources(settings) as resources:
-        tenants = await seed_demo(resources) if settings.demo else ()
+        tenants = await seed_demo(resources.admin) if settings.demo else ()
         url = url_of(listening)
 
         def on_ready() -> None:
-            show_ready(console, url, resources.base_name, settings)
+            show_ready(console, url, resources.inference.base_name, settings)
             if tenants:
-                show_demo(console, url, resources.base_name, tenants)
+                show_demo(console, url, resources.inference.base_name, tenants)
 
         server = HttpServer(create_app(settings, resources=resources), on_ready)
         signals.direct_to(server)
@@ -96,7 +96,7 @@ async def _wait_for_engine(settings: Settings, console: Console) -> None:
         while True:
             try:
                 await probe.describe()
-            except CapacityAbsent as error:
+            except Unavailable as error:
                 if polls % _REPORT_EVERY == 0:
                     console.print(f"Waiting for the engine: {error.message}", soft_wrap=True)
                 polls += 1

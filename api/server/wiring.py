@@ -14,12 +14,20 @@ from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.api.deps.background import ServerTasks, repeating
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import (
+    AccountResources,
+    AdminResources,
+    InferenceResources,
+    Resources,
+    ServerResources,
+    SessionResources,
+)
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
+from graftwork.platform.ids import new_id
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -28,17 +36,19 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import AnswerPlanner
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
-from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
-from graftwork.sessions.service import SessionOptions, SessionService
+from graftwork.sessions.service import SessionService
+from graftwork.sessions.store.event_log import EventLog
+from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from graftwork.sessions.tools.formats import tool_call_form
-from graftwork.sessions.turns.launcher import LauncherResources
+from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PromptEncoder, PublicPrefixes
+from graftwork.sessions.tools.formats import tool_call_format
+from graftwork.sessions.turns.kv import SessionKvClient
+from graftwork.sessions.turns.runner import TurnDependencies
 
 _REDIS_PREFIX = "graftwork:"
 _LEASE_S = 30.0
@@ -55,7 +65,7 @@ async def open_resources(
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
     """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
-    address, which must answer by now; an `inspector` that is given is left open. Raises CapacityAbsent."""
+    address, which must answer by now; an `inspector` that is given is left open. Raises Unavailable."""
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -69,14 +79,14 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
-        stack.push_async_callback(resources.quotas.close)
-        stack.push_async_callback(resources.tasks.close)
-        stack.push_async_callback(resources.sessions.close)
-        await resources.registry.sweep()
+        stack.push_async_callback(resources.server.quotas.close)
+        stack.push_async_callback(resources.inference.tasks.close)
+        stack.push_async_callback(resources.sessions.sessions.close)
+        await resources.account.registry.sweep()
         sweeps = {
-            "sessions": resources.sessions.sweep,
-            "responses": resources.responses.sweep,
-            "idempotency keys": resources.idempotency.sweep,
+            "sessions": resources.sessions.sessions.sweep,
+            "responses": resources.sessions.responses.sweep,
+            "idempotency keys": resources.server.idempotency.sweep,
         }
         for name, sweep in sweeps.items():
             await sweep()
@@ -108,41 +118,54 @@ async def _assemble(
         probe=engine.probe_adapter,
         before_free=engine.forget_adapter,
     )
-    launcher = LauncherResources(
+    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), _LEASE_S)
+    dependencies = TurnDependencies(
         generator=served.generator,
         accounting=accounting,
+        store=turns,
+        log=EventLog(turns.append, clock, asyncio.sleep),
+        kv=SessionKvClient(engine, pepper, served.generator.public_prefixes),
         encoder=served.prompts,
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
         planner=served.planner,
     )
-    options = SessionOptions(owner=owner_name(settings), lease_s=_LEASE_S)
-    sessions = SessionService(database, registry, launcher, options)
+    sessions = SessionService(database, registry, dependencies)
+    description, tasks = served.generator.description, ServerTasks()
     return Resources(
-        settings=settings,
-        clock=clock,
-        pepper=pepper,
-        database=database,
-        tenancy=tenancy,
-        gate=Authenticator(tenancy, admin_key),
-        quotas=quotas,
-        meter=meter,
-        idempotency=IdempotencyStore(database, clock),
-        telemetry=telemetry,
-        artifacts=artifacts,
-        registry=registry,
-        engine=engine,
-        description=served.generator.description,
-        generator=served.generator,
-        accounting=accounting,
-        folder=served.folder,
-        prompts=served.prompts,
-        sessions=sessions,
-        responses=ResponseService(database, sessions, clock),
-        conversations=ConversationService(sessions),
-        tasks=ServerTasks(),
-        planner=served.planner,
+        inference=InferenceResources(
+            clock=clock,
+            pepper=pepper,
+            registry=registry,
+            generator=served.generator,
+            accounting=accounting,
+            description=description,
+            folder=served.folder,
+            prompts=served.prompts,
+            planner=served.planner,
+            tasks=tasks,
+        ),
+        sessions=SessionResources(
+            clock=clock,
+            base_name=description.model_name,
+            sessions=sessions,
+            responses=ResponseService(database, sessions, clock),
+            conversations=ConversationService(sessions),
+            tasks=tasks,
+        ),
+        account=AccountResources(clock, tenancy, meter, registry, description),
+        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine),
+        server=ServerResources(
+            settings=settings,
+            clock=clock,
+            database=database,
+            gate=Authenticator(tenancy, admin_key),
+            idempotency=IdempotencyStore(database, clock),
+            quotas=quotas,
+            telemetry=telemetry,
+            engine=engine,
+        ),
     )
 
 
@@ -153,7 +176,7 @@ class _ServedModel:
     generator: Generator
     folder: ModelFolder
     prompts: PromptEncoder | None
-    planner: AnswerPlanner
+    planner: ConstraintPlanner
 
 
 async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
@@ -162,14 +185,14 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
     public_prefixes = NO_PUBLIC_PREFIXES
     if settings.public_prompts is not None and prompts is not None:
         public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = AnswerPlanner(tool_call_form(folder.chat_template_source, settings.tool_call_form))
+    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
     generator = Generator(
         engine,
         folder.tokenizer,
         await engine.describe(),
         telemetry,
         clock,
-        tool_call_form=planner.form,
+        tool_call_format=planner.tool_call_format,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)

@@ -1,6 +1,6 @@
 """Agents that live through a trace: turns, tools that take their time, sub-agents, and an end.
 
-Says to the memory between turns what the gateway says: HOLD when a turn ends, PREFETCH when the last tool begins to
+Says to the KV cache between turns what the gateway says: HOLD when a turn ends, PREFETCH when the last tool begins to
 answer, CLOSE at the end, as far as the policy does so.
 """
 

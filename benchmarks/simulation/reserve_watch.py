@@ -18,7 +18,7 @@ class ReserveWatch:
     ) -> None:
         """`saving_pages` counts a domain's pages on their way to the host, for which it may have given up older ones."""
         self._page_store = page_store
-        self._owners = domains
+        self._domains = domains
         self._saving_pages = saving_pages
         self.num_checks = 0
         self.num_at_reserve = 0
@@ -27,7 +27,7 @@ class ReserveWatch:
     @contextmanager
     def others_than(self, domain: Domain) -> Iterator[None]:
         """Whatever is done in here for `domain`, all others keep their reserve, or what they had of it."""
-        page_store, others = self._page_store, [one for one in self._owners if one != domain]
+        page_store, others = self._page_store, [one for one in self._domains if one != domain]
         before = {(tier, other): self._kept(tier, other) for tier in TIERS for other in others}
         sure = {tier: page_store.reserve_pages(tier) for tier in TIERS}
         yield

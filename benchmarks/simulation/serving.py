@@ -1,7 +1,7 @@
 """A device that serves a bounded number of turns: waits, loads, prefills one at a time, and decodes side by side.
 
-Uses the memory as the scheduler does: match, settle, enter when the prompt is computed and again at the end, follow,
-release. A turn has pages for its prompt and its whole answer before it starts.
+Uses the KV cache as the scheduler does: match, allocate, insert when the prompt is computed and again at the end, set
+the history, release. A turn has pages for its prompt and its whole answer before it starts.
 Invariant: turns start in the order in which they came, and whatever fits an empty device is served in the end.
 """
 
@@ -49,13 +49,13 @@ class Server:
 
     def __init__(
         self,
-        memory: KvCacheManager,
+        kv_cache: KvCacheManager,
         session_cache: SessionCache,
         hardware: ScaledHardware,
         timeline: Timeline,
         watch: ReserveWatch,
     ) -> None:
-        self._memory = memory
+        self._kv_cache = kv_cache
         self._session_cache = session_cache
         self._hardware = hardware
         self._timeline = timeline
@@ -82,7 +82,7 @@ class Server:
 
     def absorb(self, done: TransferDone) -> None:
         """A copy has ended: turns that waited for it go on, and where it failed they begin again."""
-        failed_from = self._memory.finish_transfer(done)
+        failed_from = self._kv_cache.finish_transfer(done)
         for turn in [one for one in self._running if done.plan in one.arrivals]:
             turn.arrivals.discard(done.plan)
             if failed_from is not None:
@@ -98,17 +98,17 @@ class Server:
             self._running.add(turn)
             if not turn.arrivals:
                 self._prefill(turn)
-        device = self._memory.page_store.device
+        device = self._kv_cache.page_store.device
         assert self._running or not self._waiting or device.in_flight_pages, "a turn fits the device and cannot start"
-        self._memory.start_background_copies()
+        self._kv_cache.start_background_copies()
 
     def _settle(self, turn: Turn) -> bool:
-        memory, path = self._memory, turn.path(turn.num_prompt - 1)  # the last token's logits are needed
-        match = memory.match(path)
-        if not memory.has_room(match, len(turn.whole.token_ids), 0):
+        kv_cache, path = self._kv_cache, turn.path(turn.num_prompt - 1)  # the last token's logits are needed
+        match = kv_cache.match(path)
+        if not kv_cache.has_room(match, len(turn.whole.token_ids), 0):
             return False
         with self._watch.others_than(path.domain):
-            allocation = memory.allocate_path(path, match, len(turn.whole.token_ids), turn.use)
+            allocation = kv_cache.allocate_path(path, match, len(turn.whole.token_ids), turn.use)
         if allocation is not None:
             self._take(turn, allocation)
         return allocation is not None
@@ -118,24 +118,24 @@ class Server:
 
     def _start_over(self, turn: Turn) -> None:
         """Some of its pages could not be read: the turn goes back to the head of the queue."""
-        self._memory.release(turn.pages)
+        self._kv_cache.release(turn.pages)
         turn.pages, turn.arrivals = [], set()
         self._running.discard(turn)
         self._waiting.appendleft(turn)
 
     def _prefill(self, turn: Turn) -> None:
         """Compute what was not cached, behind what is being computed already."""
-        cached = len(turn.tiers) * self._memory.page_tokens
+        cached = len(turn.tiers) * self._kv_cache.page_tokens
         seconds = self._hardware.costs.prefill.seconds(turn.num_prompt - cached, cached)
         self._prefill_free_at = max(self._prefill_free_at, self._timeline.now) + seconds
         self._timeline.after(self._prefill_free_at - self._timeline.now, lambda: self._answer(turn))
 
     def _answer(self, turn: Turn) -> None:
         """The first token is there; the rest follows at the speed of decoding."""
-        size = self._memory.page_tokens
+        size = self._kv_cache.page_tokens
         by_tier = {tier: turn.tiers.count(tier) * size for tier in Tier}
         ttft_s = self._timeline.now - turn.arrived_at
-        self.tally.count(ttft_s, by_tier, turn.num_prompt, self._memory.sessions.num_history_pages)
+        self.tally.count(ttft_s, by_tier, turn.num_prompt, self._kv_cache.sessions.num_history_pages)
         self._enter(turn, turn.num_prompt)
         seconds = (len(turn.whole.token_ids) - turn.num_prompt) * self._hardware.decode_token_s
         self._timeline.after(seconds, lambda: self._end(turn))
@@ -143,13 +143,13 @@ class Server:
     def _end(self, turn: Turn) -> None:
         num_computed = len(turn.whole.token_ids) - 1
         self._enter(turn, num_computed)
-        self._memory.set_history(turn.path(num_computed), turn.use)
-        self._memory.release(turn.pages)
-        self._memory.enforce_limits(turn.whole.domain)
+        self._kv_cache.set_history(turn.path(num_computed), turn.use)
+        self._kv_cache.release(turn.pages)
+        self._kv_cache.enforce_limits(turn.whole.domain)
         self._running.discard(turn)
         turn.on_end()
         self.go_on()
 
     def _enter(self, turn: Turn, num_computed: int) -> None:
-        nodes = self._memory.insert(turn.path(num_computed), turn.pages, turn.use)
-        turn.pages = self._memory.deduplicate(nodes, turn.pages)
+        nodes = self._kv_cache.insert(turn.path(num_computed), turn.pages, turn.use)
+        turn.pages = self._kv_cache.deduplicate(nodes, turn.pages)

@@ -46,12 +46,12 @@ class World:
         self.copies = SimulatedCopies(self.timeline, hardware, self.disk)
         lower = LowerTiers(self.copies, CostTracker(hardware.costs), self.disk)
         clock = self.timeline.clock
-        self.memory = KvCacheManager(hardware.sizes, lower, clock, policy.ranking(clock))
+        self.kv_cache = KvCacheManager(hardware.sizes, lower, clock, policy.ranking(clock))
         scopes = CacheScopes("sha256:simulated", "bfloat16")
-        session_cache = SessionCache(self.memory, scopes, policy.advice(), clock)
+        session_cache = SessionCache(self.kv_cache, scopes, policy.advice(), clock)
         domains = sorted({session.domain.encode() for session in load.trace.sessions})
-        self.watch = ReserveWatch(self.memory.page_store, domains, self.copies.saving_pages)
-        self.server = Server(self.memory, session_cache, hardware, self.timeline, self.watch)
+        self.watch = ReserveWatch(self.kv_cache.page_store, domains, self.copies.saving_pages)
+        self.server = Server(self.kv_cache, session_cache, hardware, self.timeline, self.watch)
         self.server.tally.num_warm_up = int(WARM_UP * load.num_turns)
         self.copies.report = self.server.absorb
         self._load = load
@@ -66,7 +66,9 @@ class World:
         self.timeline.run()
         self.check_empty()
         return self.server.tally.figures(
-            self.copies.moved_pages, self.memory.page_store.sizes.page_bytes, self.memory.page_store.device.num_pages
+            self.copies.moved_pages,
+            self.kv_cache.page_store.sizes.page_bytes,
+            self.kv_cache.page_store.device.num_pages,
         )
 
     def _begin(self) -> None:
@@ -77,11 +79,11 @@ class World:
 
     def check_empty(self) -> None:
         """No page is held, cached or under way anywhere, and nothing was miscounted."""
-        self.memory.check_integrity()
+        self.kv_cache.check_integrity()
         assert self._agents.num_live == 0, "a session has not ended"
         assert self.copies.num_under_way == 0, "a copy has not ended"
         assert self.disk.num_pages == 0, f"{self.disk.num_pages} pages are left on disk"
-        assert len(self.memory.sessions) == 0, "a session is remembered"
+        assert len(self.kv_cache.sessions) == 0, "a session is remembered"
         for tier in (Tier.DEVICE, Tier.HOST):
-            pool = self.memory.page_store.pool(tier)
+            pool = self.kv_cache.page_store.pool(tier)
             assert pool.free_pages == pool.num_pages, f"{pool.num_pages - pool.free_pages} pages of the {tier} leaked"

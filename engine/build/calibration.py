@@ -33,11 +33,11 @@ from graftwork.platform.ids import RequestId
 T = TypeVar("T")
 
 
-_NEVER = TransferCost(fixed_s=1e6, page_s=1e6)
+_UNAVAILABLE = TransferCost(fixed_s=1e6, page_s=1e6)
 """The cost of a tier that does not exist."""
 
 
-_PAGES = (1, 4, 16)
+_PAGE_COUNTS = (1, 4, 16)
 
 
 _REPEATS = 3
@@ -60,7 +60,7 @@ def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: S
 def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
     """Measures copies from the host to the device."""
     if not host.num_pages:
-        return _NEVER
+        return _UNAVAILABLE
 
     def load(count: int) -> None:
         for page in range(count):
@@ -68,30 +68,30 @@ def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCo
         if cache.device.type == "cuda":
             torch.cuda.synchronize(cache.device)
 
-    counts = [count for count in _PAGES if count <= min(num_pages, host.num_pages)]
+    counts = [count for count in _PAGE_COUNTS if count <= min(num_pages, host.num_pages)]
     return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
 
 
 def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
     """Measures reads from disk and the copy to the device. Writes pages for this and forgets them again."""
     if disk is None:
-        return _NEVER
+        return _UNAVAILABLE
     domain = hashlib.sha256(b"calibration").digest()
-    keys = [child_key(root_key(domain), [number]) for number in range(_PAGES[-1])]
+    keys = [child_key(root_key(domain), [number]) for number in range(_PAGE_COUNTS[-1])]
     into = memoryview(bytearray(page_bytes * len(keys)))
     stored = disk.write(domain, keys, [into[:page_bytes]] * len(keys))
 
     def read(count: int) -> None:
-        disk.read_run(keys[:count], into[: count * page_bytes])
+        disk.read_pages(keys[:count], into[: count * page_bytes])
 
-    samples = [TransferSample(count, _fastest(read, count)) for count in _PAGES if count <= stored]
+    samples = [TransferSample(count, _fastest(read, count)) for count in _PAGE_COUNTS if count <= stored]
     for key in keys:
         disk.forget(key)
     disk.sweep()
     if not samples:
-        return _NEVER
+        return _UNAVAILABLE
     cost = fit_transfer(samples)
-    onward = host if host is not _NEVER else TransferCost(0.0, 0.0)
+    onward = host if host is not _UNAVAILABLE else TransferCost(0.0, 0.0)
     return TransferCost(cost.fixed_s + onward.fixed_s, cost.page_s + onward.page_s)
 
 

@@ -1,4 +1,7 @@
-"""Chooses the device and the dtype of an engine, and sets up the memory allocator of the process."""
+"""Chooses the device and the dtype of an engine, and sets up the memory allocator of the process.
+
+Owns these choices, made once at start; nothing else asks what the machine can do.
+"""
 
 import ctypes
 import sys
@@ -6,9 +9,9 @@ import sys
 import torch
 
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.model.checkpoint import Checkpoint
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rotary import RotaryTable
+from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.engine.model.weights import load_decoder_weights
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.platform.errors import InvalidRequest
@@ -19,7 +22,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 2**30
 
 
-_OLDER_LIMIT = 2**25  # the largest threshold that older versions take
+_OLDER_LIMIT = 2**25  # the largest threshold that older versions accept
 
 
 def keep_freed_memory() -> None:
@@ -41,8 +44,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Reads the checkpoint onto the device."""
-    weights = load_decoder_weights(Checkpoint(config.model), model, device, dtype)
+    """Reads the model's weights onto the device."""
+    weights = load_decoder_weights(WeightReader(config.model), model, device, dtype)
     return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device))
 
 
@@ -60,7 +63,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Returns the dtype of weights and KV. `auto` is the checkpoint's, or float32 on a CPU without bf16 instructions."""
+    """Returns the dtype of weights and KV. `auto` is the model's own, or float32 on a CPU without bf16 instructions."""
     wanted = model.dtype if name == "auto" else name
     if name == "auto" and device.type == "cpu" and not _cpu_multiplies_bfloat16():
         wanted = "float32"

@@ -52,7 +52,7 @@ class Engine:
     loop: EngineLoop
     description: EngineDescription
     scheduler: Scheduler
-    memory: KvCacheManager
+    kv_cache: KvCacheManager
     cache: KvCache
     frame_allocator: FrameAllocator
     adapters: LoraPool
@@ -88,9 +88,9 @@ def build_engine(
     decoder = load_decoder(config, model, device, dtype)
     lora = build_lora(config, model, device, dtype)
     tracker = costs or CostTracker(UNMEASURED)
-    memory, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
-    on_device = DeviceAdapterPool(storage.device_memory, memory.page_store, lora, config.lora_pool_bytes)
-    memory.page_store.frame_users[Tier.DEVICE] = on_device
+    kv_cache, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
+    on_device = DeviceAdapterPool(storage.device_memory, kv_cache.page_store, lora, config.lora_pool_bytes)
+    kv_cache.page_store.frame_users[Tier.DEVICE] = on_device
     adapters = LoraPool(
         AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
         LoraPoolLimits(config.lora_host_bytes),
@@ -107,8 +107,8 @@ def build_engine(
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     scheduler = Scheduler(
         _limits(config, model),
-        memory,
-        SessionCache(memory, scopes, ToolLatencyModel(), clock),
+        kv_cache,
+        SessionCache(kv_cache, scopes, ToolLatencyModel(), clock),
         adapters,
         scopes,
         clock=clock,
@@ -117,17 +117,17 @@ def build_engine(
         speculator=Speculator(
             DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
             clock,
-            lambda sequence: grammars.constraint(sequence.request_id),
+            lambda state: grammars.constraint(state.request_id),
         ),
     )
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)
-    loop = EngineLoop(inbox, scheduler, adapters, grammars, memory, copier, storage.cache.gates, runner, prefills)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copier, storage.cache.gates, runner, prefills)
     return Engine(
         loop=loop,
         description=description,
         scheduler=scheduler,
-        memory=memory,
+        kv_cache=kv_cache,
         cache=storage.cache,
         frame_allocator=on_device.frame_allocator,
         adapters=adapters,

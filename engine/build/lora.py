@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 
 _CHOICES = ("auto", "native", "triton", "torch")
 _PACK_BYTES = 256 * 2**20
-"""Of copies side by side, which torch makes of the adapters in the last batches."""
+"""Bytes of packed copies that torch keeps of the adapters in recent batches."""
 
 
 def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> LoraBackend:
-    """The backend that `config.lora_kernels` asks for; `auto` takes the kernels of the device, if they work there.
+    """Builds the backend that `config.lora_kernels` names. `auto` takes the device's own kernels if they work.
 
-    Raises InvalidRequest if there is no such choice, or the kernels are asked for by name and do not work.
+    Raises InvalidRequest if the name is unknown, or if it names kernels that do not work.
     """
     wanted = config.lora_kernels
     if wanted not in _CHOICES:
@@ -32,18 +32,18 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
         )
     rules = BatchInvariance.of(dtype)
     plain = TorchLora(PackCache(_PACK_BYTES, rules.min_columns), rules)
-    way = _own_way(device) if wanted == "auto" else wanted
-    if way == "torch":
+    kernels = _kernels_of(device) if wanted == "auto" else wanted
+    if kernels == "torch":
         return plain
-    failure = _why_not_native(device, dtype) if way == "native" else _why_not_triton(device, dtype)
+    failure = _why_not_native(device, dtype) if kernels == "native" else _why_not_triton(device, dtype)
     if failure is None:
-        return _native(model, dtype, plain) if way == "native" else _triton(config, model, device, dtype, plain)
+        return _native(model, dtype, plain) if kernels == "native" else _triton(config, model, device, dtype, plain)
     if wanted != "auto":
         raise InvalidRequest(
-            f"The {way} LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
+            f"The {kernels} LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
             param="lora_kernels",
         )
-    _log.warning("lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _LOSS[way]})
+    _log.warning("lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _LOSS[kernels]})
     return plain
 
 
@@ -51,10 +51,10 @@ _LOSS = {
     "native": "decoding with many adapters at a time takes up to half as long again",
     "triton": "adapters are applied by torch, one product after another",
 }
-"""What it costs to do without."""
+"""What is lost without each kind of kernel."""
 
 
-def _own_way(device: torch.device) -> str:
+def _kernels_of(device: torch.device) -> str:
     return {"cpu": "native", "cuda": "triton"}.get(device.type, "torch")
 
 
@@ -73,7 +73,7 @@ def _triton(
 
 
 def _why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What keeps the CPU's kernel from a device; None if nothing does."""
+    """Returns why the CPU kernel does not work on a device; None if it does."""
     if device.type != "cpu":
         return "they are the CPU's"
     if dtype not in (torch.float32, torch.bfloat16):
@@ -86,7 +86,7 @@ def _why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What keeps the kernels from a device; None if nothing does."""
+    """Returns why the Triton kernels do not work on a device; None if they do."""
     if find_spec("triton") is None:
         return "triton is not installed (the `kernels` extra)"
     from graftwork.engine.lora.triton.selftest import why_kernels_fail

@@ -18,7 +18,7 @@ class BatchInvariance:
     min_columns: int
 
     @property
-    def is_free(self) -> bool:
+    def allows_any_shape(self) -> bool:
         """Whether every shape is invariant."""
         return self.min_rows <= 1
 

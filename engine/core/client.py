@@ -1,4 +1,8 @@
-"""The engine as the rest of the platform sees it."""
+"""The engine as gateways use it.
+
+Owns the protocol alone; engine/rpc/client.py implements it. Knows tokens and digests, never text or tenants.
+Invariant: every failure is a `GraftworkError`.
+"""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -11,49 +15,49 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class EngineClient(Protocol):
-    """One engine process. Every failure is a `GraftworkError`."""
+    """One engine process."""
 
     async def describe(self) -> EngineDescription:
-        """What model this is. Raises CapacityAbsent while no engine answers."""
+        """Describes the model that is served. Raises Unavailable while no engine answers."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Continue one sequence; closing the generator early cancels the request and frees its pages.
+        """Runs one request. Closing the generator early cancels it and frees its pages.
 
-        Raises InvalidRequest, NotFound (no such adapter), CapacityContended (queue full, with the seconds to
-        wait), CapacityAbsent (the engine is gone).
+        Raises InvalidRequest, NotFound (no such adapter), CapacityContended (the queue is full; it says when to
+        retry) or Unavailable (the engine is gone).
         """
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
-        """Hold, fetch or give up the KV of a session between its turns, and say where it is.
+        """Holds, prefetches or drops the KV of a session between its turns. Returns where the KV is.
 
-        Raises CapacityAbsent while no engine answers; nothing is lost then but time.
+        Raises Unavailable while no engine answers. The session still works then, but more slowly.
         """
         ...
 
     async def stats(self) -> EngineStats:
-        """A reading of the gauges and counters."""
+        """Reads all counters and gauges."""
         ...
 
     async def probe_adapter(self, digest: str) -> None:
-        """Prove that the engine applies this stored adapter as its matrices say, before anyone is served with it.
+        """Checks that the engine computes exactly what the matrices of a stored adapter say.
 
-        Raises NotFound without its files, and ValidationFailed where the engine cannot apply it exactly.
+        Raises NotFound without the adapter's files, and ValidationFailed if the engine cannot apply it exactly.
         """
         ...
 
     async def forget_adapter(self, digest: str) -> None:
-        """Free an adapter's memory once the requests that use it have ended; new ones may load it again."""
+        """Frees an adapter's memory once the requests that use it have ended. A new request loads it again."""
         ...
 
     async def forget_domain(self, domain: IsolationDomain) -> None:
-        """Give up all KV of an isolation domain, in memory and in files; its requests that still run go on.
+        """Drops all cached KV of a domain, in memory and in files. Its running requests continue.
 
-        Raises CapacityAbsent while no engine answers; what lies in files is then found again by the next one.
+        Raises Unavailable while no engine answers; the files are then still there at the next start.
         """
         ...
 
     async def close(self) -> None:
-        """Close the connection; the engine cancels whatever it still served for it."""
+        """Closes the connection. The engine cancels the requests that still run on it."""
         ...

@@ -1,4 +1,7 @@
-"""The engine's settings, each with its unit and what goes wrong outside its range."""
+"""The engine's settings.
+
+Owns each setting's default, unit and range. Never reads an environment variable or a file: api/cli does.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,44 +14,44 @@ class EngineConfig:
     model: Path
     """A Hugging Face folder: config.json and safetensors."""
     model_name: str = ""
-    """What clients call the base model; empty takes the folder's name."""
+    """The name of the base model for clients; empty takes the folder's name."""
     device: str = "auto"
-    """`auto` (CUDA where there is one), `cpu`, or `cuda:N`."""
+    """`auto` (CUDA if available), `cpu`, or `cuda:N`."""
     dtype: str = "auto"
-    """Of weights and KV: `auto` (the checkpoint's; float32 on CPUs without bf16), `float32`, `bfloat16`, `float16`."""
+    """Of weights and KV: `float32`, `bfloat16`, `float16`, or `auto`: the model's own, or float32 on CPUs without bf16."""
     threads: int = 1
-    """CPU threads of the forward pass. Above the number of idle cores a step can become a hundred times slower."""
+    """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
     page_tokens: int = 16
-    """Tokens of one KV page: small wastes less on tails, large gathers faster."""
+    """Tokens of one KV page. Small pages waste less memory; large pages are gathered faster."""
     device_bytes: int = 768 * 2**20
     """Bytes of KV and adapters together on the device; at least one full context."""
     host_kv_bytes: int = 1024 * 2**20
-    """Bytes of KV in host memory, where idle sessions wait; 0 keeps none there."""
+    """Bytes of KV in host memory, for idle sessions; 0 turns this tier off."""
     disk_kv_bytes: int = 0
-    """Bytes of KV in `kv_folder`, which outlive the process; 0 keeps none there."""
+    """Bytes of KV in `kv_folder`, which survive a restart; 0 turns this tier off."""
     kv_folder: Path | None = None
-    """Where KV files lie; needed where `disk_kv_bytes` is not 0."""
+    """The folder of KV files; required if `disk_kv_bytes` is not 0."""
     overlap_loads: bool | None = None
-    """Whether a step begins while its KV comes up from the host, and waits layer by layer; None: on CUDA."""
+    """Whether a step starts while its KV is still loaded from the host, layer by layer. None: on CUDA only."""
     kv_reserve_share: float = 0.5
-    """Of each tier, from 0 to 1: parted among the tenants present, whom others cannot push below it."""
+    """The fraction of each tier, 0 to 1, that is divided among the present domains; no domain loses its part to others."""
     lora_floor_share: float = 0.125
-    """Of the device, from 0 to 1: KV pushes adapters no further. Adapters leave KV one context and its reserve."""
+    """The fraction of the device, 0 to 1, that KV leaves to adapters. Adapters leave KV one context and its reserve."""
     lora_pool_bytes: int | None = None
-    """Bytes of adapter weights on the device, at most; None is whatever is left to them."""
+    """The most bytes of adapter weights on the device; None sets no limit besides the device."""
     lora_host_bytes: int = 1024 * 2**20
-    """Bytes of adapter weights kept in host memory, ready to be copied to the device."""
+    """Bytes of adapter weights in host memory, from where they are copied to the device."""
     max_lora_rank: int = 128
     lora_kernels: str = "auto"
-    """How adapters are applied: `auto` (the kernels of the device, if they work there), `native` (the CPU's),
-    `triton` (CUDA's), or `torch`."""
+    """How adapters are applied: `auto` (the device's own kernels if they work, else torch), `native` (CPU), `triton`
+    (CUDA), or `torch`."""
     max_batch_tokens: int = 512
-    """Tokens of one step over all requests: large prefills faster, small disturbs decodes less."""
+    """Tokens of one step over all requests. Large steps prefill faster; small ones delay decoding less."""
     max_running: int = 64
     """Requests in one batch; at most `max_batch_tokens`."""
     max_waiting: int = 256
-    """Requests in the queue; one more is refused with the seconds to wait."""
+    """Requests in the queue. A further one is refused, and told when to retry."""
     max_draft_tokens: int = 16
-    """Tokens guessed for one request in one step, at most; 0 makes one token a step. No answer depends on it."""
+    """The most draft tokens of one request in one step; 0 turns drafting off. It does not change answers."""
     draft_cache_bytes: int = 32 * 2**20
-    """Bytes of earlier answers to guess from, over all tenants and adapters, none of which sees another's."""
+    """Bytes of earlier answers to draft from, over all domains and adapters; they are kept apart."""

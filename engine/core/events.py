@@ -1,4 +1,8 @@
-"""What the engine says of a running request: admitted, tokens, finished. It knows no text."""
+"""What the engine reports of a request: it was admitted, it has new tokens, it has finished.
+
+Owns the events and the figures in them. Never holds text: tokens are ids.
+Invariant: one PromptAdmitted, any number of TokensGenerated, one RequestFinished; or an error at any point.
+"""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -9,16 +13,16 @@ from graftwork.platform.ids import RequestId
 
 
 class FinishReason(StrEnum):
-    """Why a request ended with tokens. A request that ends without is a typed error instead."""
+    """Why a request ended normally. Any other end is a typed error."""
 
     STOP = "stop"
-    """The model sampled a stop token; it is the last of the tokens."""
+    """The model sampled a stop token, which is the last token."""
     LENGTH = "length"
-    """`max_tokens` were made, or the context is full."""
+    """`max_tokens` were generated, or the context is full."""
 
 
 class MissReason(StrEnum):
-    """Why a prompt's prefix was not in the cache as far as it could have been."""
+    """Why less of a prompt was cached than could have been."""
 
     NEVER_CACHED = "never_cached"
     EVICTED_PRESSURE = "evicted_pressure"
@@ -31,7 +35,7 @@ class MissReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Where a prompt's tokens came from; device + host + disk + recomputed = prompt."""
+    """Where the KV of a prompt came from; device + host + disk + recomputed = prompt."""
 
     device_tokens: int = 0
     host_tokens: int = 0
@@ -61,54 +65,54 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class PromptAdmitted:
-    """The first event of every request that is served: it has left the queue."""
+    """The first event: the request has left the queue."""
 
     cache: CacheReport
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely the model itself found one chosen token: before grammar, bias, penalties and temperature."""
+    """The model's own log probability of one token, before grammar, bias, penalties and temperature."""
 
     logprob: float
-    """Natural logarithm of its probability."""
+    """The natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens with theirs, likeliest first; equal ones in order of token id."""
+    """(token, logprob) of the likeliest tokens, the likeliest first; equal ones by token id."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New tokens of one step, in order."""
+    """The new tokens of one step, in order."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token where they were asked for, otherwise none."""
+    """One for each token if the request asked for them, else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """What came of the tokens that were guessed for one answer."""
+    """How the draft tokens of one answer have fared."""
 
     drafted_tokens: int = 0
-    """Guessed and verified."""
+    """Draft tokens that a step has verified."""
     accepted_tokens: int = 0
-    """Of these, part of the answer."""
+    """Draft tokens that became part of the answer."""
     forced_tokens: int = 0
-    """Of these, spelled out by the constraint that the answer keeps."""
+    """Accepted draft tokens that the request's grammar dictated."""
     accepted_prediction_tokens: int = 0
-    """Of the request's prediction, part of the answer, whether a step guessed or chose them."""
+    """Tokens of the request's prediction that are part of the answer, drafted or not."""
     rejected_prediction_tokens: int = 0
-    """Of the request's prediction, not part of the answer."""
+    """Tokens of the request's prediction that are not part of the answer."""
 
     @classmethod
     def sum_of(cls, reports: "Iterable[DraftReport]") -> "DraftReport":
-        """Of several answers."""
+        """The totals over several answers."""
         return cls(*map(sum, zip(*map(astuple, [cls(), *reports]), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """The last event of a request that ended with tokens."""
+    """The last event of a request that ended normally."""
 
     reason: FinishReason
     completion_tokens: int
@@ -116,7 +120,6 @@ class RequestFinished:
 
 
 EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished
-"""In this order: one PromptAdmitted, any number of TokensGenerated, one RequestFinished; or an error raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +131,5 @@ class RequestOutput:
 
     @property
     def is_last(self) -> bool:
-        """Whether the request has ended with it."""
+        """Whether this is the last output of the request."""
         return isinstance(self.event, RequestFinished | GraftworkError)

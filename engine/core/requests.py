@@ -1,4 +1,8 @@
-"""What the engine is asked and what it answers: tokens and digests, never text or tenants."""
+"""What a gateway asks the engine for.
+
+Owns the request and its parts, and the limits of a mixture. Never names a text or a tenant: only tokens and digests.
+Invariant: requests are frozen; what happens to one is kept in the scheduler's RequestState.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +13,7 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 
 
 class ServiceTier(StrEnum):
-    """The class a request is admitted in; a higher one goes first."""
+    """The service class of a request; a higher one is admitted first."""
 
     PRIORITY = "priority"
     DEFAULT = "default"
@@ -17,44 +21,45 @@ class ServiceTier(StrEnum):
 
 
 class GrammarKind(StrEnum):
-    """What a grammar's text is written in."""
+    """The language of a grammar's text."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
-    """Any JSON object; the text is not read."""
+    """Any JSON object; the text is ignored."""
     REGEX = "regex"
-    """ECMA-262; the whole answer matches."""
+    """ECMA-262; it must match the whole answer."""
     EBNF = "ebnf"
-    """GBNF as xgrammar reads it; the rule is `root`."""
+    """GBNF as xgrammar reads it; the start rule is `root`."""
     STRUCTURAL_TAG = "structural_tag"
-    """Calls of tools in text; see engine/grammar/schema/structural_tags.py."""
+    """Text with tool calls in it; see engine/grammar/schema/structural_tags.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """What an answer must match."""
+    """A grammar that the answer must match."""
 
     kind: GrammarKind
     text: str
     strict: bool = True
-    """Every keyword of a schema is enforced or refused; else what cannot be enforced is let go."""
+    """True: a schema keyword that cannot be enforced is refused. False: it is ignored."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterUse:
-    """One adapter version's part in a request."""
+    """One adapter version in a request."""
 
     digest: str
     """`sha256:…` of the adapter version."""
     weight: float = 1.0
-    """What its delta is multiplied by."""
+    """Its delta is multiplied by this."""
 
 
 MAX_MIXTURE = 4
-"""Adapters of one request."""
+"""The most adapters of one request."""
 
 
 MAX_MIXTURE_WEIGHT = 16.0
+"""The largest absolute weight of an adapter."""
 
 
 SessionKey = NewType("SessionKey", str)
@@ -63,9 +68,9 @@ SessionKey = NewType("SessionKey", str)
 
 @dataclass(frozen=True, slots=True)
 class KvLimits:
-    """Bytes of cached KV that a domain may keep on each tier; None is no limit of its own.
+    """The most bytes of cached KV that a domain may keep on a tier; None sets no limit.
 
-    What exceeds it moves down or out; a request that fits the device is never refused for it.
+    Excess pages move to a lower tier or are dropped. A request that fits the device is never refused for it.
     """
 
     device_bytes: int | None = None
@@ -81,32 +86,32 @@ class SessionUse:
 
     session: SessionKey
     history_tokens: int = 0
-    """Tokens at the start of the prompt that an earlier request of the session has had computed."""
+    """Tokens at the start of the prompt that an earlier request of the session has computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to continue."""
+    """One prompt to continue."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     domain: IsolationDomain
-    """Requests of one domain share cached prefixes, under the same adapters, and one fair share of the engine."""
+    """Requests of one domain share cached prefixes (under the same adapters) and one fair share of the engine."""
     adapters: tuple[AdapterUse, ...] = ()
-    """None for the base model, one for an adapter, up to `MAX_MIXTURE` for a mixture whose deltas are summed."""
+    """Empty for the base model; up to `MAX_MIXTURE` adapters, whose deltas are added up."""
     tier: ServiceTier = ServiceTier.DEFAULT
     weight: float = 1.0
-    """Of the domain's fair share, relative to other domains."""
+    """The weight of the domain's fair share, relative to other domains."""
     session: SessionUse | None = None
-    """None for a request that stands alone; its pages are then kept as long as there is room."""
+    """None outside a session; its pages are then kept as long as there is room."""
     kv_limits: KvLimits = NO_KV_LIMITS
     grammar: GrammarSource | None = None
-    """What the answer must match; None leaves it free."""
+    """None leaves the answer free."""
     prediction_token_ids: tuple[int, ...] = ()
-    """What the answer is expected to be, in whole or in parts; it is drafted from and changes no answer."""
+    """The expected answer, in whole or in parts. Drafts are taken from it; it does not change the answer."""
     public_tokens: int = 0
-    """Tokens at the start of the prompt that the operator has declared public: every domain may share their pages."""
+    """Tokens at the start of the prompt that the operator declares public: all domains share their pages."""
 
     @property
     def adapter_digests(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Range:
 
 
 def _described(description: str, **bounds: float) -> dict[str, Any]:
-    """The metadata of a sampling field: its description, and the range of its value where it has one."""
+    """The metadata of a sampling field: its description, and its range if it has one."""
     return {"description": description, "range": Range(**bounds) if bounds else None}
 
 
@@ -109,7 +109,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken. A lower temperature than the bound would overflow fp32."""
+        """Whether the likeliest token is taken. It is at tiny temperatures too, because dividing by them overflows fp32."""
         return self.temperature < _GREEDY_BELOW
 
     @property

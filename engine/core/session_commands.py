@@ -1,4 +1,8 @@
-"""What a gateway asks the engine to do with the KV of a session between its turns, and the answer."""
+"""What a gateway asks the engine to do with the KV of a session between its turns, and the reply.
+
+Owns the command and the report of where the KV is. engine/kv/session_cache.py carries the commands out.
+Invariant: a command never changes an answer, only how fast the next turn starts.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,18 +12,18 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class SessionVerb(StrEnum):
-    """What is done with the KV of a session between its turns."""
+    """What to do with the KV of a session."""
 
     HOLD = "hold"
-    """A turn has ended: copy its pages down, and lease those on the device while its tools run."""
+    """After a turn: copy its pages to the host, and lease those on the device while tools run."""
     PREFETCH = "prefetch"
-    """The session will go on soon: bring its pages to the device."""
+    """Before a turn: load its pages onto the device."""
     SUSPEND = "suspend"
-    """It will not go on soon: copy its pages down and give up those on the device."""
+    """Before a long pause: copy its pages to the host, and free those on the device."""
     CLOSE = "close"
-    """It is over: give up every page that no other session reaches."""
+    """At its end: drop every page that no other session uses."""
     READ = "read"
-    """Change nothing."""
+    """Change nothing; only report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +32,42 @@ class ToolWait:
 
     tool: str
     expected_ms: float | None = None
-    """The client's own guess."""
+    """The client's own estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCommand:
-    """One verb on the KV of one session's history."""
+    """One verb, for the history of one session."""
 
     verb: SessionVerb
     session: SessionKey
     domain: IsolationDomain
     adapters: tuple[AdapterUse, ...]
     token_ids: tuple[int, ...]
-    """The history up to the session's head."""
+    """The history, up to the session's head."""
     public_tokens: int = 0
+    """See EngineRequest.public_tokens."""
     waits: tuple[ToolWait, ...] = ()
-    """With HOLD the tools that were called, with PREFETCH those that have answered."""
+    """With HOLD the called tools, with PREFETCH those that have answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """Where the KV of a session's history is; each token is counted on the nearest tier that has it."""
+    """Where the KV of a session's history is. Each token counts on the nearest tier that has it."""
 
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
     missing_tokens: int = 0
-    """Tokens of whole pages and of the tail that would be recomputed."""
+    """Tokens that would be recomputed, those behind the last whole page included."""
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
-    """Bytes of copies, wherever they are: a page on two tiers counts on both."""
+    """Bytes count by copy: a page on two tiers counts on both."""
     lease_s: float | None = None
-    """Seconds for which the device pages are leased from now; None without a lease."""
+    """Seconds left of the lease on the device pages; None without a lease."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all copies on all tiers."""
+        """Bytes of all copies on all tiers."""
         return self.device_bytes + self.host_bytes + self.disk_bytes

@@ -16,7 +16,7 @@ class EngineDescription:
 
     model_name: str
     fingerprint: str
-    """`sha256:…` over the checkpoint's files; part of every adapter's identity."""
+    """`sha256:…` over the model's files; part of every adapter's identity."""
     vocab_size: int
     context_tokens: int
     """Prompt and answer together."""
@@ -51,7 +51,7 @@ class EngineCounters:
     steps: int = 0
     """Forward passes."""
     prompt_tokens: int = 0
-    """Of admitted requests."""
+    """Prompt tokens of admitted requests."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was found on some tier."""
     host_tokens: int = 0

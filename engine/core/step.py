@@ -1,4 +1,8 @@
-"""One step's work and its result. No torch: the scheduler plans it, the runner carries it out."""
+"""The plan of one forward pass, and its result.
+
+Owns the contract between the scheduler, which makes the plan, and the runner, which carries it out. Without torch.
+Invariant: a plan has at most one slice of each request.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,53 +21,52 @@ from graftwork.platform.ids import RequestId
 
 
 class MaskRow(Protocol):
-    """The tokens that a grammar allows at one place; filled while the forward pass runs."""
+    """The tokens that a grammar allows at one position; filled while the forward pass runs."""
 
     def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
-        """Set the bits of the tokens that may come, the lowest first; all are clear where the answer is complete.
+        """Set the bits of the allowed tokens in `words`, the lowest bit first; none if the answer is complete.
 
-        Returns why the request cannot go on, if it cannot.
+        Returns the error that ends the request, if there is one.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """How to choose one token: everything that one sampled row needs besides its logits."""
+    """All that is needed to choose one token, besides its logits."""
 
     params: SamplingParams
     seed: int
-    """The request's own, or the one drawn for it."""
+    """The request's own, or the one that was drawn for it."""
     position: int
-    """Of the token to choose, from 0 at the start of the prompt; noise is keyed by (seed, choice, position)."""
+    """The position of the chosen token; the prompt starts at 0. Noise depends on (seed, choice, position)."""
     banned_token_ids: tuple[int, ...] = ()
-    """Tokens that may not be chosen here (the stop tokens, before `min_tokens`)."""
+    """Tokens that must not be chosen (stop tokens, before `min_tokens`)."""
     history: TokenHistory | None = None
-    """What the penalties count, up to the last known token; None where nothing is penalised. Read within the step only."""
+    """What penalties count, up to the last known token; None without penalties. Read it within the step only."""
     draft_token_ids: tuple[int, ...] = ()
-    """Tokens before this one that are only guessed; penalties count them too."""
+    """Draft tokens right before this position; penalties count them too."""
     mask: MaskRow | None = None
-    """What the request's grammar allows here; None allows everything."""
+    """The tokens that the grammar allows; None allows all."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSlice:
-    """A run of one sequence's tokens [start, start + len(token_ids)) that this step computes.
+    """The tokens [start, start + len(token_ids)) of one request that this step computes.
 
-    The last `num_drafts` of them are guesses that the step verifies; those before are known.
+    The last `num_drafts` of them are draft tokens to verify; those before are known.
     """
 
     request_id: RequestId
     token_ids: tuple[int, ...]
     start: int
-    """Position of the first of them; everything before it has its KV in `pages`."""
+    """Position of the first token. The KV of all tokens before it is in `pages`."""
     pages: tuple[PageId, ...]
-    """In order; the first ceil((start + len) / page_tokens) of the sequence."""
+    """The first ceil((start + len) / page_tokens) pages of the request, in order."""
     adapters: tuple[AdapterUse, ...]
     """By ascending digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
-    """For the last len(samples) rows, which are the last known one and the drafts; empty while the prompt is not
-    yet computed to its end."""
+    """One for each of the last rows: the last known token and the drafts. Empty before the end of the prompt."""
 
     @property
     def end(self) -> int:
@@ -75,7 +78,7 @@ class RequestSlice:
 
     @property
     def known_end(self) -> int:
-        """Where the drafts begin."""
+        """Position of the first draft token."""
         return self.end - self.num_drafts
 
     @property
@@ -85,7 +88,7 @@ class RequestSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All slices of one forward pass, at most one for each sequence."""
+    """All slices of one forward pass."""
 
     slices: tuple[RequestSlice, ...]
 
@@ -95,17 +98,17 @@ class StepPlan:
 
     @property
     def num_adapters(self) -> int:
-        """Distinct adapters, the bare base not counted."""
+        """Distinct adapters, without the base model."""
         return len({use.digest for piece in self.slices for use in piece.adapters})
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What was chosen after each sampled row of every slice that has some."""
+    """The tokens that a step has chosen."""
 
     token_ids: Mapping[RequestId, tuple[int, ...]]
+    """By request, one for each sampled row."""
     logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """By request, one for each chosen token; only of requests that asked for them."""
+    """By request, one for each chosen token; only for requests that asked for them."""
     ends: Mapping[RequestId, Mapping[int, GraftworkError | None]] = field(default_factory=dict)
-    """By request and sampled row: where a grammar left no token to choose. None where the answer was complete, else
-    why it cannot go on."""
+    """By request and sampled row, where the grammar left no token: None if the answer is complete, else the error."""

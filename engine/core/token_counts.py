@@ -45,6 +45,12 @@ class TokenHistory:
             self._counted.counts[place] += 1
             self.num_generated_tokens += 1
 
+    def check_integrity(self) -> None:
+        """Recounts the generated tokens and checks that every token is found where it is."""
+        assert len(self._counted.token_ids) == len(self._counted.counts) == len(self._places)
+        assert all(self._places[token] == place for place, token in enumerate(self._counted.token_ids))
+        assert sum(self._counted.counts) == self.num_generated_tokens, "generated tokens were counted wrongly"
+
     def copy_to(self, target: TokenCounts, draft_token_ids: Iterable[int] = ()) -> int:
         """Appends each distinct token once, with its count, and returns how many were appended.
 

@@ -1,7 +1,8 @@
-"""The scheduler's way to grammars: whether a request's is ready, and where each running request stands in its own.
+"""The grammar manager: tells the scheduler whether a request's grammar is ready, and follows each running request in
+it.
 
-Owns one cursor for each running request that has a grammar. Never compiles and never blocks. A request that starts
-again is put where its tokens have brought it, so that nothing of a grammar needs to be kept while it is away.
+Owns one cursor for each running request that has a grammar. Never compiles and never blocks. A preempted request keeps
+no grammar state: when it starts again, its cursor reads its tokens anew.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +19,12 @@ from graftwork.platform.ids import RequestId
 
 
 class GrammarManager:
-    """All methods are called by the loop's thread."""
+    """Compiled grammars and cursors of the engine's requests. Only the engine loop's thread calls it."""
 
     def __init__(
         self, compiler: GrammarCompiler | None, eos_token_ids: Iterable[int], limits: CompileLimits, clock: Clock
     ) -> None:
-        """Without a compiler, for a model without a tokenizer, every grammar is refused."""
+        """`compiler` is None for a model without a tokenizer. Then every grammar is refused."""
         self._compiler = compiler
         self._eos_token_ids = tuple(eos_token_ids)
         self._limits = limits
@@ -36,7 +37,7 @@ class GrammarManager:
     # ---- before a request runs --------------------------------------------------------------------------------
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """What all waiting requests need, in their order: compiles are begun."""
+        """Start the compiles that the waiting requests need, in queue order."""
         waiting = {request.request_id for request in requests}
         self._keys = {request_id: key for request_id, key in self._keys.items() if request_id in waiting}
         self._refusals.clear()
@@ -56,7 +57,7 @@ class GrammarManager:
         return self._compiler.get(self._key(request)) is not None
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Why a request cannot have its grammar, where that is known."""
+        """The error if a request cannot have its grammar, as far as it is known. Else None."""
         if request.grammar is None:
             return None
         if self._compiler is None:
@@ -74,14 +75,14 @@ class GrammarManager:
         return self._keys[request.request_id]
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Take the end of a compile in."""
+        """Handle the end of a compile."""
         assert self._compiler is not None
         self._compiler.absorb(compiled)
 
     # ---- while it runs ----------------------------------------------------------------------------------------
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Start a ready grammar and follow what has been generated already."""
+        """Open a cursor for a request whose grammar is ready, and move it over the tokens generated so far."""
         if request.grammar is None:
             return
         assert self._compiler is not None
@@ -104,25 +105,28 @@ class GrammarManager:
         del self._keys[request.request_id]
 
     def close(self, request_id: RequestId) -> None:
-        """Forget a request; one without a grammar is not known here."""
+        """Close a request's cursor. Does nothing for a request without a grammar."""
         self._cursors.pop(request_id, None)
         self._drafts.pop(request_id, None)
 
     def cursor(self, request_id: RequestId) -> GrammarCursor | None:
-        """Where a running request stands; None where it is free."""
+        """The cursor of a running request. None if it has no grammar."""
         return self._cursors.get(request_id)
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
-        """The mask of a request's next token, or of the one behind some drafts that its grammar allows."""
+        """The mask row for a request's next token, or for the token after `drafts`, which the grammar must allow."""
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """What a running request's drafts must keep to; None where it is free."""
+        """The constraint on a running request's drafts. None if it has no grammar."""
         return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Follow a token that was chosen under the mask; an error ends that request, and is our fault."""
+        """Move a cursor by a token that was chosen under its mask.
+
+        Returns an error of our own if the grammar refuses the token.
+        """
         cursor = self._cursors.get(request_id)
         if cursor is None:
             return None
@@ -132,7 +136,7 @@ class GrammarManager:
         return InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
 
     def close_all(self) -> None:
-        """End the compiler's processes and threads."""
+        """Stop the compiler's processes and threads."""
         if self._compiler is not None:
             self._compiler.close()
 

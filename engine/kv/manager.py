@@ -16,7 +16,6 @@ from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey, page_key, pages_for
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.disk.counters import DiskCounters
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.eviction_policy import EvictionPolicy
 from graftwork.engine.kv.index.eviction_queue import Ranking
@@ -59,7 +58,7 @@ class KvCacheManager:
     def page_tokens(self) -> int:
         return self.page_store.sizes.page_tokens
 
-    # ---- a sequence's life ------------------------------------------------------------------------------------
+    # ---- during a request ---------------------------------------------------------------------------------------
 
     def match(self, path: TokenPath) -> PrefixMatch:
         """Returns the longest cached prefix of a path on any tier. Changes nothing."""
@@ -80,7 +79,7 @@ class KvCacheManager:
         """
         allocation = self._loader.allocate(path, match, num_tokens)
         if allocation is not None and len(match):
-            self._claim(path, self.page_store.tree.walk(path.scope, path.token_ids), session)
+            self._record_use(path, self.page_store.tree.walk(path.scope, path.token_ids), session)
         return allocation
 
     def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
@@ -101,7 +100,7 @@ class KvCacheManager:
     def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
         """Enters the whole pages of computed tokens into the tree. The request keeps its holds."""
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
-        self._claim(path, nodes, session)
+        self._record_use(path, nodes, session)
         self.offloader.mark_dirty(nodes)
         return nodes
 
@@ -115,7 +114,7 @@ class KvCacheManager:
                 shared[index] = node.device
         return shared
 
-    def _claim(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
+    def _record_use(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
         """Records who uses pages: a session, or a request without one. Pages of the latter outlive sessions."""
         if session is None:
             for node in nodes:
@@ -160,21 +159,6 @@ class KvCacheManager:
         self._disk.forget_domain(domain_digest(domain))
         self._copies.sweep()
 
-    def is_on_disk(self, key: PageKey) -> bool:
-        return self._disk.holds(key)
-
-    @property
-    def num_disk_pages(self) -> int:
-        return self._disk.num_pages
-
-    @property
-    def disk_counters(self) -> DiskCounters:
-        return self._disk.counters
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._disk.bytes_used
-
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
         """Sets how many bytes a domain may keep on each tier, and enforces it."""
         self.page_store.set_limits(domain, limits)
@@ -212,7 +196,7 @@ class KvCacheManager:
         """Copies pages down in the background if free pages run short. The scheduler calls it once per step."""
         self.offloader.start_background_copies()
 
-    # ---- why not ----------------------------------------------------------------------------------------------
+    # ---- misses -----------------------------------------------------------------------------------------------
 
     def miss_reason(self, path: TokenPath, match: PrefixMatch, session: SessionUse | None) -> MissReason | None:
         """Returns why a prompt was not cached further; None if no page is missing."""
@@ -251,4 +235,5 @@ class KvCacheManager:
         """Checks every part."""
         self.page_store.check_integrity()
         self.sessions.check_integrity()
+        self._loader.check_integrity()
         self.offloader.check_integrity()

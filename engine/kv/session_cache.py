@@ -41,21 +41,21 @@ class LeaseModel(Protocol):
 class SessionCache:
     """Carries out the commands of SessionVerb."""
 
-    def __init__(self, memory: KvCacheManager, scopes: CacheScopes, tool_latency: LeaseModel, clock: Clock) -> None:
-        self._memory = memory
+    def __init__(self, kv_cache: KvCacheManager, scopes: CacheScopes, lease_model: LeaseModel, clock: Clock) -> None:
+        self._kv_cache = kv_cache
         self._scopes = scopes
-        self._tool_latency = tool_latency
+        self._lease_model = lease_model
         self._clock = clock
 
     def begin_turn(self, domain: Domain, use: SessionUse) -> None:
         """Leases the pages of a session whose turn is about to begin, and ends its wait for tools."""
-        record = self._memory.sessions.find(domain, use.session)
+        record = self._kv_cache.sessions.find(domain, use.session)
         if record is not None:
             self._end_wait(record, set(record.tools))
-            tree = self._memory.page_store.tree
+            tree = self._kv_cache.page_store.tree
             found = takewhile(lambda node: node is not None, map(tree.find, record.keys))
             nodes = [node for node in found if node is not None]
-            self._memory.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, chance=1.0))
+            self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, return_probability=1.0))
 
     def run(self, command: SessionCommand) -> SessionMemory:
         """Carries out one command. Returns where the session's history is afterwards."""
@@ -69,14 +69,14 @@ class SessionCache:
             case SessionVerb.SUSPEND:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
-                self._memory.close_session(path, use)
+                self._kv_cache.close_session(path, use)
             case SessionVerb.READ:
                 pass
         return self._report(path, use)
 
     def _path(self, command: SessionCommand) -> TokenPath:
         own = self._scopes.scope(command.domain, tuple(sorted(command.adapters)))
-        public_pages = command.public_tokens // self._memory.page_tokens
+        public_pages = command.public_tokens // self._kv_cache.page_tokens
         return TokenPath(
             self._scopes.with_public_pages(own, tuple(sorted(command.adapters)), public_pages),
             command.token_ids,
@@ -84,59 +84,61 @@ class SessionCache:
         )
 
     def _hold(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
-        record = self._memory.set_history(path, use)
-        nodes = self._memory.page_store.tree.walk(path.scope, path.token_ids)
+        record = self._kv_cache.set_history(path, use)
+        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids)
         self._end_wait(record, set(record.tools))
         if command.waits:
-            domain, guesses = path.domain.hex(), {wait.tool: wait.expected_ms for wait in command.waits}
-            seconds = self._tool_latency.lease_s(domain, guesses)
-            chance = self._tool_latency.return_probability(domain, guesses, 0.0, seconds)
-            record.waiting_since, record.tools = self._clock.monotonic(), tuple(guesses)
-            self._memory.lease(record, nodes, Lease(self._clock.monotonic() + seconds, chance))
+            domain, expected_ms = path.domain.hex(), {wait.tool: wait.expected_ms for wait in command.waits}
+            seconds = self._lease_model.lease_s(domain, expected_ms)
+            probability = self._lease_model.return_probability(domain, expected_ms, 0.0, seconds)
+            record.waiting_since, record.tools = self._clock.monotonic(), tuple(expected_ms)
+            self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + seconds, probability))
         if nodes:
-            self._memory.page_store.requeue_path(nodes[-1])  # the lease of the turn has ended
-        self._memory.offloader.save(nodes)
-        self._memory.offloader.store(nodes)
+            self._kv_cache.page_store.requeue_path(nodes[-1])  # the lease of the turn has ended
+        self._kv_cache.offloader.save(nodes)
+        self._kv_cache.offloader.store(nodes)
 
     def _prefetch(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
         """Loads the session's pages because some of its tools have answered; no named tool means that all have."""
-        record = self._memory.set_history(path, use)
+        record = self._kv_cache.set_history(path, use)
         self._end_wait(record, {wait.tool for wait in command.waits} or set(record.tools))
-        nodes = self._memory.prefetch(path)
-        self._memory.offloader.keep_on_device(nodes)
-        self._memory.lease(record, nodes, record.lease or Lease(self._clock.monotonic() + _TURN_LEASE_S, chance=1.0))
+        nodes = self._kv_cache.prefetch(path)
+        self._kv_cache.offloader.keep_on_device(nodes)
+        self._kv_cache.lease(
+            record, nodes, record.lease or Lease(self._clock.monotonic() + _TURN_LEASE_S, return_probability=1.0)
+        )
 
     def _suspend(self, path: TokenPath, use: SessionUse) -> None:
-        record = self._memory.set_history(path, use)
+        record = self._kv_cache.set_history(path, use)
         if record.lease is not None:
             record.lease.until = min(record.lease.until, self._clock.monotonic())
-            self._memory.page_store.requeue(record.keys)
-        nodes = self._memory.page_store.tree.walk(path.scope, path.token_ids)
-        self._memory.offloader.suspend(nodes)
-        self._memory.offloader.store(nodes)
+            self._kv_cache.page_store.requeue(record.keys)
+        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids)
+        self._kv_cache.offloader.suspend(nodes)
+        self._kv_cache.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
         """Learns the latency of tools that have answered. The last answer ends the lease."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
             for tool in answered.intersection(record.tools):
-                self._tool_latency.observe(record.domain.hex(), tool, now - record.waiting_since)
+                self._lease_model.observe(record.domain.hex(), tool, now - record.waiting_since)
         record.tools = tuple(tool for tool in record.tools if tool not in answered)
         if not record.tools:
             record.waiting_since = None
             if record.lease is not None:
                 record.lease.until = min(record.lease.until, now)
                 record.lease = None
-                self._memory.page_store.requeue(record.keys)
+                self._kv_cache.page_store.requeue(record.keys)
 
     def _report(self, path: TokenPath, use: SessionUse) -> SessionMemory:
-        match = self._memory.match(path)
-        size, page_bytes = self._memory.page_tokens, self._memory.page_store.sizes.page_bytes
+        match = self._kv_cache.match(path)
+        size, page_bytes = self._kv_cache.page_tokens, self._kv_cache.page_store.sizes.page_bytes
         below = [node for node in match.nodes if node.device is None or node.is_loading]
         device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
         on_host = sum(node.host is not None for node in match.nodes)
-        on_disk = sum(self._memory.is_on_disk(node.key) for node in match.nodes) + len(match.disk_keys)
-        record = self._memory.sessions.find(path.domain, use.session)
+        on_disk = sum(self._kv_cache.page_store.disk.holds(node.key) for node in match.nodes) + len(match.disk_keys)
+        record = self._kv_cache.sessions.find(path.domain, use.session)
         lease = None if record is None else record.lease
         left = None if lease is None else lease.until - self._clock.monotonic()
         return SessionMemory(

@@ -132,12 +132,12 @@ class SessionIndex:
             else:
                 del self._counts[key]
 
-    def _forget_oldest(self, but: tuple[Domain, SessionKey]) -> tuple[PageKey, ...]:
+    def _forget_oldest(self, kept: tuple[Domain, SessionKey]) -> tuple[PageKey, ...]:
         superseded: tuple[PageKey, ...] = ()
         while self._num_keys > self.max_keys and len(self._records) > 1:
             oldest = next(iter(self._records))
-            if oldest == but:
-                self._records.move_to_end(but)
+            if oldest == kept:
+                self._records.move_to_end(kept)
                 continue
             superseded += self.remove(*oldest)
         return superseded
@@ -146,6 +146,7 @@ class SessionIndex:
         """Recounts the sessions of every page."""
         counts: dict[PageKey, int] = {}
         for record in self._records.values():
+            assert (record.waiting_since is None) == (not record.tools), "a session waits for no tool, or since no time"
             for key in record.keys:
                 counts[key] = counts.get(key, 0) + 1
         assert counts == self._counts, "the sessions of a page were counted wrongly"

@@ -63,7 +63,7 @@ class ToolHistograms:
         if tool not in histograms:
             histograms[tool] = LatencyHistogram(self._half_life)
             self._num_pairs += 1
-            self._give_up_oldest(histograms)
+            self._enforce_bounds(histograms)
         histograms.move_to_end(tool)
         histograms[tool].observe(seconds)
 
@@ -84,7 +84,7 @@ class ToolHistograms:
             for histogram in histograms.values():
                 histogram.check_integrity()
 
-    def _give_up_oldest(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
+    def _enforce_bounds(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
         """Enforces the limit of one domain on its own histograms, and the total limit on those of the least recently
         used domain."""
         if len(histograms) > self._max_tools:

@@ -1,4 +1,7 @@
-"""The architectures that are served, as data: where each does otherwise than the others, and nothing else."""
+"""The served architectures, as data.
+
+Owns what differs between them: windows, biases, norms, and the defaults of settings. Never holds code for one of them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +13,12 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class WindowRule(Enum):
-    """Which layers see only the last `sliding_window` tokens."""
+    """Which layers attend only to the last `sliding_window` tokens."""
 
     NO_LAYER = auto()
     EVERY_LAYER = auto()
     BY_LAYER_TYPE = auto()
-    """Those that `layer_types` names, or those from `max_window_layers` on, if `use_sliding_window` is set."""
+    """Layers named in `layer_types`, or those from `max_window_layers` on if `use_sliding_window` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +26,16 @@ class ModelVariant:
     """One architecture."""
 
     model_type: str
-    """What config.json must call it besides, for transformers goes by that name."""
+    """The `model_type` that config.json must have; transformers selects the model by it."""
     window_rule: WindowRule = WindowRule.NO_LAYER
     biased_targets: tuple[str, ...] = ()
     """Linear layers that always have a bias."""
     biased_by_setting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Linear layers that have one if a setting says so."""
+    """By setting: the linear layers that have a bias if it is true."""
     has_qk_norm: bool = False
-    """Whether each head of queries and keys is normalised before it is rotated."""
+    """Whether each head of queries and keys is normalised before rotation."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers takes for settings that config.json leaves out; those of all are in COMMON_DEFAULTS."""
+    """The values that transformers uses for absent settings, besides COMMON_DEFAULTS."""
 
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
@@ -40,6 +43,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
+"""The values that transformers uses for absent settings in all architectures."""
 
 VARIANTS: Mapping[str, ModelVariant] = {
     "LlamaForCausalLM": ModelVariant(
@@ -77,4 +81,4 @@ VARIANTS: Mapping[str, ModelVariant] = {
         },
     ),
 }
-"""By the name in `architectures`."""
+"""By the name in `architectures` of config.json."""

@@ -1,6 +1,7 @@
-"""A decoder's shape, read from a Hugging Face config.json. Without torch: the gateway may ask too.
+"""The shape of a decoder, read from a Hugging Face config.json.
 
-What an architecture does otherwise than others stands in engine/model/architectures.py; here it becomes plain facts.
+Owns the translation of config.json into plain facts; engine/model/architectures.py has the differences by architecture.
+Never imports torch, because the gateway reads it too. Refuses what is not served, by name, instead of ignoring it.
 """
 
 import json
@@ -13,13 +14,13 @@ from graftwork.engine.model.architectures import COMMON_DEFAULTS, VARIANTS, Mode
 from graftwork.engine.model.rope_config import RopeConfig, read_rope_config
 from graftwork.platform.errors import InvalidRequest
 
-_ACTIVATIONS = {"silu", "swish"}  # two names of one function
+_ACTIVATIONS = {"silu", "swish"}  # two names of the same function
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the forward pass must know of a checkpoint."""
+    """The facts of a model that the forward pass needs."""
 
     vocab_size: int
     hidden_size: int
@@ -31,11 +32,11 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     biased_targets: tuple[str, ...]
-    """LoRA targets that have a bias of their own."""
+    """LoRA targets that have a bias."""
     has_qk_norm: bool
-    """Whether each head of queries and keys is normalised before it is rotated."""
+    """Whether each head of queries and keys is normalised before rotation."""
     windows: tuple[int | None, ...]
-    """For each layer: a query at position p sees the keys from p - window + 1 to p; all up to p if None."""
+    """By layer: a query at position p sees the keys from p - window + 1 to p; all keys up to p if None."""
     tie_word_embeddings: bool
     context_tokens: int
     eos_token_ids: tuple[int, ...]
@@ -43,7 +44,7 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """Features of one token's keys (or values) in one layer."""
+        """Features of one token's keys, or values, in one layer."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -62,7 +63,7 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read config.json. Raises InvalidRequest if the file is missing or describes a model that is not served."""
+    """Read config.json. Raises InvalidRequest if the file is missing or the model is not served."""
     found = _read_json(folder / "config.json")
     variant = _variant(found)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}
@@ -104,7 +105,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _variant(found: dict[str, Any]) -> ModelVariant:
-    """The one architecture that the file names."""
+    """The architecture that config.json names."""
     architectures = found.get("architectures") or []
     if len(architectures) != 1 or architectures[0] not in VARIANTS:
         raise _refused(f"architectures {architectures} is not served; served is one of {', '.join(VARIANTS)}.")
@@ -132,7 +133,7 @@ def _biased_targets(raw: dict[str, Any], variant: ModelVariant) -> tuple[str, ..
 
 
 def _windows(raw: dict[str, Any], rule: WindowRule) -> tuple[int | None, ...]:
-    """The window of each layer; None where it would be no narrower than the context."""
+    """The window of each layer; None if it is as wide as the context."""
     window = _window(raw, rule)
     first = _whole(raw, "max_window_layers", least=0) if rule is WindowRule.BY_LAYER_TYPE else 0
     derived = [
@@ -147,7 +148,7 @@ def _windows(raw: dict[str, Any], rule: WindowRule) -> tuple[int | None, ...]:
 
 
 def _window(raw: dict[str, Any], rule: WindowRule) -> int | None:
-    """The width of the layers that have a window, if any has."""
+    """The width of the window; None if no layer has one."""
     is_unused = rule is WindowRule.BY_LAYER_TYPE and not raw.get("use_sliding_window", False)
     if raw.get("sliding_window") is None or is_unused:
         return None
@@ -171,7 +172,7 @@ def _refused(problem: str) -> InvalidRequest:
 
 
 def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """generation_config.json is what generation stops at; config.json is only its fallback."""
+    """The end-of-sequence tokens: of generation_config.json, else of config.json."""
     path = folder / "generation_config.json"
     generation = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))

@@ -1,4 +1,7 @@
-"""Which files a checkpoint consists of, and what they are by content. Without torch: the gateway may ask too."""
+"""The files of a model folder, and their fingerprint by content.
+
+Owns what counts as the model: config.json and the weight files. Never imports torch, because the gateway reads it too.
+"""
 
 import hashlib
 import json
@@ -9,7 +12,7 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def fingerprint(folder: Path) -> str:
-    """`sha256:…` over config.json and every weight file: equal bytes, equal fingerprint, wherever they lie."""
+    """`sha256:…` over config.json and all weight files. It depends on their bytes, not on their place."""
     digest = hashlib.sha256(b"graftwork/base/1")
     for path in [folder / "config.json", *weight_files(folder)]:
         with path.open("rb") as file:
@@ -18,7 +21,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors that the index names, or all there are. Raises InvalidRequest if one is missing."""
+    """The safetensors files in the index, or all in the folder without one. Raises InvalidRequest if one is missing."""
     files = sorted(_indexed_files(folder)) or sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]
     if missing or not files:

@@ -1,4 +1,7 @@
-"""Linear layers of the base, laid out for the machine they run on."""
+"""The linear layers of the base model, in the memory layout that the machine multiplies fastest.
+
+Owns the weights of a layer. A layout never changes a result by a bit.
+"""
 
 from collections.abc import Callable
 
@@ -6,14 +9,14 @@ import torch
 from torch.nn import functional
 
 _TYPICAL_ROWS = 32
-"""A hint for the layout; the rows of a step may be any number."""
+"""A hint for the layout. A step may have any number of rows."""
 
 
 class Linear:
     """y = x @ weight.T + bias.
 
-    On CPUs with bf16 instructions the weight is stored in the blocks that oneDNN multiplies, instead of being
-    rearranged in every product: twice as fast for one row, a quarter faster for 32, and the same bits.
+    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies, instead of
+    rearranging it in every product: twice as fast for one row, a quarter faster for 32 rows, with the same bits.
     """
 
     __slots__ = ("_packed", "_weight", "bias")
@@ -26,7 +29,7 @@ class Linear:
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out_features, in_features]; a copy where it is stored in blocks."""
+        """[out_features, in_features]; a copy if the weight is stored in blocks."""
         if self._weight is not None:
             return self._weight
         assert self._packed is not None
@@ -47,11 +50,11 @@ class Linear:
         return functional.linear(x, self._weight, self.bias)
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight [end - start, in_features] and bias of some outputs."""
+        """The weight [end - start, in_features] and bias of outputs [start, end)."""
         return self.weight[start:end], None if self.bias is None else self.bias[start:end]
 
     def pack(self) -> None:
-        """Store the weight in blocks, where that pays; gives up the plain copy."""
+        """Store the weight in blocks, if that is faster, and drop the plain copy."""
         if self._weight is None or not _pays(self._weight):
             return
         reorder: Callable[[torch.Tensor, int], torch.Tensor] = torch.ops.mkldnn._reorder_linear_weight
@@ -60,6 +63,6 @@ class Linear:
 
 
 def _pays(weight: torch.Tensor) -> bool:
-    """fp32 products are MKL's, which gain nothing; a torch without oneDNN has no such layout."""
+    """Whether blocks are faster. fp32 products use MKL, which does not gain; torch without oneDNN has no blocks."""
     has_blocks = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_blocks

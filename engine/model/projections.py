@@ -1,4 +1,7 @@
-"""The projections of a decoder layer that share an input, and so one matrix product."""
+"""The groups of linear layers that share an input, and so are computed by one matrix product.
+
+Owns their names and order. It has no torch and no weights, so that the adapter rooms can use it as data.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +9,12 @@ from dataclasses import dataclass
 from graftwork.engine.model.config import ModelConfig
 
 HEAD_LAYER = -1
-"""The `layer` of the output head, whose group is the same for all."""
+"""The layer number that stands for the output head."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """Linear layers that read the same input and are computed by one GEMM."""
+    """Linear layers that read the same input."""
 
     name: str
     targets: tuple[str, ...]
@@ -23,6 +26,7 @@ GROUPS = (
     ProjectionGroup("gate_up", ("gate_proj", "up_proj")),
     ProjectionGroup("down", ("down_proj",)),
 )
+"""Of one decoder layer, in the order of their computation."""
 
 
 HEAD = ProjectionGroup("head", ("lm_head",))

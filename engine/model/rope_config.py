@@ -1,7 +1,7 @@
-"""How positions are rotated, read from a Hugging Face config.json in the older or the newer spelling. Without torch.
+"""The settings of rotary position embedding, read from a Hugging Face config.json.
 
-The newer spelling holds everything in `rope_parameters`; the older one has `rope_theta` beside `rope_scaling`.
-Where a file has both, `rope_scaling` is what transformers uses, and so do we.
+Owns the two spellings of these settings: `rope_parameters` (newer), or `rope_theta` with `rope_scaling` (older). If a
+file has both, `rope_scaling` counts, as in transformers. Never imports torch.
 """
 
 import math
@@ -24,7 +24,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies are divided by the factor, high ones kept, those between interpolated."""
+    """Low frequencies are divided by the factor, high ones are kept, and those between are interpolated."""
 
     factor: float
     low_freq_factor: float
@@ -34,7 +34,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Frequencies between two counts of rotations over the original context pass from kept to divided.
+    """High frequencies are kept, low ones divided by the factor, with a ramp between two numbers of rotations.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023).
     """
@@ -51,12 +51,12 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding of a whole model: the same in all layers, over all features of a head."""
+    """The rotary embedding of a model: the same in all layers, over all features of a head."""
 
     theta: float
     scaling: Scaling | None = None
     attention_factor: float = 1.0
-    """Multiplies cosines and sines."""
+    """The factor of cosines and sines."""
 
 
 def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
@@ -75,7 +75,7 @@ def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
 
 
 def _settings(raw: dict[str, Any]) -> dict[str, Any]:
-    """Both spellings as one flat table."""
+    """The rope settings of both spellings, as one flat table."""
     outside = {name: raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in raw}
     inside = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(inside, dict) or any(isinstance(value, dict) for value in inside.values()):
@@ -98,9 +98,9 @@ def _linear(settings: dict[str, Any], _: int) -> RopeConfig:
 
 
 def _dynamic(settings: dict[str, Any], _: int) -> RopeConfig:
-    """NTK by length changes nothing up to max_position_embeddings, and a longer request is refused.
+    """Dynamic NTK scaling. It changes nothing up to max_position_embeddings, and longer requests are refused.
 
-    Beyond, the frequencies would change with every token: cached keys would have to be rotated anew.
+    Beyond that length the frequencies would change with every token, and cached keys would be wrong.
     """
     _number(settings, "factor")
     return RopeConfig(_number(settings, "rope_theta"))
@@ -120,7 +120,9 @@ def _llama3(settings: dict[str, Any], context_tokens: int) -> RopeConfig:
 
 def _yarn(settings: dict[str, Any], context_tokens: int) -> RopeConfig:
     original = _original_context_tokens(settings, context_tokens)
-    has_null_factor = "factor" in settings and settings["factor"] is None  # null asks for the ratio of the contexts
+    has_null_factor = (
+        "factor" in settings and settings["factor"] is None
+    )  # null means the ratio of the two context lengths
     factor = context_tokens / original if has_null_factor else _number(settings, "factor")
     scaling = YarnScaling(
         factor=factor,
@@ -158,7 +160,7 @@ def _original_context_tokens(settings: dict[str, Any], context_tokens: int) -> i
 
 
 def _number(settings: dict[str, Any], name: str, default: float | None = None) -> float:
-    """A finite number above zero; `default` where the setting is absent, null or 0, if there is one."""
+    """A finite number above zero; the default, if there is one, for a setting that is absent, null or 0."""
     value = settings.get(name)
     if not value and default is not None:
         return default

@@ -1,6 +1,7 @@
 """Rotary position embedding, in the half-split form of Hugging Face's Llama.
 
-Frequencies are computed in fp32 by the operations of transformers, in their order, so that they are equal bit by bit.
+Owns the table of cosines and sines. Frequencies are computed by the same fp32 operations as in transformers, in the
+same order, so that they are equal to the bit.
 Source: RoFormer, Su et al. 2021 (arXiv 2104.09864).
 """
 
@@ -12,7 +13,7 @@ from graftwork.engine.model.rope_config import LinearScaling, Llama3Scaling, Rop
 
 
 class RotaryTable:
-    """Cosines and sines of every position of the context, computed once in fp32."""
+    """Cosines and sines of all positions of the context, computed once in fp32."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
         frequencies = rotary_frequencies(head_dim, rope)
@@ -22,18 +23,18 @@ class RotaryTable:
         self._sin = (both.sin() * rope.attention_factor).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of some positions, to be broadcast over heads.  # [num_tokens, 1, head_dim] each"""
+        """The cosines and sines of some positions, to broadcast over heads.  # [num_tokens, 1, head_dim] each"""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys; computed in fp32, returned in the dtype of x.  # [num_tokens, heads, head_dim]"""
+        """Rotate queries or keys, in fp32; the result has the dtype of x.  # [num_tokens, heads, head_dim]"""
         first, second = x.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
         return (x * cos + turned * sin).to(x.dtype)
 
 
 def rotary_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Radians by which each pair of features turns from one position to the next.  # [head_dim / 2] fp32 on the CPU"""
+    """The rotation of each pair of features from one position to the next, in radians.  # [head_dim / 2] fp32 on CPU"""
     wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # in positions / 2 pi
     frequencies = 1.0 / wavelengths
     match rope.scaling:
@@ -65,14 +66,14 @@ def _yarn(wavelengths: torch.Tensor, head_dim: int, theta: float, scaling: YarnS
 
 
 def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
-    """Pairs of features below the first are kept, those above the second divided."""
+    """The bounds of the ramp: pairs of features below the first are kept, pairs above the second are divided."""
 
-    def pair_that_turns(rotations: float) -> float:
-        """The pair that turns so often over the original context."""
+    def pair_with_rotations(rotations: float) -> float:
+        """The pair of features that makes so many rotations over the original context."""
         return head_dim * math.log(scaling.original_context_tokens / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    low, high = pair_with_rotations(scaling.beta_fast), pair_with_rotations(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    return low, high + 0.001 if low == high else high  # a range of nothing would divide by zero
+    return low, high + 0.001 if low == high else high  # an empty range would divide by zero

@@ -1,23 +1,27 @@
-"""The weights of a decoder on the device, and how they are read and fused from a checkpoint."""
+"""The weights of a decoder on the device, read from a model folder.
+
+Owns the weights, with projections of the same input fused into one matrix. Never ignores a tensor of the folder: one
+that the model does not use is an error.
+"""
 
 from dataclasses import dataclass
 
 import torch
 
-from graftwork.engine.model.checkpoint import Checkpoint
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.linear import Linear
 from graftwork.engine.model.projections import GROUPS, HEAD_LAYER
+from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.platform.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; projections that read the same input are fused along their outputs."""
+    """The weights of one decoder layer, fused along the outputs."""
 
     attention_norm: torch.Tensor  # [hidden]
     qkv: Linear  # [query + 2 * kv_width, hidden]
-    qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim], a row for each head of queries, then of keys
+    qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: a row for each query head, then each key head
     output: Linear  # [hidden, query]
     mlp_norm: torch.Tensor  # [hidden]
     gate_up: Linear  # [2 * intermediate, hidden]
@@ -30,17 +34,17 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A whole checkpoint on the device."""
+    """All weights of a model, on the device."""
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     target_shapes: dict[str, tuple[int, int]]
     """(out_features, in_features) of each LoRA target."""
     norm: torch.Tensor  # [hidden]
-    head: Linear  # [vocab, hidden]; over the embedding itself where the two are tied
+    head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One LoRA target's weight and bias; `HEAD_LAYER`, "lm_head" is the head."""
+        """The weight and bias of one LoRA target. (`HEAD_LAYER`, "lm_head") is the output head."""
         if layer == HEAD_LAYER:
             return self.head.weight, None
         group = next(group for group in GROUPS if target in group.targets)
@@ -49,13 +53,13 @@ class DecoderWeights:
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """(out_features, in_features) of one LoRA target; `HEAD_LAYER`, "lm_head" is the head."""
+        """(out_features, in_features) of one LoRA target. (`HEAD_LAYER`, "lm_head") is the output head."""
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
         return self.target_shapes[target]
 
     def pack(self) -> None:
-        """Lay the weights out for the CPU. Loading has been checked by then: a tied head is packed as its own copy."""
+        """Store the weights in the CPU's layout. A tied head becomes a copy of the embedding."""
         for layer in self.layers:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 linear.pack()
@@ -63,35 +67,37 @@ class DecoderWeights:
 
 
 def load_decoder_weights(
-    checkpoint: Checkpoint, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    reader: WeightReader, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
-    """Read and fuse a checkpoint.
+    """Read and fuse all weights.
 
-    Raises InvalidRequest naming a tensor that is missing, misshapen, or in the file but not in such a model.
+    Raises InvalidRequest, with the tensor's name, if one is missing, has another shape, or is not part of the model.
     """
-    reader = _Reader(checkpoint, config, device, dtype)
-    embedding = reader.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    tensors = _TensorReader(reader, config, device, dtype)
+    embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     weights = DecoderWeights(
         embedding=embedding,
-        layers=tuple(reader.layer(index) for index in range(config.num_layers)),
+        layers=tuple(tensors.layer(index) for index in range(config.num_layers)),
         target_shapes=config.target_shapes,
-        norm=reader.read("model.norm.weight", config.hidden_size),
-        head=Linear(reader.head(embedding)),
+        norm=tensors.read("model.norm.weight", config.hidden_size),
+        head=Linear(tensors.head(embedding)),
     )
-    _refuse_leftovers(checkpoint)
+    _refuse_leftovers(reader)
     weights.pack()
     return weights
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    checkpoint: Checkpoint
+class _TensorReader:
+    """Reads tensors with the shapes that the configuration gives them."""
+
+    reader: WeightReader
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
-        return self.checkpoint.read(name, shape).to(self.device, self.dtype)
+        return self.reader.read(name, shape).to(self.device, self.dtype)
 
     def fused(self, prefix: str, *targets: str) -> Linear:
         shapes = [self.config.target_shapes[target] for target in targets]
@@ -123,8 +129,8 @@ class _Reader:
         return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor:
-        """The embedding where the two are tied; some files hold it twice."""
-        if self.config.tie_word_embeddings and "lm_head.weight" not in self.checkpoint:
+        """The output head. It is the embedding if the two are tied; some files hold it twice."""
+        if self.config.tie_word_embeddings and "lm_head.weight" not in self.reader:
             return embedding
         head = self.read("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
         if not self.config.tie_word_embeddings:
@@ -138,15 +144,14 @@ class _Reader:
         return embedding
 
 
-def _refuse_leftovers(checkpoint: Checkpoint) -> None:
-    """A tensor that is not applied means output that is not the model's.
+def _refuse_leftovers(reader: WeightReader) -> None:
+    """Raises InvalidRequest for a tensor that was not read: without it, the output would not be the model's.
 
-    Older files hold the rotary frequencies, which are computed; and some folders hold the weights a second time,
-    under their vendor's names.
+    Ignored are the rotary frequencies of older files, and second copies of the weights under a vendor's names.
     """
     left = sorted(
         name
-        for name in checkpoint.unread
+        for name in reader.unread
         if name.startswith(("model.", "lm_head.")) and not name.endswith("rotary_emb.inv_freq")
     )
     if left:

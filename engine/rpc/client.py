@@ -1,4 +1,8 @@
-"""An EngineClient over one gRPC conversation, opened on first use and opened anew after a loss."""
+"""An EngineClient that reaches an engine by gRPC.
+
+Owns the connection, and one conversation for all requests: it opens on first use, and again after a loss.
+Never retries: a lost engine is a Unavailable, and the caller decides.
+"""
 
 import asyncio
 import logging
@@ -15,7 +19,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
-from graftwork.platform.errors import CapacityAbsent, GraftworkError
+from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.wakeup import Wakeup
 
@@ -31,14 +35,14 @@ _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
 _SESSION_COMMAND_WITHIN_S = 3.0
-"""A turn's end waits for it, and goes without it."""
+"""The end of a turn waits this long at most."""
 
 _LAST = (RequestFinished, GraftworkError)
 """Nothing follows one of these."""
 
 
 class GrpcEngineClient:
-    """One engine at one address, for use from one event loop."""
+    """One engine at one address. Use it from one event loop."""
 
     def __init__(self, address: str) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
@@ -75,7 +79,9 @@ class GrpcEngineClient:
         ended = False
         try:
             while not ended:
-                event = await inbox.get()
+                while not inbox.events:
+                    await inbox.news.wait()
+                event = inbox.events.popleft()
                 if isinstance(event, _LAST):
                     ended = True
                     if isinstance(event, GraftworkError):
@@ -98,28 +104,23 @@ class GrpcEngineClient:
         try:
             return await method(message, timeout=within_s)
         except grpc.aio.AioRpcError as error:
-            raise _absent(self._address, error, logging.DEBUG) from error  # whoever asks may be waiting for it
+            raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
 
 
 class _Inbox:
     """The events of one request on their way to its one reader; never full."""
 
     def __init__(self) -> None:
-        self._events: deque[EngineEvent | GraftworkError] = deque()
-        self._news = Wakeup()
+        self.events: deque[EngineEvent | GraftworkError] = deque()
+        self.news = Wakeup()
 
     def put(self, event: EngineEvent | GraftworkError) -> None:
-        self._events.append(event)
-        self._news.wake()
-
-    async def get(self) -> EngineEvent | GraftworkError:
-        while not self._events:
-            await self._news.wait()
-        return self._events.popleft()
+        self.events.append(event)
+        self.news.wake()
 
 
 class _Conversation:
-    """One Converse stream: writes requests, and sorts what comes back by request."""
+    """One Converse stream: writes requests, and sorts the replies by request."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
@@ -137,7 +138,7 @@ class _Conversation:
         return inbox
 
     def leave(self, request_id: RequestId, *, cancel: bool) -> None:
-        """Stop listening for a request; `cancel` if it has not ended by itself. Never waits."""
+        """Stop listening for a request, and `cancel` it if it has not ended. Never waits."""
         self._inboxes.pop(request_id, None)
         if cancel and not self.is_over:
             self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
@@ -153,7 +154,7 @@ class _Conversation:
             while True:
                 await self._call.write(await self._outgoing.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reading side meets the same end and tells everyone
+            return  # the reader meets the same error and reports it
 
     async def _read(self) -> None:
         cause: grpc.aio.AioRpcError | None = None
@@ -173,11 +174,11 @@ class _Conversation:
                 inbox.put(loss)
 
 
-def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> CapacityAbsent:
-    """What clients are told, without addresses; the log has them."""
+def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:
+    """The error for clients. The address goes to the log only."""
     reason = error.details() if error is not None else "the engine hung up"
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
-    return CapacityAbsent(
+    return Unavailable(
         "No engine answers at present. It may be starting or restarting: try again shortly.",
         code="engine_unavailable",
         retry_after_s=_RETRY_AFTER_S,

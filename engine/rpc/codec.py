@@ -127,13 +127,14 @@ def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
 
 
 def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
-    if not tokens.logprobs:
-        return TokensGenerated(tuple(tokens.token_ids))
+    token_ids = tuple(tokens.token_ids[:])  # a slice is a list, which is iterated twice as fast as a repeated field
+    if len(tokens.logprobs) == 0:
+        return TokensGenerated(token_ids)
     logprobs = (
         TokenLogprobs(one.logprob, tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)))
         for one in tokens.logprobs
     )
-    return TokensGenerated(tuple(tokens.token_ids), tuple(logprobs))
+    return TokensGenerated(token_ids, tuple(logprobs))
 
 
 def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:

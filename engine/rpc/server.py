@@ -1,4 +1,8 @@
-"""The engine's gRPC face: one conversation for each gateway, on top of the loop's inbox."""
+"""The engine's gRPC server.
+
+Owns the server and the thread of the engine loop. Decides nothing: it turns calls into messages for the loop.
+Invariant: when a gateway disconnects, everything that it submitted is cancelled.
+"""
 
 import asyncio
 import logging
@@ -40,7 +44,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
-    """Passes messages between gateways and the loop; decides nothing."""
+    """Passes messages between gateways and the loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._inbox = engine.loop.inbox
@@ -49,7 +53,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     async def Converse(  # noqa: N802 - gRPC's name
         self, messages: AsyncIterator[wire.GatewayMessage], context: Context
     ) -> AsyncIterator[wire.StepOutput]:
-        """Until the gateway hangs up; then everything it submitted is cancelled."""
+        """Serves one gateway until it disconnects, then cancels everything that it submitted."""
         event_loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
 
@@ -77,7 +81,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     def _submit(self, submit: wire.Submit, sink: Sink) -> None:
         try:
             request = codec.request_from_wire(submit)
-        except ValueError as error:  # a word of another version
+        except ValueError as error:  # a field or value of another version
             refusal = InvalidRequest(
                 f"The engine does not know what is asked: {error}. Run gateway and engine of one version."
             )
@@ -135,15 +139,15 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
 
 def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
-    if not answer.done():  # its caller may have gone meanwhile
+    if not answer.done():  # the caller may have gone
         answer.set_result(value)
 
 
 class EngineServer:
-    """The loop's thread and the gRPC server around it."""
+    """The gRPC server and the thread of the loop."""
 
     def __init__(self, engine: Engine, listen: str) -> None:
-        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`; port 0 takes a free one."""
+        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one."""
         self._engine = engine
         self._server = grpc.aio.server(options=_OPTIONS)
         engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
@@ -151,7 +155,7 @@ class EngineServer:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
-        """The loop has ended by an error of its own: nobody is served any more."""
+        """Set when the loop has ended by an error: nothing is served any more."""
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -167,14 +171,14 @@ class EngineServer:
             self._event_loop.call_soon_threadsafe(self.has_died.set)
 
     async def stop(self) -> None:
-        """Hang up on every gateway, then end the loop."""
+        """Disconnect all gateways, then end the loop."""
         await self._server.stop(grace=None)
         self._engine.loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join)
 
 
 def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str) -> None:
-    """Build an engine and serve it until SIGTERM or SIGINT."""
+    """Build an engine and serve until SIGTERM or SIGINT."""
     asyncio.run(_serve(build_engine(config, source_for), listen))
 
 

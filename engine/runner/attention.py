@@ -1,8 +1,8 @@
 """Attention over the pages of the KV cache, in torch.
 
-Pages are gathered whole: on a CPU that is a fifth of a step faster than gathering tokens.
-A page is filled with zeros when its first token is written. So nothing of its last owner, and no stray NaN, is ever in
-the padding that a masked softmax multiplies by zero.
+Owns the attention arithmetic; the cache owns the memory. Never reads a page before the load into it has passed a layer.
+Pages are gathered whole: on a CPU this makes a step a fifth faster than gathering tokens.
+Invariant: a page is zeroed before its first token is written, so that masked positions never hold old values or NaN.
 """
 
 import torch
@@ -14,7 +14,7 @@ from graftwork.engine.runner.input_batch import BatchTensors, ChunkRows, DecodeR
 
 
 class PagedAttention:
-    """Writes each row's keys and values into its page, and mixes the values that the row may see."""
+    """Attention of one model over one KV cache."""
 
     def __init__(self, config: ModelConfig, cache: KvCache) -> None:
         self._config = config
@@ -29,7 +29,7 @@ class PagedAttention:
         batch: BatchTensors,
         visible: VisibleKeys,
     ) -> torch.Tensor:
-        """Write the rows' keys and values, then mix what each row may see in this layer. Raises LoadFailed.
+        """Write the keys and values of all rows into their pages, then attend. Raises LoadFailed.
 
         query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
         Returns [num_tokens, heads * head_dim].
@@ -53,7 +53,7 @@ class PagedAttention:
     def _decode(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """One query a row: the heads that share a KV head stand as its query positions."""
+        """Rows of one query each. The heads that share a KV head take the place of query positions."""
         count, kv_heads = len(decode), self._config.num_kv_heads
         grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
         mixed = functional.scaled_dot_product_attention(
@@ -67,7 +67,7 @@ class PagedAttention:
     def _chunk(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Several queries of one sequence, each seeing keys up to its own position at most."""
+        """Several queries of one request, each of which sees keys up to its own position."""
         group = self._config.num_heads // self._config.num_kv_heads
         mixed = functional.scaled_dot_product_attention(
             query.transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
@@ -78,6 +78,6 @@ class PagedAttention:
         return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
-        """Whole pages of `count` sequences.  # [count, kv_heads, pages * page_tokens, head_dim]"""
+        """The whole pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
         gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
         return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)

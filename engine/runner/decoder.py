@@ -1,8 +1,8 @@
 """The forward pass of a decoder over a flat batch of tokens.
 
-Rows of all sequences stand behind one another; what belongs to a sequence is known to attention alone, and what
-belongs to an adapter to the LoRA segments alone. Every other layer sees [num_tokens, features].
-Architectures differ by what their weights and their configuration hold, never by a class.
+Owns the order of the layers' operations. Only attention knows which rows belong to one request, and only the LoRA
+segments know which belong to one adapter; every other layer sees [num_tokens, features].
+Never branches by architecture: models differ in their weights and their configuration alone.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from graftwork.engine.runner.input_batch import BatchTensors, VisibleKeys
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What all layers share in one step."""
+    """The inputs of one step that all layers use."""
 
     batch: BatchTensors
     attention: PagedAttention
@@ -31,7 +31,7 @@ class _Step:
 
 
 class Decoder:
-    """Weights and the order in which they are applied. Changes nothing but the KV cache."""
+    """A model's weights and forward pass. It changes nothing but the KV cache."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryTable) -> None:
         self.config = config
@@ -40,7 +40,7 @@ class Decoder:
         self._windows = tuple(dict.fromkeys(config.windows))
 
     def logits(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
-        """Logits of the rows that are sampled, in fp32.  # [num_sampled, vocab]"""
+        """The logits of the sampled rows, in fp32.  # [num_sampled, vocab]"""
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
         cos, sin = self._rotary.at(batch.positions)
@@ -88,9 +88,9 @@ class Decoder:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x over the root of its mean square in the last dimension, times a weight that is broadcast; in the dtype of x.
+    """Divides x by the root mean square of its last dimension, and multiplies by a weight. Keeps the dtype of x.
 
-    Computed in fp32 and rounded before the weight is applied, as transformers does. Given the weight, torch rounds
-    after it, and a quarter of all bf16 values differ.
+    Rounds from fp32 before the weight is applied, as transformers does. torch's own weight argument would round
+    after it, and a quarter of all bf16 values would differ.
     """
     return functional.rms_norm(x, (x.shape[-1],), eps=epsilon) * weight

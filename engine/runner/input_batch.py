@@ -1,16 +1,12 @@
-"""A StepPlan as tensors: made once a step, read by every layer.
+"""The tensors of one step, made from its StepPlan once and read by every layer.
 
-Rows are ordered by adapter, so that each adapter's rows are one run, its chunks behind the rest. Attention sees two
-kinds of rows: those that decode, each a query of its own, which are computed together over a padded page table, and
-those of a chunk.
-
-A row's bits must not depend on its neighbours. Where the arithmetic needs it (see BatchInvariance), a small batch is padded
-with rows of nobody, and rows decode together only with those whose page tables are padded to the same length,
-which follows from a row's own position alone.
-
-Nor may they depend on whether a token was known or guessed when it was computed. Attention over several queries sums
-in another order than over one (benchmarks/row_bits.py), so a draft's row is never part of a chunk: it decodes, over
-the pages that it would decode over if the tokens before it had come one by one.
+Owns the order of rows: by adapter, and within an adapter the decoding rows before the prompt chunks. A decoding row is
+a query of its own; the rows of a chunk are several queries of one request.
+Invariant: the bits of a row depend on its own request alone.
+- Small batches are padded with unused rows, and rows decode together only if their page tables have the same padded
+  length, which follows from a row's own position (see BatchInvariance).
+- Attention over several queries sums in another order than over one (benchmarks/row_bits.py). So a draft token is never
+  part of a chunk: it decodes over the same pages as if the tokens before it had come one by one.
 """
 
 from collections.abc import Iterator
@@ -26,19 +22,19 @@ from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
 
 _KEY_BLOCK = 32
-"""Attention takes keys in vectors; page tables padded to whole ones leave no remainder that other code would sum."""
+"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order."""
 _PAGES_WORTH_A_CALL = 96
-"""Pages that are gathered in the time that one more call of attention takes."""
+"""The number of pages that are gathered in the time of one more attention call."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows that are one query each: one of every sequence that decodes, and one of every draft."""
+    """Rows of one query each: the last known token of each decoding request, and each draft token."""
 
-    rows: torch.Tensor  # [num_queries] row of each in the batch
+    rows: torch.Tensor  # [num_queries] index of each row in the batch
     pages: torch.Tensor  # [num_tables * max_pages] flat page tables, padded with the null page
     num_tables: int
-    """One for each query, or 1 where all are of one sequence."""
+    """One for each query, or 1 if all queries are of one request."""
     visible: torch.Tensor  # [num_queries, 1, 1, max_pages * page_tokens] True where a key may be seen
 
     def __len__(self) -> int:
@@ -47,7 +43,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Several known rows of one sequence."""
+    """Several known tokens of one request."""
 
     start_row: int
     end_row: int
@@ -58,7 +54,7 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class VisibleKeys:
-    """Which keys each query may see in the layers of one window width."""
+    """The keys that each query may see in the layers with one window width."""
 
     decodes: tuple[torch.Tensor, ...]  # as DecodeRows.visible, in the order of BatchTensors.decodes
     chunks: tuple[torch.Tensor, ...]  # as ChunkRows.visible, in the order of BatchTensors.chunks
@@ -66,7 +62,7 @@ class VisibleKeys:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRun:
-    """Rows [start_row, end_row), and sampled rows [first_sample, last_sample), use one adapter or mixture."""
+    """Rows [start_row, end_row) and sampled rows [first_sample, last_sample), which use one adapter or mixture."""
 
     adapters: tuple[AdapterUse, ...]
     start_row: int
@@ -74,30 +70,30 @@ class AdapterRun:
     first_sample: int
     last_sample: int
     decoding: tuple[int, ...]
-    """Rows that decode, ascending; the others are of chunks. It follows from a row's own slice alone."""
+    """The decoding rows, ascending; the other rows are of chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """Everything that the forward pass needs besides weights and KV."""
+    """All that the forward pass needs besides weights and KV."""
 
     slices: tuple[RequestSlice, ...]
     """In the order of their rows."""
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
-    row_pages: torch.Tensor  # [num_tokens] the page where each row's KV is written
-    row_offsets: torch.Tensor  # [num_tokens] and the token's place in it
-    begun_pages: torch.Tensor  # pages whose first token is written in this step; scrubbed before
-    sampled_rows: torch.Tensor  # [num_sampled], repeated up to the least number of rows
+    row_pages: torch.Tensor  # [num_tokens] the page that each row's KV is written to
+    row_offsets: torch.Tensor  # [num_tokens] the position in that page
+    begun_pages: torch.Tensor  # pages whose first token is written in this step; zeroed before
+    sampled_rows: torch.Tensor  # [num_sampled], padded with repeats to the smallest allowed number of rows
     num_sampled: int
     decodes: tuple[DecodeRows, ...]
     chunks: tuple[ChunkRows, ...]
     adapter_runs: tuple[AdapterRun, ...]
 
     def visible_keys(self, window: int | None) -> VisibleKeys:
-        """What layers of this window see: of the keys up to its own, a query sees the last `window`, or all if None.
+        """The keys that layers with this window see: the last `window` keys up to the query's own, or all if None.
 
-        Pages that lie wholly behind the window are still read, and masked.
+        Pages outside the window are still read, and masked.
         """
         decodes = tuple(part.visible for part in self.decodes)
         chunks = tuple(part.visible for part in self.chunks)
@@ -113,7 +109,7 @@ class BatchTensors:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """One row that decodes, over the first pages of its sequence."""
+    """One decoding row, over the first pages of its request."""
 
     row: int
     start_row: int
@@ -129,7 +125,7 @@ class BatchBuilder:
     """Turns plans into tensors on one device."""
 
     def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
-        """`null_page` is a page of zeros that pads page tables; the page behind it takes what nobody reads."""
+        """`null_page` is a page of zeros that pads page tables. The page after it takes the KV of padding rows."""
         self._page_tokens = page_tokens
         self._null_page = null_page
         self._device = device
@@ -182,8 +178,8 @@ class BatchBuilder:
             yield _Query(row, start_row, piece, pages_for(piece.start + row - start_row + 1, self._page_tokens))
 
     def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
-        """Queries whose page tables are padded to one length, together."""
-        if self._rules.is_free:
+        """Groups queries whose page tables are padded to the same length."""
+        if self._rules.allows_any_shape:
             whole = pages_for(_KEY_BLOCK, self._page_tokens)
             for group in _groups(queries):
                 most = max(query.num_pages for query in group)
@@ -196,9 +192,9 @@ class BatchBuilder:
             yield self._decode(group, max_pages)
 
     def _decode(self, queries: list[_Query], max_pages: int) -> DecodeRows:
-        """Of one sequence, the longest query's table serves all: what a shorter one may not see is masked."""
-        are_of_one = all(query.piece is queries[0].piece for query in queries)
-        tables = [query.piece.pages[: query.num_pages] for query in (queries[-1:] if are_of_one else queries)]
+        """Queries of one request share the page table of the longest; the mask hides later keys from the others."""
+        is_one_request = all(query.piece is queries[0].piece for query in queries)
+        tables = [query.piece.pages[: query.num_pages] for query in (queries[-1:] if is_one_request else queries)]
         padded = [[*pages, *[self._null_page] * (max_pages - len(pages))] for pages in tables]
         keys = torch.arange(max_pages * self._page_tokens, device=self._device)
         num_keys = self._tensor([query.num_keys for query in queries])
@@ -222,13 +218,13 @@ class BatchBuilder:
 
 
 def padded_pages(num_pages: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half as many again."""
+    """Rounds up to one of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half as many again."""
     power = 1 << (num_pages - 1).bit_length()  # the next power of two
     return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
 
 
 def _groups(queries: list[_Query]) -> list[list[_Query]]:
-    """One group for all, but that a sequence whose table would be gathered many times over has one for itself."""
+    """One group for all queries. A request gets its own group if its pages would be gathered too many times."""
     alone: list[list[_Query]] = []
     together: list[_Query] = []
     for _, run in groupby(queries, lambda query: query.start_row):
@@ -245,7 +241,7 @@ def _num_known(piece: RequestSlice) -> int:
 
 
 def _decoding_rows(start_row: int, piece: RequestSlice) -> range:
-    """The rows of a slice that decode: its drafts, and its known row where there is but one."""
+    """The decoding rows of a slice: its drafts, and its known token if there is only one."""
     num_known = _num_known(piece)
     return range(start_row + (0 if num_known == 1 else num_known), start_row + len(piece.token_ids))
 
@@ -256,7 +252,7 @@ def _sampled_rows(start_row: int, piece: RequestSlice) -> range:
 
 
 def _last_keys(visible: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-    """`visible`, without the keys at or before position - window."""
+    """`visible`, without keys at or before position - window."""
     keys = torch.arange(visible.shape[-1], device=visible.device)
     return visible & (keys > positions - window)
 

@@ -1,4 +1,7 @@
-"""Turns a StepPlan into a StepResult: the one place where plans meet weights."""
+"""Carries out a step: builds its tensors, runs the forward pass, and chooses tokens.
+
+Owns the decoder; reads the adapter pool. Never keeps anything of a step: requests live in the scheduler.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +24,7 @@ from graftwork.platform.ids import RequestId
 
 
 class ModelRunner:
-    """Owns the decoder and the KV memory; reads the LoRA pool."""
+    """The runner of one model on one device."""
 
     def __init__(
         self,
@@ -41,22 +44,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """One forward pass, and a token for every row that is sampled."""
+        """Run one forward pass, and choose a token for each sampled row."""
         batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
         logits = self.logits(batch)
-        scores = StepLogprobs(logits, specs)
+        logprobs = StepLogprobs(logits, specs)
         ends = self._masks.apply(filling, logits)
         tokens = choose_tokens(logits, specs)
-        return _by_request(batch, tokens, scores.of(tokens), ends)
+        return _by_request(batch, tokens, logprobs.of(tokens), ends)
 
     def batch(self, plan: StepPlan) -> BatchTensors:
-        """A step as tensors on the device."""
+        """Build the tensors of a step, on the device."""
         return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
-        """Logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
+        """The logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
         segments = [self._segment(run) for run in batch.adapter_runs]
         lora = self._lora.step(segments, len(batch.token_ids))
         return self._decoder.logits(batch, self._attention, lora)
@@ -69,10 +72,10 @@ class ModelRunner:
 def _by_request(
     batch: BatchTensors,
     tokens: list[int],
-    scores: Sequence[TokenLogprobs | None],
+    logprobs: Sequence[TokenLogprobs | None],
     ends: Mapping[int, GraftworkError | None],
 ) -> StepResult:
-    """What was chosen, row by row, as each request's own."""
+    """Sort the results of all sampled rows by request."""
     chosen: dict[RequestId, tuple[int, ...]] = {}
     scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
     ended: dict[RequestId, dict[int, GraftworkError | None]] = {}
@@ -81,7 +84,7 @@ def _by_request(
         end = start + len(piece.samples)
         if piece.samples:
             chosen[piece.request_id] = tuple(tokens[start:end])
-        if own := tuple(score for score in scores[start:end] if score is not None):
+        if own := tuple(one for one in logprobs[start:end] if one is not None):
             scored[piece.request_id] = own
         if rows := {row - start: ends[row] for row in range(start, end) if row in ends}:
             ended[piece.request_id] = rows

@@ -21,7 +21,7 @@ class _Prefill:
     """The steps of one prompt so far: tokens [start, end) of it, and the time that they took."""
 
     piece: RequestSlice
-    """Of the last step."""
+    """The slice of its last step."""
     start: int
     seconds: float
 

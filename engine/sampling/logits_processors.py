@@ -1,7 +1,8 @@
-"""What a request asks to be changed in its rows' logits before anything is chosen: bans, biases, penalties.
+"""Changes logits before a token is chosen, as each request asks: banned tokens, biases, penalties.
 
-Each edit is one operation over all rows that want it, at the places that it concerns: none walks the vocabulary, and
-rows that want nothing are not touched. Every place is written once, so the order of rows makes no difference.
+Owns the order and arithmetic of these changes. Each is one operation over all rows that need it, and only at the
+tokens that it concerns; other rows are not touched.
+Invariant: each logit is written once per change, so the order of rows does not matter.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ _NEVER = float("-inf")
 
 
 def edit_logits(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-    """In place, in the order that vLLM has: bans and biases, then penalties. logits: [rows, vocab] in fp32."""
+    """Changes logits in place, in vLLM's order: bans and biases, then penalties. logits: [rows, vocab] in fp32."""
     _ban(logits, [(row, spec) for row, spec in enumerate(specs) if spec.banned_token_ids])
     _add_bias(logits, [(row, spec) for row, spec in enumerate(specs) if spec.params.logit_bias])
     _penalise(logits, [(row, spec) for row, spec in enumerate(specs) if spec.history is not None])
@@ -52,7 +53,7 @@ def _penalise(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> Non
 
 
 def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Row and penalties of every token that was seen.  # 4 × [num_seen]"""
+    """The row and the penalties of each counted token.  # 4 × [num_seen]"""
     repeats = torch.tensor(sizes, device=device)
     params = [spec.params for _, spec in placed]
     each = (

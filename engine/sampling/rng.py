@@ -1,18 +1,18 @@
-"""Noise that depends on (seed, choice, position) and on nothing else.
+"""Random numbers that depend on (seed, choice, position) and on nothing else.
 
-One number a row, made by hashing a counter: neither the batch, nor the cache, nor a draft, nor an earlier draw can
-change it. Never keeps a state.
+Owns the hash that makes them. Never keeps a state: batches, caches, drafts and earlier draws cannot change a number.
+It is a file of its own because its bits are a promise to clients: equal seeds give equal answers.
 """
 
 from graftwork.engine.core.step import SampleSpec
 
 _WORD = (1 << 64) - 1
 _BITS = 53
-"""What a double holds."""
+"""The bits of a double's mantissa."""
 
 
 def uniform(spec: SampleSpec) -> float:
-    """Evenly from [0, 1)."""
+    """A uniform number in [0, 1)."""
     state = _mix(spec.seed & _WORD)
     for part in (spec.params.choice, spec.position):
         state = _mix(state ^ (part * 0xD1342543DE82EF95 & _WORD))

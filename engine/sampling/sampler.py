@@ -1,8 +1,8 @@
-"""Chooses tokens: greedy, or drawn with noise that depends on (seed, choice, position) and on nothing else.
+"""Chooses the token of each sampled row: the likeliest, or one drawn at random.
 
-One pipeline for all rows, in this order: banned tokens and biases, penalties, temperature, top-k, top-p, min-p, and
-then one number per row that says where in the distribution to draw. Every operation is one over all rows that want it.
-A row's token follows from its own logits and its own spec: neighbours, their number and their order change nothing.
+Owns the order of the steps: bans and biases, penalties, temperature, top-k, top-p, min-p, then one random number that
+picks a token. Each step is one operation over all rows that need it.
+Invariant: a row's token depends on its own logits and its own spec alone, never on other rows.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _BELOW_ONE = 1 - 2**-53
 
 
 def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """One token a row. logits: [rows, vocab] in fp32; changed in place."""
+    """Choose one token for each row. logits: [rows, vocab] in fp32; changed in place."""
     edit_logits(logits, specs)
     drawn = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
     if not drawn:
@@ -33,7 +33,7 @@ def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int
 
 
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Draw every row.  # [rows]"""
+    """Draw a token for each row.  # [rows]"""
     scaled = logits / torch.tensor([spec.params.temperature for spec in specs], device=logits.device)[:, None]
     uniforms = torch.tensor([uniform(spec) for spec in specs], dtype=torch.float64, device=logits.device)
     cut = [row for row, spec in enumerate(specs) if truncates(spec)]
@@ -49,7 +49,7 @@ def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
 
 
 def _draw_of_all(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
-    """From the whole vocabulary, but for what min-p leaves out."""
+    """Draw from the whole vocabulary, except what min-p drops."""
     weights = scaled.softmax(dim=-1)
     if any(spec.params.min_p > 0 for spec in specs):
         least = torch.tensor([spec.params.min_p for spec in specs], device=scaled.device)[:, None]
@@ -58,7 +58,7 @@ def _draw_of_all(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: to
 
 
 def _draw_of_likeliest(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
-    """From what top-k, top-p and min-p keep; rows that keep more than was looked at are looked at again."""
+    """Draw from what top-k, top-p and min-p keep. Rows that keep more than the first `width` tokens are repeated wider."""
     chosen = torch.empty(len(specs), dtype=torch.int64, device=scaled.device)
     rows = torch.arange(len(specs), device=scaled.device)
     width = first_width(specs)
@@ -72,9 +72,9 @@ def _draw_of_likeliest(scaled: torch.Tensor, specs: Sequence[SampleSpec], unifor
 
 
 def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Where each number falls among its row's weights: first the block, then the token in it.  # [rows]
+    """Pick a token by its weight: first the block, then the token in the block.  # [rows]
 
-    A running sum over whole vocabularies costs five times as much.
+    A cumulative sum over the whole vocabulary would take five times as long.
     """
     padded = functional.pad(weights, (0, -weights.shape[-1] % _BLOCK))
     blocks = padded.view(len(weights), -1, _BLOCK)  # [rows, blocks, _BLOCK]
@@ -82,16 +82,16 @@ def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tens
     cumulative = sums.cumsum(dim=-1)
     block = _pick(cumulative, uniforms)[:, None]
     own, upto = sums.gather(1, block), cumulative.gather(1, block)
-    rest = (uniforms[:, None] * cumulative[:, -1:] - (upto - own)) / own  # in [0, 1), but for rounding
+    rest = (uniforms[:, None] * cumulative[:, -1:] - (upto - own)) / own  # in [0, 1), except for rounding
     within = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1).double()  # [rows, _BLOCK]
     place = _pick(within.cumsum(dim=-1), rest.squeeze(1).clamp_(0, _BELOW_ONE))
     return (block.squeeze(1) * _BLOCK + place).clamp_(max=weights.shape[-1] - 1)
 
 
 def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Where each number falls in its row's cumulative weights; nothing of weight 0 is hit.  # [rows]
+    """The index in each row's cumulative weights that its number falls on, never one of weight 0.  # [rows]
 
-    In a row of NaN, whose request ends elsewhere, it is some place of the row all the same.
+    A row of NaN gets some valid index; its request ends with an error elsewhere.
     """
     aims = uniforms[:, None] * cumulative[:, -1:]
     found = torch.searchsorted(cumulative, aims, right=True).squeeze(1)

@@ -1,8 +1,9 @@
-"""The likeliest tokens of each row, cut by top-k, top-p and min-p.
+"""Keeps the likeliest tokens of each row, by top-k, top-p and min-p.
 
-Owns the rule which tokens stay. Rows are ordered by logit and, where logits are equal, by token id, so that the cut is
-the same whatever stands beside a row: bf16 has few values, and many tokens share one.
-Never sorts a vocabulary to look at its top: a few hundred are taken out first, and more only for rows that need them.
+Owns the rule which tokens are kept. Never sorts a whole vocabulary: it takes the top few hundred tokens, and more only
+for rows that need them.
+Invariant: equal logits are ordered by token id, so the kept tokens do not depend on other rows. Many logits are equal,
+because bf16 has few values.
 """
 
 from collections.abc import Sequence
@@ -13,37 +14,39 @@ import torch
 from graftwork.engine.core.step import SampleSpec
 
 _FIRST_WIDTH = 256
-"""Without a top-k."""
+"""Tokens to look at first in a row without a top-k."""
 _SLACK = 32
-"""Taken beyond top-k, so that equal logits at its end are all seen."""
+"""Tokens to look at beyond top-k, to see all logits that are equal to the last one."""
 _WIDER = 8
+"""Factor by which the width grows when it was too small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What may be drawn in some rows."""
+    """The kept tokens of some rows."""
 
     token_ids: torch.Tensor  # [rows, width] likeliest first
-    weights: torch.Tensor  # [rows, width] in fp64, not normalised; 0 for what is cut off
-    is_whole: torch.Tensor  # [rows] whether everything that stays is among them
+    weights: torch.Tensor  # [rows, width] in fp64, not normalised; 0 for dropped tokens
+    is_whole: torch.Tensor  # [rows] whether `width` was enough to hold all kept tokens
 
 
 def truncates(spec: SampleSpec) -> bool:
-    """Whether a row's tokens must be ordered. Min-p alone needs no order."""
+    """Whether a row's tokens must be sorted. Min-p alone needs no order."""
     return spec.params.top_k is not None or spec.params.top_p < 1
 
 
 def first_width(specs: Sequence[SampleSpec]) -> int:
-    """How many tokens to look at, to begin with."""
+    """How many tokens of each row to look at first."""
     return max(_FIRST_WIDTH if spec.params.top_k is None else spec.params.top_k + _SLACK for spec in specs)
 
 
 def wider(width: int) -> int:
+    """The width to try next."""
     return width * _WIDER
 
 
 def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int) -> Kept:
-    """Cut rows by their top-k, then the rest by top-p, then that by min-p; none of them cuts off the likeliest.
+    """Apply top-k, then top-p to the rest, then min-p. The likeliest token is always kept.
 
     logits: [rows, vocab], scaled by temperature. `width` is at least every top-k, or the whole vocabulary.
     """
@@ -61,7 +64,7 @@ def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int
 
 
 def _top(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logits and their tokens; equal ones by ascending token."""
+    """The largest logits and their tokens; equal logits by ascending token id."""
     token_ids = logits.topk(width, dim=-1, sorted=False).indices.sort(dim=-1).values
     ordered, order = logits.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
     return ordered, token_ids.gather(1, order)
@@ -73,7 +76,7 @@ def _mass_to_keep(
     cumulative: torch.Tensor,
     top_k: torch.Tensor,
 ) -> torch.Tensor:
-    """The weight that the tokens before one must not have reached.  # [rows, 1] in fp64"""
+    """A token is kept while the tokens before it weigh less than this.  # [rows, 1] in fp64"""
     share = [spec.params.top_p if spec.params.top_p < 1 else float("inf") for spec in specs]
     total = cumulative.gather(1, top_k - 1)  # [rows, 1]; the likeliest weighs 1
     if any(spec.params.top_k is None for spec in specs):

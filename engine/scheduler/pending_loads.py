@@ -27,8 +27,8 @@ class LoadOutcome:
 class PendingLoads:
     """Follows every load from its plan to its end."""
 
-    def __init__(self, memory: KvCacheManager, running: Mapping[RequestId, RequestState], page_tokens: int) -> None:
-        self._memory = memory
+    def __init__(self, kv_cache: KvCacheManager, running: Mapping[RequestId, RequestState], page_tokens: int) -> None:
+        self._kv_cache = kv_cache
         self._running = running
         self._page_tokens = page_tokens
 
@@ -46,7 +46,7 @@ class PendingLoads:
 
     def finish(self, done: TransferDone) -> LoadOutcome:
         """End a transfer. Pages that it could not read are released and will be computed again."""
-        failed_from = self._memory.finish_transfer(done)
+        failed_from = self._kv_cache.finish_transfer(done)
         outcome = LoadOutcome()
         for state in self._running.values():
             if done.plan in state.overlapped_loads:
@@ -54,7 +54,7 @@ class PendingLoads:
                 outcome.failed += [] if failed_from is None else [state.request_id]
             elif done.plan in state.pending_loads:
                 if failed_from is not None:
-                    self._memory.release(state.truncate_pages(failed_from, self._page_tokens))
+                    self._kv_cache.release(state.truncate_pages(failed_from, self._page_tokens))
                 state.pending_loads.discard(done.plan)
                 outcome.ready += [] if state.pending_loads else [state]
         return outcome

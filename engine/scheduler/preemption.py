@@ -18,13 +18,13 @@ class PageGrower:
 
     def __init__(
         self,
-        memory: KvCacheManager,
+        kv_cache: KvCacheManager,
         running: Mapping[RequestId, RequestState],
         page_tokens: int,
         preempt: Callable[[RequestState], None],
     ) -> None:
         """`preempt` offloads a running request and removes it from `running` before it returns."""
-        self._memory = memory
+        self._kv_cache = kv_cache
         self._running = running
         self._page_tokens = page_tokens
         self._preempt = preempt
@@ -41,15 +41,15 @@ class PageGrower:
         missing = pages_for(state.num_computed + num_tokens, self._page_tokens) - len(state.pages)
         if missing <= 0:
             return True
-        pages = self._memory.allocate_pages(missing, state.domain)
-        while pages is None and not self._memory.page_store.device.in_flight_pages:
+        pages = self._kv_cache.allocate_pages(missing, state.domain)
+        while pages is None and not self._kv_cache.page_store.device.in_flight_pages:
             victim = self.lowest_priority(planned)
             if victim is None:
                 break
             self._preempt(victim)
             if victim is state:
                 return False
-            pages = self._memory.allocate_pages(missing, state.domain)
+            pages = self._kv_cache.allocate_pages(missing, state.domain)
         if pages is None:
             self.starved.add(state.request_id)
             return False
@@ -63,7 +63,7 @@ class PageGrower:
         missing = pages_for(known + len(drafted), self._page_tokens) - len(state.pages)
         if not drafted or missing <= 0:
             return drafted
-        pages = self._memory.allocate_pages(missing, state.domain)
+        pages = self._kv_cache.allocate_pages(missing, state.domain)
         if pages is None:
             return drafted[: len(state.pages) * self._page_tokens - known]
         state.pages += pages

@@ -50,7 +50,7 @@ class Scheduler:
     def __init__(
         self,
         limits: SchedulerLimits,
-        memory: KvCacheManager,
+        kv_cache: KvCacheManager,
         session_cache: SessionCache,
         adapters: AdapterProvider,
         scopes: CacheScopes,
@@ -62,7 +62,7 @@ class Scheduler:
     ) -> None:
         """Without a speculator, a request generates one token a step."""
         self._limits = limits
-        self._memory = memory
+        self._kv_cache = kv_cache
         self.session_cache = session_cache
         self._adapters = adapters
         self._grammars = grammars
@@ -71,8 +71,8 @@ class Scheduler:
         self._waiting = FairShare(clock)
         self._running: dict[RequestId, RequestState] = {}
         self._by_id: dict[RequestId, RequestState] = {}
-        self._page_grower = PageGrower(memory, self._running, limits.page_tokens, self._preempt)
-        self.pending_loads = PendingLoads(memory, self._running, limits.page_tokens)
+        self._page_grower = PageGrower(kv_cache, self._running, limits.page_tokens, self._preempt)
+        self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self._throughput = ThroughputEstimate(clock)
         self.speculator = speculator or no_drafts(clock)
         self.counters = EngineCounters()
@@ -112,7 +112,7 @@ class Scheduler:
         state = self._validator.new_state(request)
         if request.session is not None:
             self.session_cache.begin_turn(request.domain, request.session)
-        self._memory.set_limits(request.domain, request.kv_limits)
+        self._kv_cache.set_limits(request.domain, request.kv_limits)
         self._by_id[request.request_id] = state
         self._waiting.enqueue(state)
 
@@ -175,12 +175,12 @@ class Scheduler:
     def _allocate(self, state: RequestState) -> bool:
         """Allocate pages for all known tokens, with one page to spare for each running request. False without room."""
         path = state.path(len(state.token_ids) - 1)  # the last token is always computed, because its logits are needed
-        match = self._memory.match(path)
-        if self._running and not self._memory.has_room(match, len(state.token_ids), len(self._running)):
+        match = self._kv_cache.match(path)
+        if self._running and not self._kv_cache.has_room(match, len(state.token_ids), len(self._running)):
             return False
         session = state.request.session
-        reason = self._memory.miss_reason(path, match, session)
-        allocation = self._memory.allocate_path(path, match, len(state.token_ids), session)
+        reason = self._kv_cache.miss_reason(path, match, session)
+        allocation = self._kv_cache.allocate_path(path, match, len(state.token_ids), session)
         if allocation is None:
             return False
         state.hold(allocation, self._limits.page_tokens, reason)
@@ -189,7 +189,7 @@ class Scheduler:
     def _preempt_for(self, state: RequestState) -> bool:
         """Preempt a running request of lower priority. False if there is none, or if copies will free pages soon."""
         victim = self._page_grower.lowest_priority()
-        if victim is None or self._memory.page_store.device.in_flight_pages:
+        if victim is None or self._kv_cache.page_store.device.in_flight_pages:
             return False
         if victim.priority <= self._waiting.priority(state):
             return False
@@ -241,7 +241,7 @@ class Scheduler:
 
         Draft tokens take what is left of the token budget, so that no prompt waits for drafts.
         """
-        self._memory.start_background_copies()
+        self._kv_cache.start_background_copies()
         chunks = self._chunks()
         sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed]
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
@@ -276,7 +276,7 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Offload the computed pages of a running request to the host, and queue the request again."""
         path = state.path(state.num_computed)
-        self._memory.offload(path, state.pages, state.request.session)
+        self._kv_cache.offload(path, state.pages, state.request.session)
         self._remove_running(state)
         state.num_computed = 0
         self._waiting.enqueue(state)
@@ -329,22 +329,22 @@ class Scheduler:
     def _cache_pages(self, state: RequestState) -> None:
         """Insert the computed pages of a request into the prefix cache; the request then uses the shared copies."""
         path = state.path(state.num_computed)
-        nodes = self._memory.insert(path, state.pages, state.request.session)
-        state.pages = self._memory.deduplicate(nodes, state.pages)
+        nodes = self._kv_cache.insert(path, state.pages, state.request.session)
+        state.pages = self._kv_cache.deduplicate(nodes, state.pages)
 
     def _finish(self, state: RequestState, reason: FinishReason) -> RequestOutput:
         self._cache_pages(state)
         if state.request.session is not None:
-            self._memory.set_history(state.path(state.num_computed), state.request.session)
+            self._kv_cache.set_history(state.path(state.num_computed), state.request.session)
         report = self.speculator.finish(state)
         del self._by_id[state.request_id]
         self._release(state)
-        self._memory.enforce_limits(state.domain)
+        self._kv_cache.enforce_limits(state.domain)
         self._throughput.record_finished()
         return RequestOutput(state.request_id, RequestFinished(reason, state.num_generated, report))
 
     def _release(self, state: RequestState) -> None:
-        self._memory.release(state.pages)
+        self._kv_cache.release(state.pages)
         self._remove_running(state)
 
     def _remove_running(self, state: RequestState) -> None:
@@ -359,8 +359,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts that each page is held by the prefix tree and by the requests that list it, and by nothing else."""
-        self._memory.check_integrity()
-        device, tree = self._memory.page_store.device, self._memory.page_store.tree
+        self._kv_cache.check_integrity()
+        device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
         held = sum(len(state.pages) for state in self._running.values())
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"

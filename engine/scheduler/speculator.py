@@ -30,9 +30,9 @@ class DraftLimits:
     """Sizes; with `max_draft_tokens` 0 nothing is drafted."""
 
     max_draft_tokens: int = 0
-    """Of one request in one step."""
+    """The most draft tokens of one request in one step."""
     cache_bytes: int = 0
-    """Of earlier answers, over all scopes."""
+    """The most bytes of earlier answers, over all scopes."""
 
 
 def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:

@@ -52,11 +52,11 @@ _SMOOTHING = 0.2
 
 
 _LEAST_RATIO = 2.0
-"""Of a draft's gain to the time that choosing it took. Learning from it takes about as much time again."""
+"""The least ratio of a draft's gain to the time of choosing it. Learning from it takes about as much time again."""
 
 
 _LONGEST_PAUSE = 64
-"""Steps."""
+"""The most steps without drafting."""
 
 
 class DraftBackoff:

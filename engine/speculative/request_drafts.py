@@ -18,11 +18,11 @@ class DraftCounts:
     """Draft tokens of one request or of all."""
 
     drafted: int = 0
-    """Verified by a step."""
+    """Draft tokens that a step has verified."""
     accepted: int = 0
-    """Of the drafted ones, part of the answer."""
+    """Draft tokens that became part of the answer."""
     forced: int = 0
-    """Of the accepted ones, dictated by a grammar."""
+    """Accepted draft tokens that a grammar dictated."""
 
     def add(self, other: "DraftCounts") -> None:
         self.drafted += other.drafted

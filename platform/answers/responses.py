@@ -44,13 +44,13 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class ConversationReference(Answer):
+class ResponseConversation(Answer):
     """The conversation that a response belongs to."""
 
     id: str
 
 
-class Response(Answer):
+class ResponseState(Answer):
     """A response, running or ended. It repeats the request's fields, with their defaults filled in."""
 
     id: str
@@ -61,7 +61,7 @@ class Response(Answer):
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     background: bool
-    conversation: ConversationReference | None
+    conversation: ResponseConversation | None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
@@ -126,7 +126,7 @@ class ResponseStateEvent(ResponseEvent):
         "response.incomplete",
         "response.failed",
     ]
-    response: Response
+    response: ResponseState
 
 
 class OutputItemEvent(ResponseEvent):

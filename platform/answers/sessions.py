@@ -1,8 +1,9 @@
 """The answers of `/v1/sessions`: sessions, turns, items and caches."""
 
-from typing import Any, Literal
-
-from typing_extensions import TypedDict  # pydantic reads this one only, before Python 3.12
+from typing import (
+    Any,
+    Literal,  # pydantic reads this one only, before Python 3.12
+)
 
 from graftwork.platform.answers.base import Answer, absent
 from graftwork.platform.answers.errors import ErrorFields
@@ -67,12 +68,12 @@ class ChangedSession(SessionState):
     kv_given_up: GivenUpKv
 
 
-class ContentPart(TypedDict, total=False):
-    """One piece of a message. It stays plain JSON when the SDK reads it."""
+class ContentPart(Answer):
+    """One piece of a message."""
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[dict[str, Any]]
+    annotations: tuple[dict[str, Any], ...] | None = absent()
 
 
 class Item(Answer):
@@ -82,7 +83,7 @@ class Item(Answer):
     type: ItemType
     status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["user", "system", "developer", "assistant"] | None = absent()
-    content: list[ContentPart] | None = absent()
+    content: tuple[ContentPart, ...] | None = absent()
     call_id: str | None = absent()
     name: str | None = absent()
     arguments: str | None = absent()
@@ -94,8 +95,7 @@ class Item(Answer):
         """A message's text, whether it came as a string or as parts. Other types have none."""
         if isinstance(self.content, str):
             return self.content
-        parts = self.content if isinstance(self.content, list) else []
-        return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+        return "".join(part.text for part in self.content or () if isinstance(part, ContentPart))
 
 
 class PendingCall(Answer):

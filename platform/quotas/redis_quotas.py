@@ -12,7 +12,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.quotas.budgets import MonthlyBudget, TokenLedger
 from graftwork.platform.quotas.quota import WINDOW_S, Quota, Standing, limit_exceeded
@@ -37,7 +37,7 @@ class _Script:
         self._clock = clock
 
     async def __call__(self, verb: str, tenant_id: TenantId, entry_id: str, *arguments: str) -> object:
-        """Run `verb` on one tenant's keys. Raises CapacityAbsent when Redis does not answer."""
+        """Run `verb` on one tenant's keys. Raises Unavailable when Redis does not answer."""
         keys = [f"{self._prefix}quota:{{{tenant_id}}}:{name}" for name in _KEY_NAMES]
         now = "" if self._clock is None else _microseconds(self._clock.monotonic())
         fixed = [verb, now, _microseconds(WINDOW_S), _microseconds(SLOT_LIFE_S), entry_id]
@@ -45,7 +45,7 @@ class _Script:
             answer: object = await self._run(keys=keys, args=[*fixed, *arguments])
         except RedisError as error:
             message = "The limits cannot be checked at present; send the request again shortly."
-            raise CapacityAbsent(message, code="limits_unavailable", retry_after_s=1.0) from error
+            raise Unavailable(message, code="limits_unavailable", retry_after_s=1.0) from error
         return answer
 
 
@@ -71,7 +71,7 @@ class RedisReservation:
     async def _finish(self, verb: str, tokens: str) -> None:
         try:
             await self.script(verb, self.tenant_id, self.entry_id, tokens)
-        except CapacityAbsent:
+        except Unavailable:
             # The request is done and must not fail now. Its slot ends by itself, and its estimate stays counted.
             logger.warning("quota %s lost", verb, extra={"tenant_id": self.tenant_id}, exc_info=True)
 

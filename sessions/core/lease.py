@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from graftwork.platform.errors import CapacityAbsent, Conflict
+from graftwork.platform.errors import Conflict, Unavailable
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.principals import TenantScope
 
@@ -39,7 +39,7 @@ class LeaseKeeper(Protocol):
     """The store that holds the leases."""
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renew the lease, and return whether a cancel is requested. Raises LeaseLost, CapacityAbsent."""
+        """Renew the lease, and return whether a cancel is requested. Raises LeaseLost, Unavailable."""
         ...
 
 
@@ -55,5 +55,5 @@ async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float
     cancel_requested = False
     while not cancel_requested:
         await pause(interval_s)
-        with suppress(CapacityAbsent):
+        with suppress(Unavailable):
             cancel_requested = await keeper.renew(lease)

@@ -24,7 +24,7 @@ from graftwork.platform.errors import Conflict
 from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId, new_id
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.transcript import UNENCODED, Checkpoint, Opening, ToolDefinition
-from graftwork.sessions.tools.tool_choice import shown_tool
+from graftwork.sessions.tools.tool_choice import tool_for_prompt
 
 
 class SessionStatus(StrEnum):
@@ -68,7 +68,7 @@ class SessionSettings:
 
     @property
     def opening(self) -> Opening:
-        return Opening(self.instructions, tuple(map(shown_tool, self.tools)))
+        return Opening(self.instructions, tuple(map(tool_for_prompt, self.tools)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""How sessions, turns and their figures are shown to clients.
+"""Fills the JSON bodies of sessions, turns and their figures.
 
-Owns how the answers' shapes are filled, for every route and event that carries them. Never computes anything new.
+Owns these bodies for every route and event that carries them. Never computes new figures.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,14 +17,14 @@ from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, Turn
 
 
 def session_answer(session: AgentSession, base_name: str) -> answers.SessionState:
-    """A session as its routes answer it."""
+    """The body of a session."""
     return answers.SessionState(**_session_fields(session, base_name))
 
 
 def session_change_answer(
     session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
 ) -> answers.ChangedSession:
-    """A session after a PATCH, and the history whose KV another adapter cannot use."""
+    """The body of a changed session, with the tokens and bytes of KV that the new adapter cannot use."""
     given_up = answers.GivenUpKv(tokens=given_up_tokens, bytes=given_up_bytes)
     return answers.ChangedSession(**_session_fields(session, base_name), kv_given_up=given_up)
 
@@ -62,7 +62,7 @@ def _pinned_model(session: AgentSession, base_name: str) -> answers.PinnedModel:
 
 
 def turn_answer(turn: Turn) -> answers.Turn:
-    """A turn as its routes answer it."""
+    """The body of a turn."""
     return answers.Turn(
         id=turn.turn_id,
         session_id=turn.session_id,
@@ -81,12 +81,12 @@ def turn_answer(turn: Turn) -> answers.Turn:
 
 
 def item_answer(item: Item) -> answers.Item:
-    """An item as lists and turns show it."""
+    """The body of an item."""
     return answers.Item.read(item.body)
 
 
 def awaited_calls(turn: Turn) -> list[Item]:
-    """The calls that a turn ended with. A call that the token limit cut off waits for nothing."""
+    """The calls at the end of a turn that need an output. A call that the token limit cut off needs none."""
     if turn.status is not TurnStatus.AWAITING_TOOL:
         return []
     return [item for item in turn.output if item.type is ItemType.FUNCTION_CALL]
@@ -100,7 +100,7 @@ def _pending_call(item: Item) -> answers.PendingCall:
 def given_outputs_answer(
     session: AgentSession, outputs: Sequence[ToolOutput], missing: Collection[CallId]
 ) -> answers.GivenOutputs:
-    """The stored outputs of the calls that a history ends in, and the calls that still wait."""
+    """The stored outputs of a session's last calls, and the calls without an output."""
     return answers.GivenOutputs(
         session_id=session.session_id,
         status=session.status.value,
@@ -116,13 +116,13 @@ def given_outputs_answer(
 
 
 def cache_body(cache: CacheReport) -> dict[str, Any]:
-    """Where a turn's prompt came from, as JSON to store."""
+    """The tokens of a prompt by cache tier, as JSON to store."""
     reason = None if cache.miss_reason is None else cache.miss_reason.value
     return figures.CacheReport(**_prompt_tokens(cache), miss_reason=reason).body()
 
 
 def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) -> dict[str, Any]:
-    """What a turn used, as JSON to store."""
+    """The usage of a turn, as JSON to store."""
     return figures.Usage(
         prompt_tokens=cache.prompt_tokens,
         completion_tokens=completion_tokens,
@@ -143,7 +143,7 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 
 
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
-    """How an answer's tokens were found. OpenAI's own two figures are there only if the client predicted something."""
+    """The figures of speculation. OpenAI's two figures are there only if the client sent a prediction."""
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
     return figures.CompletionTokensDetails(
         drafted_tokens=drafts.drafted_tokens,
@@ -155,16 +155,16 @@ def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
 
 
 def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | None:
-    """Until when the device keeps a session's pages in preference to others. None without such a promise."""
+    """How long the device keeps a session's pages. None without a lease."""
     if memory is None or memory.lease_s is None:
         return None
     return answers.Lease(tier="device", seconds=round(memory.lease_s, 3), until=now + memory.lease_s)
 
 
 def session_cache_answer(session: AgentSession, memory: SessionMemory | None, now: float) -> answers.SessionCache:
-    """Where a session's history is cached, and how its latest turn found it.
+    """The tokens and bytes of a session's history on each cache tier.
 
-    `memory` is None while no engine answers. A token counts on the nearest tier that has it, bytes on every tier.
+    `memory` is None if the engine does not answer. A token counts on the nearest tier that has it, bytes on every tier.
     """
     last: Mapping[str, Any] = session.last_cache or {}
     if memory is None:
@@ -189,7 +189,7 @@ def session_cache_answer(session: AgentSession, memory: SessionMemory | None, no
 
 
 def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> answers.Prefetch:
-    """What a prefetch found. `num_tokens` is the history's length; `memory` is None while no engine answers."""
+    """The result of a prefetch. `num_tokens` is the history's length; `memory` is None if the engine does not answer."""
     held = 0 if memory is None else memory.device_tokens + memory.host_tokens + memory.disk_tokens
     return answers.Prefetch(
         session_id=session.session_id,
@@ -200,13 +200,13 @@ def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemor
 
 
 def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
-    """What `turn.completed` says."""
+    """The fields of `turn.completed`."""
     return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
 
 
 def awaiting_fields(
     checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: answers.Lease | None
 ) -> dict[str, Any]:
-    """What `turn.awaiting_tool` says."""
+    """The fields of `turn.awaiting_tool`."""
     told = None if lease is None else lease.body()
     return {"call_ids": call_ids, "lease": told, "checkpoint_id": checkpoint_id, "usage": usage}

@@ -1,9 +1,9 @@
-"""From what a request asks of its answer to the one grammar that the engine holds it to.
+"""Turns a request's tools, tool choice and response format into one grammar for the engine.
 
-Tools, the choice among them and the answer's form become one source: text with well-formed calls in it, calls alone, or
-either calls or an answer of the form. Everything is read here first, so that what is not served is refused before
-anything is reserved, with the field that says it and the JSON pointer into its schema.
-`strict: true` refuses what cannot be enforced wholly; otherwise it is let go, and its place is listed.
+The grammar accepts text with well-formed calls in it, calls alone, or either calls or an answer of the format.
+Owns the checks of all schemas. They run before anything is reserved, and an error names the field and the place in its
+schema. With `strict: true` what cannot be enforced is refused; otherwise it is ignored, and its place is reported.
+Never compiles a grammar: the engine does.
 """
 
 import hashlib
@@ -18,100 +18,103 @@ from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.generation.response_format import FREE, AnswerForm, FormFields
-from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+from graftwork.sessions.generation.response_format import FREE_FORMAT, ResponseFormat, ResponseFormatFields
+from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 from graftwork.sessions.tools.tool_choice import ToolChoice, ToolDefinition, read_tool_choice, tool_names
 
-_KEPT_READINGS = 4096
-_MOST_GAPS = 64
-"""Places of one schema that are listed."""
+_KEPT_CHECKS = 4096
+"""Results of schema checks that are cached."""
+_MAX_GAPS = 64
+"""Places of one schema that are reported."""
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _GRAMMAR_CODES = ("grammar_", "unsupported_grammar")
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerDemands:
-    """What a request asks of its answer, in chat.completions' forms."""
+class OutputConstraints:
+    """What a request demands of its output, in the shapes of chat.completions."""
 
     tools: Sequence[ToolDefinition] = ()
     tool_choice: Any = None
     parallel_tool_calls: bool = True
-    form: FormFields = FREE
+    response_format: ResponseFormatFields = FREE_FORMAT
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerGrammar:
-    """What the engine is given, and what to tell the client of it."""
+class OutputGrammar:
+    """The grammar that an output must match, and what the client is told about it."""
 
     source: GrammarSource
     param: str
-    """The field that asked for it."""
+    """The request field that asked for it."""
     unenforced: tuple[str, ...] = ()
-    """Places that are let go: a field, `#`, and a JSON pointer into its schema."""
+    """Places that are not enforced: a field, `#`, and a JSON pointer into its schema."""
 
-    def blamed(self, error: InvalidRequest) -> InvalidRequest:
-        """An error of the engine about this grammar, with the field that the client knows."""
+    def name_field(self, error: InvalidRequest) -> InvalidRequest:
+        """An engine's error about this grammar, with the field that the client sent."""
         if not error.code.startswith(_GRAMMAR_CODES):
             return error
         return InvalidRequest(error.message, param=self.param, code=error.code)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPlan:
-    """How an answer is made and read."""
+class OutputPlan:
+    """How an output is constrained and parsed."""
 
-    grammar: AnswerGrammar | None = None
-    """None leaves it free."""
+    grammar: OutputGrammar | None = None
+    """None: any text."""
     calls_tools: bool = False
-    """Whether it is read for calls."""
+    """Whether it is parsed for tool calls."""
     parallel_tool_calls: bool = True
 
 
-FREE_ANSWER = AnswerPlan()
-"""Text that nothing is asked of."""
+FREE_OUTPUT = OutputPlan()
+"""Plain text without constraints."""
 
 
-class AnswerPlanner:
-    """Plans the answers of one model. Its verbs may be called from any thread, and are best called off the loop's.
+class ConstraintPlanner:
+    """Plans the outputs of one model. Thread-safe; reading large schemas takes time, so call it outside the event loop.
 
-    Keeps what it found in the schemas that it has read last: those of a session come again with every turn.
+    Caches the checks of recent schemas, because a session sends the same ones with every turn.
     """
 
-    def __init__(self, form: ToolCallForm = HERMES) -> None:
-        self.form = form
-        """How this model writes calls."""
-        self._readings: OrderedDict[bytes, tuple[str, ...] | InvalidRequest] = OrderedDict()
+    def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
+        self.tool_call_format = tool_call_format
+        """How the model writes tool calls."""
+        self._checks: OrderedDict[bytes, tuple[str, ...] | InvalidRequest] = OrderedDict()
         self._lock = Lock()
 
-    def plan(self, demands: AnswerDemands) -> AnswerPlan:
-        """Raises InvalidRequest naming the field."""
-        choice = read_tool_choice(demands.tool_choice, tool_names(demands.tools))
-        form = demands.form.read()
+    def plan(self, constraints: OutputConstraints) -> OutputPlan:
+        """Plan one output. Raises InvalidRequest naming the field."""
+        if constraints == OutputConstraints():
+            return FREE_OUTPUT
+        choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
+        response_format = constraints.response_format.read()
         if not choice.may_call:
-            return AnswerPlan(None if form is None else self._alone(form))
-        if form is not None and form.schema is None:
+            return OutputPlan(None if response_format is None else self._format_grammar(response_format))
+        if response_format is not None and response_format.schema is None:
             raise InvalidRequest(
-                f"{form.param} cannot be combined with tools: use response_format, or tool_choice 'none'.",
-                param=form.param,
+                f"{response_format.param} cannot be combined with tools: use response_format, or tool_choice 'none'.",
+                param=response_format.param,
             )
-        is_parallel = demands.parallel_tool_calls and not choice.is_single
-        grammar = self._calls(demands.tools, choice, form, is_parallel=is_parallel)
-        return AnswerPlan(grammar, calls_tools=True, parallel_tool_calls=is_parallel)
+        is_parallel = constraints.parallel_tool_calls and not choice.is_single
+        grammar = self._call_grammar(constraints.tools, choice, response_format, is_parallel=is_parallel)
+        return OutputPlan(grammar, calls_tools=True, parallel_tool_calls=is_parallel)
 
     # ---- grammars ---------------------------------------------------------------------------------------------
 
-    def _alone(self, form: AnswerForm) -> AnswerGrammar:
-        """An answer of a form, without tools."""
-        text = form.text if form.schema is None else _json(form.schema)
-        gaps = self._gaps(GrammarSource(form.kind, text, form.is_strict), form.param)
-        return AnswerGrammar(GrammarSource(form.kind, text, strict=not gaps), form.param, gaps)
+    def _format_grammar(self, response_format: ResponseFormat) -> OutputGrammar:
+        """The grammar of an answer in a format, without tools."""
+        text = response_format.text if response_format.schema is None else _json(response_format.schema)
+        gaps = self._gaps(GrammarSource(response_format.kind, text, response_format.is_strict), response_format.param)
+        return OutputGrammar(GrammarSource(response_format.kind, text, strict=not gaps), response_format.param, gaps)
 
-    def _calls(
-        self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: AnswerForm | None, *, is_parallel: bool
-    ) -> AnswerGrammar | None:
-        """Calls of the tools that may be called, and what else the answer may be."""
+    def _call_grammar(
+        self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None, *, is_parallel: bool
+    ) -> OutputGrammar | None:
+        """The grammar of calls, and of the text or the answer that may stand beside them. None: nothing is enforced."""
         arguments = {index: _arguments_schema(tools[index], index) for index in choice.indices}
-        if not self.form.has_grammar:
+        if not self.tool_call_format.has_grammar:
             self._check_unenforced(tools, choice, answer)
             return None
         gaps: tuple[str, ...] = ()
@@ -120,10 +123,10 @@ class AnswerPlanner:
                 GrammarKind.JSON_SCHEMA, _json(schema), tools[index]["function"].get("strict") is True
             )
             gaps += self._gaps(source, f"tools[{index}].function.parameters")
-        is_beside_objects = self.form.is_bare and answer is not None and not choice.is_required
-        tag_of = self.form.whole_call_tag if is_beside_objects else self.form.call_tag
+        is_beside_objects = self.tool_call_format.is_bare and answer is not None and not choice.is_required
+        tag_of = self.tool_call_format.whole_call_tag if is_beside_objects else self.tool_call_format.call_tag
         tag: dict[str, Any] = {
-            **self.form.frame(),
+            **self.tool_call_format.frame(),
             "calls": [tag_of(tools[index]["function"]["name"], schema) for index, schema in arguments.items()],
             "parallel": is_parallel,
         }
@@ -135,11 +138,13 @@ class AnswerPlanner:
             )
             tag["answer"] = answer.schema
         else:
-            tag |= {"text": True, "triggers": [self.form.open]}
-        return AnswerGrammar(_within_limits(_json(tag), is_strict=not gaps), "tools", gaps)
+            tag |= {"text": True, "triggers": [self.tool_call_format.open]}
+        return OutputGrammar(_within_limits(_json(tag), is_strict=not gaps), "tools", gaps)
 
-    def _check_unenforced(self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: AnswerForm | None) -> None:
-        """Raises InvalidRequest for what a form that is only read cannot keep."""
+    def _check_unenforced(
+        self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None
+    ) -> None:
+        """Raises InvalidRequest for a constraint on calls that this model writes in a format without a grammar."""
         strict = (index for index in choice.indices if tools[index]["function"].get("strict"))
         param = "tool_choice" if choice.is_required else None
         param = next((f"tools[{index}].function.strict" for index in strict), param)
@@ -155,8 +160,8 @@ class AnswerPlanner:
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def _gaps(self, source: GrammarSource, param: str) -> tuple[str, ...]:
-        """Where a grammar cannot be enforced. Raises InvalidRequest for one that is not served."""
-        found = self._reading(source)
+        """The places that cannot be enforced. Raises InvalidRequest for a grammar that is not supported."""
+        found = self._check(source)
         if isinstance(found, InvalidRequest):
             pointer = found.param
             raise InvalidRequest(
@@ -164,26 +169,26 @@ class AnswerPlanner:
             )
         return tuple(param + pointer for pointer in found)
 
-    def _reading(self, source: GrammarSource) -> tuple[str, ...] | InvalidRequest:
+    def _check(self, source: GrammarSource) -> tuple[str, ...] | InvalidRequest:
         key = hashlib.sha256(f"{source.kind}/{source.strict}/{source.text}".encode()).digest()
         with self._lock:
-            if (kept := self._readings.get(key)) is not None:
-                self._readings.move_to_end(key)
+            if (kept := self._checks.get(key)) is not None:
+                self._checks.move_to_end(key)
                 return kept
         found: tuple[str, ...] | InvalidRequest
         try:
-            found = tuple(pointer for pointer, _ in lint(source).gaps[:_MOST_GAPS])
+            found = tuple(pointer for pointer, _ in lint(source).gaps[:_MAX_GAPS])
         except InvalidRequest as error:
             found = error
         with self._lock:
-            self._readings[key] = found
-            while len(self._readings) > _KEPT_READINGS:
-                self._readings.popitem(last=False)
+            self._checks[key] = found
+            while len(self._checks) > _KEPT_CHECKS:
+                self._checks.popitem(last=False)
         return found
 
 
 def _arguments_schema(tool: ToolDefinition, index: int) -> Mapping[str, Any]:
-    """A tool's parameters as a schema of objects: without any, it takes none."""
+    """A tool's parameters as the schema of an object. A tool without parameters takes no arguments."""
     param = f"tools[{index}].function.parameters"
     schema = tool["function"].get("parameters")
     if schema is None:
@@ -195,7 +200,7 @@ def _arguments_schema(tool: ToolDefinition, index: int) -> Mapping[str, Any]:
 
 
 def _within_limits(text: str, *, is_strict: bool) -> GrammarSource:
-    """Each schema is within the limits by itself; all together may not be."""
+    """Raises InvalidRequest if all schemas together are too large."""
     most = LintLimits().text_bytes
     if len(text.encode()) > most:
         raise InvalidRequest(

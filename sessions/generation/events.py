@@ -1,7 +1,7 @@
-"""What a generation is made of once its tokens are text: the events, in order.
+"""The events of one generation, after its tokens have become text and tool calls.
 
-PromptAdmitted, then any number of TextDelta and of calls (ToolCallStarted, ToolCallArgumentsDelta…, ToolCallFinished;
-one call at a time), then GenerationFinished. Or an error raised.
+The order is: PromptAdmitted; any number of TextDelta and of calls; GenerationFinished. Or an error is raised.
+A call is ToolCallStarted, ToolCallArgumentsDelta (any number), ToolCallFinished. Calls never overlap.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Literal
 
 from graftwork.engine.core.events import CacheReport, PromptAdmitted
 from graftwork.platform.ids import CallId
-from graftwork.sessions.generation.logprobs import TokenScore
+from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
 from graftwork.sessions.text.messages import Message, ToolCall
 
 StopReason = Literal["stop", "length", "tool_calls"]
@@ -17,26 +17,26 @@ StopReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text; never empty."""
+    """The next piece of text; never empty."""
 
     text: str
-    scores: tuple[TokenScore, ...] = ()
-    """Of the tokens that begin in it, where scores were asked for."""
+    logprobs: tuple[OutputTokenLogprobs, ...] = ()
+    """One for each token that begins in this text, if the request asked for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """The model calls a tool; its arguments follow."""
+    """The model calls a tool. The arguments follow."""
 
     call_id: CallId
     index: int
-    """Counts the calls of one generation from 0."""
+    """The number of the call in this generation, from 0."""
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArgumentsDelta:
-    """More of a call's arguments, as the model wrote them."""
+    """The next piece of a call's arguments, as the model wrote them."""
 
     call_id: CallId
     index: int
@@ -45,49 +45,49 @@ class ToolCallArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
-    """All of a call."""
+    """A whole call."""
 
     call_id: CallId
     index: int
     name: str
     arguments: str
-    """JSON as the model wrote it: all deltas, joined."""
+    """All deltas joined: JSON as the model wrote it."""
     complete: bool
-    """The arguments are a JSON object. False: the generation ended within them, or the model wrote them wrong."""
+    """Whether the arguments are a JSON object. False if the answer ended inside them, or if their JSON is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationFinished:
-    """The last event, with everything that was made."""
+    """The last event, with the whole output."""
 
     reason: StopReason
     token_ids: tuple[int, ...]
-    """Exactly what the model made and the engine has cached: with stop tokens, stop strings, and markup."""
+    """All tokens that the model made and the engine has cached, with stop tokens, stop strings and call markers."""
     text: str
-    """All text deltas, joined."""
+    """All text deltas joined."""
     tool_calls: tuple[ToolCallFinished, ...]
     cache: CacheReport
-    scores: tuple[TokenScore, ...] | None = None
-    """Of all tokens of the answer; None where they were not asked for."""
-    num_scores_told: int = 0
-    """So many of them came with the text deltas."""
+    logprobs: tuple[OutputTokenLogprobs, ...] | None = None
+    """One for each token of the output; None if the request did not ask for log-probabilities."""
+    num_logprobs_sent: int = 0
+    """How many of `logprobs` the text deltas have carried."""
     stop_string: str | None = None
-    """The stop string that ended the answer, where one did; it is no part of the text."""
+    """The stop string that ended the answer. It is not part of the text."""
 
     @property
-    def untold_scores(self) -> tuple[TokenScore, ...]:
-        """Those that no text delta has brought."""
-        return (self.scores or ())[self.num_scores_told :]
+    def unsent_logprobs(self) -> tuple[OutputTokenLogprobs, ...]:
+        """The log-probabilities that no text delta has carried."""
+        return (self.logprobs or ())[self.num_logprobs_sent :]
 
     @property
     def completion_tokens(self) -> int:
         return len(self.token_ids)
 
     def message(self) -> Message:
-        """The assistant's message as the next prompt tells of it."""
+        """The output as the assistant's message in the next prompt."""
         calls = tuple(ToolCall(call.call_id, call.name, call.arguments) for call in self.tool_calls)
         return Message(role="assistant", content=self.text, tool_calls=calls)
 
 
-AnswerEvent = TextDelta | ToolCallStarted | ToolCallArgumentsDelta | ToolCallFinished
-GenerationEvent = PromptAdmitted | AnswerEvent | GenerationFinished
+OutputEvent = TextDelta | ToolCallStarted | ToolCallArgumentsDelta | ToolCallFinished
+GenerationEvent = PromptAdmitted | OutputEvent | GenerationFinished

@@ -1,10 +1,10 @@
-"""One metered generation: the way of every answer from the engine, for chat completions, messages and session turns.
+"""One metered generation: how chat completions, completions, messages and session turns get every answer.
 
     EngineClient.generate ──► times, counts ──► OutputParser ──► text and tool calls
 
-Owns the engine's stream while somebody reads it. Closing the stream early cancels the request; a stop string does too.
-Never stores anything and never renders a prompt.
-Invariant: what the engine made is counted when it arrives, whether or not the reader takes it.
+Owns the engine's stream. Closing `events` early cancels the request in the engine, and so does a stop string.
+Never stores anything, and never renders a prompt.
+Invariant: tokens are counted when the engine sends them, even if the reader never takes their text.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.telemetry import Telemetry
-from graftwork.sessions.generation.constraints import AnswerGrammar
+from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.events import (
-    AnswerEvent,
     GenerationEvent,
     GenerationFinished,
+    OutputEvent,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -41,18 +41,18 @@ from graftwork.sessions.generation.events import (
     ToolCallStarted,
 )
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
-from graftwork.sessions.generation.public_prefixes import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.generation.usage import Usage
+from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
-from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 
 __all__ = [
-    "AnswerEvent",
     "Generation",
     "GenerationEvent",
     "GenerationFinished",
     "GenerationRequest",
     "Generator",
+    "OutputEvent",
     "PromptAdmitted",
     "StopReason",
     "TextDelta",
@@ -84,7 +84,7 @@ class GenerationRequest:
     kv_limits: KvLimits = NO_KV_LIMITS
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer. It changes the speed, never the output."""
-    grammar: AnswerGrammar | None = None
+    grammar: OutputGrammar | None = None
     """The grammar that the answer must match."""
 
 
@@ -97,7 +97,7 @@ class Generator:
     description: EngineDescription
     telemetry: Telemetry
     clock: Clock
-    tool_call_form: ToolCallForm = HERMES
+    tool_call_format: ToolCallFormat = HERMES
     """How the model writes tool calls."""
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
 
@@ -107,18 +107,21 @@ class Generator:
 
 
 class Generation:
-    """One request to the engine, and what it has used so far."""
+    """One request to the engine, its events, and what it has used so far."""
 
     def __init__(self, generator: Generator, request: GenerationRequest) -> None:
         self.request = request
         self.cache: CacheReport | None = None
-        """None until the prompt has left the engine's queue."""
+        """Where the prompt's KV came from; None until the prompt has left the engine's queue."""
         self.completion_tokens = 0
+        """Tokens that the engine has made so far. After the end, only those of the answer."""
         self.drafts = DraftReport()
         """Reported when the engine finishes; stays empty for a generation that was cut off."""
         self.prompt_computed = asyncio.Event()
-        """Set by the first token, and when the generation ends without one."""
+        """Set by the first token, or by the end of a generation without tokens."""
         self._generator = generator
+        self._telemetry = generator.telemetry
+        self._now = generator.clock.monotonic
         self._started_at = 0.0
         self._last_tokens_at = 0.0
 
@@ -128,14 +131,14 @@ class Generation:
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """The events in the order that `events.py` describes. To be read once.
+        """Send the request and read its events, in the order that `events.py` describes. Call it once.
 
-        Raises InvalidRequest, and whatever the engine raises.
+        Raises InvalidRequest, and every error of the engine.
         """
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())
             reason: FinishReason | None = None
-            self._started_at = self._generator.clock.monotonic()
+            self._started_at = self._now()
             async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
                 async for event in engine_events:
                     if isinstance(event, TokensGenerated):
@@ -151,35 +154,35 @@ class Generation:
                         self._count_end(event)
                         reason = event.reason
         except InvalidRequest as error:
-            raise error if self.request.grammar is None else self.request.grammar.blamed(error) from error
+            raise error if self.request.grammar is None else self.request.grammar.name_field(error) from error
         finally:
             self.prompt_computed.set()
         if reason is None and not parser.is_over:
             raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
         for output in parser.finish():
             yield output
-        self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are nobody's usage
+        self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
         yield parser.finished(reason, self.cache or CacheReport())
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
-        self._generator.telemetry.queue.observe(self._generator.clock.monotonic() - self._started_at)
+        self._telemetry.queue.observe(self._now() - self._started_at)
 
     def _count_tokens(self, num_tokens: int) -> None:
         if not num_tokens:
             return
-        now = self._generator.clock.monotonic()
+        now = self._now()
         if self.completion_tokens:
-            self._generator.telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
+            self._telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
         else:
-            self._generator.telemetry.time_to_first_token.observe(now - self._started_at)
+            self._telemetry.time_to_first_token.observe(now - self._started_at)
             self.prompt_computed.set()
         self._last_tokens_at = now
         self.completion_tokens += num_tokens
 
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts
-        self._generator.telemetry.e2e.observe(self._generator.clock.monotonic() - self._started_at)
+        self._telemetry.e2e.observe(self._now() - self._started_at)
 
     def _rules(self) -> OutputRules:
         request, generator = self.request, self._generator
@@ -188,7 +191,7 @@ class Generation:
             stop=request.stop,
             stop_token_ids=frozenset((*request.sampling.stop_token_ids, *own_stops)),
             min_tokens=request.sampling.min_tokens,
-            tool_calls=generator.tool_call_form if request.parse_tool_calls else None,
+            tool_calls=generator.tool_call_format if request.parse_tool_calls else None,
             parallel_tool_calls=request.parallel_tool_calls,
             with_logprobs=request.sampling.logprobs is not None,
         )

@@ -1,10 +1,9 @@
-"""The scores of an answer's tokens, with what each token spells, told with the text in which it begins.
+"""Log-probabilities of an answer's tokens, handed out with the text in which each token begins.
 
-    tokens and their logprobs -> LogprobCollector -> with each piece of text, the scores of the tokens that begin in it
-
-Owns the scores of tokens whose text is still held back.
-Keeps: told piece by piece or all at once, an answer has the same scores. The token that ends an answer has none, and
-neither have those that lie wholly in a stop string: they are no part of the text.
+Owns the log-probabilities of tokens whose text is still held back.
+Never computes a probability; the engine reports them.
+Invariant: piece by piece or all at once, an answer has the same log-probabilities. Stop tokens and tokens that lie
+wholly in a stop string have none, because they are not part of the text.
 """
 
 from dataclasses import dataclass
@@ -14,51 +13,56 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredToken:
+class TokenLogprob:
+    """One token and its log-probability."""
+
     token_id: int
     logprob: float
+    """Natural logarithm."""
     spelling: bytes
-    """What it stands for, which may be part of a character."""
+    """The bytes of the token, which may be part of a character."""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScore:
-    """One token of an answer, and what stood beside it."""
+class OutputTokenLogprobs:
+    """One token of an answer, and the likeliest tokens in its place."""
 
-    token: ScoredToken
-    top: tuple[ScoredToken, ...]
-    """The likeliest tokens in its place, likeliest first."""
+    token: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    """Likeliest first."""
     offset: int
-    """Where its text begins, in characters of the answer."""
+    """Where the token's text begins in the answer, in characters."""
 
 
 class LogprobCollector:
-    """The scores of one answer."""
+    """Collects the log-probabilities of one answer."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self.scores: list[TokenScore] = []
-        self.num_told = 0
+        self.logprobs: list[OutputTokenLogprobs] = []
+        """Of all tokens so far, in order."""
+        self.num_taken = 0
+        """How many of them `take_for` has handed out."""
         self._num_characters = 0
-        """Of the text that was told."""
+        """Characters of text for which log-probabilities were handed out."""
 
     def add(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> None:
-        """One more token, in order; `offset` as in TokenScore."""
-        chosen = self._scored(token_id, logprobs.logprob)
-        top = tuple(self._scored(other, logprob) for other, logprob in logprobs.top)
-        self.scores.append(TokenScore(chosen, top, offset))
+        """Add the next token. `offset` is where its text begins in the answer, in characters."""
+        chosen = self._with_spelling(token_id, logprobs.logprob)
+        top = tuple(self._with_spelling(other, logprob) for other, logprob in logprobs.top)
+        self.logprobs.append(OutputTokenLogprobs(chosen, top, offset))
 
-    def told_with(self, text: str) -> tuple[TokenScore, ...]:
-        """The scores of the tokens that begin in the next piece of the answer's text."""
-        first = self.num_told
+    def take_for(self, text: str) -> tuple[OutputTokenLogprobs, ...]:
+        """Hand out the log-probabilities of the tokens that begin in the next piece of text."""
+        first = self.num_taken
         self._num_characters += len(text)
-        while self.num_told < len(self.scores) and self.scores[self.num_told].offset < self._num_characters:
-            self.num_told += 1
-        return tuple(self.scores[first : self.num_told])
+        while self.num_taken < len(self.logprobs) and self.logprobs[self.num_taken].offset < self._num_characters:
+            self.num_taken += 1
+        return tuple(self.logprobs[first : self.num_taken])
 
-    def cut(self) -> None:
-        """The text is over, and what was not told is no part of it."""
-        del self.scores[self.num_told :]
+    def drop_rest(self) -> None:
+        """Drop what was not handed out: a stop string has ended the text."""
+        del self.logprobs[self.num_taken :]
 
-    def _scored(self, token_id: int, logprob: float) -> ScoredToken:
-        return ScoredToken(token_id, logprob, self._tokenizer.token_bytes(token_id))
+    def _with_spelling(self, token_id: int, logprob: float) -> TokenLogprob:
+        return TokenLogprob(token_id, logprob, self._tokenizer.token_bytes(token_id))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from graftwork.engine.core.events import CacheReport, FinishReason, TokenLogprobs
 from graftwork.platform.ids import CallId, new_id
 from graftwork.sessions.generation.events import (
-    AnswerEvent,
     GenerationFinished,
+    OutputEvent,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -26,10 +26,10 @@ from graftwork.sessions.generation.logprobs import LogprobCollector
 from graftwork.sessions.text.detokenizer import Detokenizer
 from graftwork.sessions.text.stop_strings import StopStrings
 from graftwork.sessions.text.tokenizer import TextTokenizer
-from graftwork.sessions.tools.formats import CallSyntax, ToolCallForm
-from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.tools.formats import CallSyntax, ToolCallFormat
+from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
-from graftwork.sessions.tools.python_parser import PythonicCallParser
+from graftwork.sessions.tools.python_parser import PythonCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class OutputRules:
     """Tokens that end the answer and are no part of its text."""
     min_tokens: int = 0
     """Stop strings are ignored in the text of the first `min_tokens` tokens."""
-    tool_calls: ToolCallForm | None = None
+    tool_calls: ToolCallFormat | None = None
     """None: all output is text."""
     parallel_tool_calls: bool = True
     """False: the answer ends with its first call."""
@@ -64,19 +64,19 @@ class OutputParser:
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
         self._parser = None if rules.tool_calls is None else _parser(rules.tool_calls)
-        self._stops = StopStrings(rules.stop)
+        self._stops = StopStrings(rules.stop) if rules.stop else None
         self._logprobs = LogprobCollector(tokenizer) if rules.with_logprobs else None
         self._is_plain = self._parser is None and not rules.stop and self._logprobs is None
         self._space = ""
         self._call_id = CallId("")
         self._texts: list[str] = []
 
-    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[AnswerEvent]:
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[OutputEvent]:
         """The events that the tokens of one step bring. Tokens after the answer's end are dropped.
 
         `logprobs` has one entry for each token, if the rules ask for log-probabilities.
         """
-        events: list[AnswerEvent] = []
+        events: list[OutputEvent] = []
         for place, token_id in enumerate(token_ids):
             if self.is_over:
                 break
@@ -88,29 +88,29 @@ class OutputParser:
             text = self._detokenizer.push(token_id)
             self._num_characters += len(text)
             if not self._is_plain:
-                events += self._told(self._read(text))
+                events += self._with_logprobs(self._read(text))
             elif text:
                 self._texts.append(text)
                 events.append(TextDelta(text))
         return events
 
-    def finish(self) -> list[AnswerEvent]:
+    def finish(self) -> list[OutputEvent]:
         """The events of the text that was held back, when no token follows."""
-        return self._told(self._rest())
+        return self._with_logprobs(self._flush())
 
     def finished(self, engine_reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
         """The last event. `engine_reason` is None if the engine was stopped before it finished."""
         logprobs = self._logprobs
         if logprobs is not None and self._stop_string is not None:
-            logprobs.cut()
+            logprobs.drop_rest()
         return GenerationFinished(
             reason=self._reason(engine_reason),
             token_ids=tuple(self.token_ids),
             text="".join(self._texts),
             tool_calls=tuple(self._tool_calls),
             cache=cache,
-            scores=None if logprobs is None else tuple(logprobs.scores),
-            num_scores_told=0 if logprobs is None else logprobs.num_told,
+            logprobs=None if logprobs is None else tuple(logprobs.logprobs),
+            num_logprobs_sent=0 if logprobs is None else logprobs.num_taken,
             stop_string=self._stop_string,
         )
 
@@ -127,37 +127,37 @@ class OutputParser:
         """Where the next token's text begins, in characters; always 0 if tool calls are parsed."""
         return 0 if self._parser is not None else self._num_characters
 
-    def _told(self, events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-        """Notes the text of the events, and adds log-probabilities to it."""
-        told: list[AnswerEvent] = []
+    def _with_logprobs(self, events: Iterable[OutputEvent]) -> list[OutputEvent]:
+        """Adds the text of the events to the answer, and log-probabilities to the events."""
+        noted: list[OutputEvent] = []
         for event in events:
             if isinstance(event, TextDelta):
                 self._texts.append(event.text)
                 if self._logprobs is not None:
-                    event = TextDelta(event.text, self._logprobs.told_with(event.text))
-            told.append(event)
-        return told
+                    event = TextDelta(event.text, self._logprobs.take_for(event.text))
+            noted.append(event)
+        return noted
 
-    def _rest(self) -> Iterator[AnswerEvent]:
+    def _flush(self) -> Iterator[OutputEvent]:
         if not self.is_over:
             yield from self._read(self._detokenizer.flush())
         if not self.is_over and self._parser is not None:
-            yield from self._sorted(self._parser.flush())
+            yield from self._outputs(self._parser.flush())
         if not self.is_over:
-            yield from self._spoken(self._stops.flush())
+            yield from self._text(self._flush_stops())
         if self._space:
             yield TextDelta(self._space)
 
-    def _read(self, text: str) -> Iterator[AnswerEvent]:
-        yield from self._sorted(self._parser.push(text) if self._parser else [PlainText(text)])
+    def _read(self, text: str) -> Iterator[OutputEvent]:
+        yield from self._outputs(self._parser.push(text) if self._parser else [PlainText(text)])
 
-    def _sorted(self, events: Iterable[ParserEvent]) -> Iterator[AnswerEvent]:
+    def _outputs(self, events: Iterable[ParserEvent]) -> Iterator[OutputEvent]:
         for event in events:
             match event:
                 case PlainText(text):
-                    yield from self._plain(text)
+                    yield from self._plain_text(text)
                 case CallStarted(index, name):
-                    yield from self._spoken(self._stops.flush())
+                    yield from self._text(self._flush_stops())
                     self._space = ""
                     self._call_id = CallId(new_id("call"))
                     yield ToolCallStarted(self._call_id, index, name)
@@ -171,18 +171,22 @@ class OutputParser:
             if self.is_over:
                 return
 
-    def _plain(self, text: str) -> Iterator[AnswerEvent]:
+    def _plain_text(self, text: str) -> Iterator[OutputEvent]:
         """Text outside of calls, up to a stop string."""
-        if len(self.token_ids) <= self._rules.min_tokens:
-            yield from self._spoken(text)
+        if self._stops is None or len(self.token_ids) <= self._rules.min_tokens:
+            yield from self._text(text)
             return
         outcome = self._stops.push(text)
         self._stop_string = outcome.matched
         self.is_over = outcome.matched is not None
-        yield from self._spoken(outcome.text)
+        yield from self._text(outcome.text)
 
-    def _spoken(self, text: str) -> Iterator[AnswerEvent]:
-        """Text that is certain, but for the white space that a call behind it would swallow."""
+    def _flush_stops(self) -> str:
+        """The text that was held back as a possible start of a stop string."""
+        return "" if self._stops is None else self._stops.flush()
+
+    def _text(self, text: str) -> Iterator[OutputEvent]:
+        """Text that no stop string can take back, without the white space that a following call would drop."""
         text = self._space + text
         self._space = text[len(text.rstrip()) :] if self._parser is not None else ""
         text = text[: len(text) - len(self._space)]
@@ -190,11 +194,11 @@ class OutputParser:
             yield TextDelta(text)
 
 
-def _parser(form: ToolCallForm) -> ToolCallParser | PythonicCallParser:
-    return PythonicCallParser() if form.syntax is CallSyntax.PYTHON else ToolCallParser(form)
+def _parser(tool_call_format: ToolCallFormat) -> JsonCallParser | PythonCallParser:
+    return PythonCallParser() if tool_call_format.syntax is CallSyntax.PYTHON else JsonCallParser(tool_call_format)
 
 
-def _marker_ids(tokenizer: TextTokenizer, form: ToolCallForm | None) -> frozenset[int]:
-    """Where a call's markers are special tokens, they are text to the parser all the same."""
-    markers = (form.open, form.close) if form else ()
+def _marker_ids(tokenizer: TextTokenizer, tool_call_format: ToolCallFormat | None) -> frozenset[int]:
+    """Call markers that are single tokens of the vocabulary. The parser must see them as text."""
+    markers = (tool_call_format.open, tool_call_format.close) if tool_call_format else ()
     return frozenset(token_id for token_id, text in tokenizer.added_tokens.items() if text in markers)

@@ -1,6 +1,7 @@
-"""What an answer must look like, as requests say it: `response_format`, `regex`, `grammar` and `structural_tag`.
+"""The fields that constrain an answer's format: `response_format`, `regex`, `grammar` and `structural_tag`.
 
-Owns their shapes and that at most one of them is given; what they mean to an engine is `answer_grammar`'s.
+Owns their shapes, and the rule that a request gives at most one of them.
+Never makes a grammar: `constraints.py` does.
 """
 
 import json
@@ -18,59 +19,59 @@ _FIELDS = {
     "grammar": GrammarKind.EBNF,
     "structural_tag": GrammarKind.STRUCTURAL_TAG,
 }
-"""Beside `response_format`."""
+"""The fields besides `response_format`, and the kind of grammar that each holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """The one form that is asked for."""
+class ResponseFormat:
+    """The one format that a request asks for."""
 
     kind: GrammarKind
     param: str
-    """The field that says so."""
+    """The request field that asks for it."""
     text: str = ""
-    """In the kind's own writing; empty for schemas."""
+    """The grammar's text; empty for a JSON schema."""
     schema: Any = None
-    """Of JSON; any object where any is asked for."""
+    """The JSON schema; None for other kinds."""
     is_strict: bool = False
-    """What cannot be enforced is refused; else it is let go and told."""
+    """True: keywords that cannot be enforced are refused. False: they are ignored and reported."""
 
 
 @dataclass(frozen=True, slots=True)
-class FormFields:
-    """The fields as they came. Null, and what is empty, asks for nothing."""
+class ResponseFormatFields:
+    """The fields as the client sent them. None and empty values ask for nothing."""
 
     response_format: Any = None
     regex: str | None = None
     grammar: str | None = None
     structural_tag: str | Mapping[str, Any] | None = None
 
-    def read(self) -> AnswerForm | None:
-        """None where text is free. Raises InvalidRequest."""
-        form = read_response_format(self.response_format)
+    def read(self) -> ResponseFormat | None:
+        """The format that is asked for; None for free text. Raises InvalidRequest."""
+        found = read_response_format(self.response_format)
         for name, kind in _FIELDS.items():
             if not (value := getattr(self, name)):
                 continue
-            if form is not None:
+            if found is not None:
                 raise InvalidRequest(
-                    f"{form.param.partition('.')[0]} and {name} exclude each other: leave one of them out.", param=name
+                    f"{found.param.partition('.')[0]} and {name} exclude each other: leave one of them out.", param=name
                 )
-            form = AnswerForm(kind, name, value if isinstance(value, str) else json.dumps(value))
-        return form
+            found = ResponseFormat(kind, name, value if isinstance(value, str) else json.dumps(value))
+        return found
 
 
-FREE = FormFields()
+FREE_FORMAT = ResponseFormatFields()
 
 
-def read_response_format(value: Any) -> AnswerForm | None:
-    """None for free text. Raises InvalidRequest."""
+def read_response_format(value: Any) -> ResponseFormat | None:
+    """Read `response_format`; None for free text. Raises InvalidRequest."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         return None
     if kind == "json_object":
-        return AnswerForm(GrammarKind.JSON_OBJECT, "response_format", schema=ANY_OBJECT)
+        return ResponseFormat(GrammarKind.JSON_OBJECT, "response_format", schema=ANY_OBJECT)
     if kind == "json_schema":
         return _json_schema(value.get("json_schema"))
     raise InvalidRequest(
@@ -78,7 +79,7 @@ def read_response_format(value: Any) -> AnswerForm | None:
     )
 
 
-def _json_schema(given: Any) -> AnswerForm:
+def _json_schema(given: Any) -> ResponseFormat:
     param = "response_format.json_schema"
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{param} must be an object with a name and a schema.", param=param)
@@ -87,4 +88,4 @@ def _json_schema(given: Any) -> AnswerForm:
         raise InvalidRequest(f"{param}.schema must be a JSON Schema.", param=f"{param}.schema")
     if not isinstance(strict, bool | None):
         raise InvalidRequest(f"{param}.strict must be true or false.", param=f"{param}.strict")
-    return AnswerForm(GrammarKind.JSON_SCHEMA, f"{param}.schema", schema=schema, is_strict=strict is True)
+    return ResponseFormat(GrammarKind.JSON_SCHEMA, f"{param}.schema", schema=schema, is_strict=strict is True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_serializer, field_validator
 
 from graftwork.engine.core.sampling import DESCRIPTIONS, RANGES, SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded
@@ -28,7 +28,29 @@ ASSUMED_TOKENS = 256
 """Tokens reserved for an answer without a limit. The rest of the context would spend a small quota on one short answer;
 what the answer makes beyond this is charged when it ends."""
 
+_STOP_STRING: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_STOP_SCHEMA = {
+    "anyOf": [
+        _STOP_STRING,
+        {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS},
+        {"type": "null"},
+    ]
+}
+
 StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
+
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...] | None,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": 1024,
+        }
+    ),
+]
+"""Sent as an object of token ids, as text, to numbers."""
 
 
 def _number(name: str) -> Any:
@@ -59,7 +81,11 @@ class SamplingFields(BaseModel):
     seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 64, description=DESCRIPTIONS["seed"])] = None
     min_tokens: Annotated[int | None, _number("min_tokens")] = None
     ignore_eos: Annotated[bool | None, _described("ignore_eos")] = None
-    stop: Annotated[StopStrings | None, Field(description="A text, or several texts, that end the answer.")] = None
+    stop: Annotated[
+        StopStrings | None,
+        Field(description="A text, or several texts, that end the answer."),
+        WithJsonSchema(_STOP_SCHEMA),
+    ] = None
     stop_token_ids: Annotated[
         list[Annotated[int, Field(ge=0)]] | None,
         Field(max_length=MAX_STOP_TOKENS, description=DESCRIPTIONS["stop_token_ids"]),
@@ -67,8 +93,7 @@ class SamplingFields(BaseModel):
     presence_penalty: Annotated[float | None, _number("presence_penalty")] = None
     frequency_penalty: Annotated[float | None, _number("frequency_penalty")] = None
     repetition_penalty: Annotated[float | None, _number("repetition_penalty")] = None
-    logit_bias: tuple[tuple[int, float], ...] | None = None
-    """Sent as an object of token ids, as text, to numbers."""
+    logit_bias: LogitBias = None
 
     @field_validator("stop", mode="before")
     @classmethod

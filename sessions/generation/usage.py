@@ -104,7 +104,7 @@ class RequestAccount:
     async def record(self, usage: Usage | None, outcome: str) -> None:
         """Write the usage row and count it in the metrics. A second call changes nothing.
 
-        Raises CapacityAbsent if the database does not answer.
+        Raises Unavailable if the database does not answer.
         """
         if usage is None:
             return

@@ -1,7 +1,7 @@
-"""Conversations of the Responses API: a thin face on sessions.
+"""Conversations of the Responses API.
 
-A conversation is a session whose head its responses move, one after another. Deleting it leaves the responses that
-were given in it, which can still be read and continued; with the last of them goes what it said.
+A conversation is a session: each response in it moves its head. Responses outlive a deleted conversation: clients can
+still read and continue them, and its rows go with the last one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ class ConversationService:
     async def create(
         self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
     ) -> AgentSession:
-        """A conversation that begins with these items; each response in it names its own model.
+        """Create a conversation that starts with `items`. Each response in it names its own model.
 
-        Raises ValidationFailed where a call among them is not answered.
+        Raises ValidationFailed if a call in `items` has no output.
         """
         check_outputs(items, (), "items")
         kind = SessionKind.CONVERSATION
@@ -34,7 +34,7 @@ class ConversationService:
         return await self._sessions.create(principal, new)
 
     async def get(self, principal: Principal, conversation_id: str) -> AgentSession:
-        """Raises NotFound."""
+        """Read a conversation. Raises NotFound."""
         return await find_conversation(self._sessions, principal, conversation_id)
 
     async def change(self, principal: Principal, conversation_id: str, metadata: Mapping[str, str]) -> AgentSession:
@@ -43,23 +43,23 @@ class ConversationService:
         return (await self._sessions.change(principal, session.session_id, metadata=metadata)).session
 
     async def delete(self, principal: Principal, conversation_id: str) -> None:
-        """Cancel what runs in it, and forget it. Raises NotFound."""
+        """Cancel its running response, and delete it. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         await self._sessions.hide(principal, session.session_id)
 
     async def items(self, principal: Principal, conversation_id: str, page: PageRequest) -> Page[Item]:
-        """One page of what was said. Raises NotFound."""
+        """Read one page of its items. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         return await self._sessions.items(principal, session.session_id, page)
 
 
 async def find_conversation(sessions: SessionService, principal: Principal, conversation_id: str) -> AgentSession:
-    """A conversation's session. Raises NotFound."""
+    """Find a conversation's session. Raises NotFound."""
     unknown = NotFound(
         f"The conversation {conversation_id!r} does not exist.", param="conversation", code="conversation_not_found"
     )
     try:
-        session = await sessions.get(principal, conversation_id)
+        session = await sessions.loader.load(principal.scope(), conversation_id)
     except NotFound:
         raise unknown from None
     if session.kind is not SessionKind.CONVERSATION:

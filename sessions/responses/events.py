@@ -1,13 +1,13 @@
-"""From a turn's events to those of the Responses API, one way and without a look at anything else.
+"""Converts a turn's events to the events of the Responses API.
 
     turn.created ──► response.in_progress
     text ──────────► output_item.added, content_part.added, output_text.delta … .done, content_part.done, item.done
     a call ────────► output_item.added, function_call_arguments.delta … .done, output_item.done
     the turn's end ► response.completed, .incomplete or .failed
 
-Owns the sequence numbers and the output as it grows. The turn's events are stored as they were sent, so whoever reads
-them again, from the start, sees the same responses' events; the response at rest is what they add up to.
-Invariant: items are closed in the order they were opened, and every item is closed before the end.
+Owns the sequence numbers, and the output as it grows. Never reads anything but the turn's events: the same events
+give the same numbers when a client reads them again.
+Invariant: items are closed in the order in which they were opened, and all are closed before the last event.
 """
 
 import json
@@ -26,25 +26,25 @@ Event = dict[str, Any]
 
 
 class ResponseEvents:
-    """Reads one turn's events: `begin`, `read` for each but the last, `end`."""
+    """Converts one turn's events. Call `begin`, then `read` for each event but the last, then `end`."""
 
     def __init__(self, record: ResponseRecord) -> None:
         self.output: list[dict[str, Any]] = []
         self._record = record
         self._next_number = 0
         self._is_open = False
-        """Whether the last item of the output is still growing."""
+        """Whether the last item of the output is not closed yet."""
         self._space = ""
-        """White space behind a call, which is nothing said unless text follows."""
+        """White space after a call. It is dropped unless text follows."""
 
     def begin(self) -> list[Event]:
-        """What is sent before anything has happened."""
+        """The events before the turn's first one."""
         if not self._record.is_background:
             return [self._lifecycle("response.created", IN_PROGRESS)]
         return [self._lifecycle("response.created", QUEUED), self._lifecycle("response.queued", QUEUED)]
 
     def read(self, event: SessionEvent) -> list[Event]:
-        """What a turn's event is here; not the terminal one."""
+        """Convert one event of the turn, not the terminal one."""
         fields = event.fields
         match event.type:
             case EventType.TURN_CREATED:
@@ -60,7 +60,7 @@ class ResponseEvents:
                 return list(self._end_call(fields["arguments"]))
 
     def end(self, turn: Turn) -> list[Event]:
-        """What closes the response, once its turn has ended and is stored so."""
+        """The last events, after the turn has ended and is stored."""
         status = final_status(turn)
         events = [] if self.output or status not in ("completed", "incomplete") else list(self._open_message())
         events += self._close("completed" if status == "completed" else "incomplete")
@@ -84,7 +84,7 @@ class ResponseEvents:
         return self._is_open and self.output[-1]["type"] == "message"
 
     def _open_message(self) -> Iterator[Event]:
-        """A second message, behind a call, stands in the stored history as one with the first."""
+        """Open a message. A second one after a call is part of the first in the stored history."""
         yield from self._close("completed")
         item_id: str = answer_message_id(self._record.turn_id)
         if any(item["id"] == item_id for item in self.output):
@@ -110,7 +110,7 @@ class ResponseEvents:
         return self._event("response.function_call_arguments.delta", **self._at(), delta=delta)
 
     def _end_call(self, arguments: str) -> Iterator[Event]:
-        """A call whose arguments are no object may have been cut off: it stays open until that is known."""
+        """End a call. A call whose arguments are no JSON object may have been cut off, so it stays open until the end."""
         call = self.output[-1]
         call["arguments"] = arguments
         yield self._event("response.function_call_arguments.done", **self._at(), arguments=arguments, name=call["name"])

@@ -1,28 +1,29 @@
-"""A response as whoever asked for it, or came back to it, holds it.
+"""A response for the request that created it, or that reads it later.
 
-Owns nothing but the way back: `let_go` ends what only this holder wanted, and takes away what may not stay.
+Owns the end of a request: `release` cancels a response that is not in the background, and deletes one that is not
+stored. Never writes the response's turn.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, NotFound
+from graftwork.platform.errors import GraftworkError, NotFound, Unavailable
 from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.responses.events import Event, ResponseEvents
 from graftwork.sessions.responses.record import ResponseRecord
 from graftwork.sessions.responses.views import IN_PROGRESS, QUEUED, response_body
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 
 
-class ResponseRun:
+class ResponseHandle:
     """One response, running or ended."""
 
-    def __init__(self, record: ResponseRecord, turn: RunningTurn, forget: Callable[[], Awaitable[None]]) -> None:
-        """`forget` takes the response away, and whatever only it stood on."""
+    def __init__(self, record: ResponseRecord, turn: TurnHandle, delete: Callable[[], Awaitable[None]]) -> None:
+        """`delete` deletes the response, and the session if nothing else uses it."""
         self.record = record
         self._turn = turn
-        self._forget = forget
+        self._delete = delete
 
     @property
     def rate_limit_headers(self) -> Mapping[str, str]:
@@ -30,20 +31,20 @@ class ResponseRun:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """What of the response's schemas is let go."""
+        """Schema keywords that the grammar ignores."""
         return self._turn.unenforced
 
     async def admitted(self) -> None:
-        """Until the engine has taken the prompt. Raises what refused it before that, and then nothing is left."""
+        """Wait until the engine has admitted the prompt. Deletes the response and raises the error if it is refused."""
         try:
             await self._turn.admitted()
         except GraftworkError:
-            await self.let_go()
-            await self._forget()
+            await self.release()
+            await self._delete()
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """The events behind number `after`, to the last. Raises CapacityAbsent if the turn's end cannot be read."""
+        """Read the events with numbers above `after`. Raises Unavailable if the turn's end cannot be read."""
         reading = ResponseEvents(self.record)
         has_ended = False
         for event in reading.begin():
@@ -57,10 +58,10 @@ class ResponseRun:
                     if event["sequence_number"] > after:
                         yield event
         if not has_ended:
-            raise CapacityAbsent("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
+            raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
-        """The response, once it has ended."""
+        """Wait for the response's end, and return its body."""
         body: dict[str, Any] = {}
         async with aclosing(self.events()) as events:
             async for event in events:
@@ -68,7 +69,7 @@ class ResponseRun:
         return body
 
     async def body(self, session: AgentSession) -> dict[str, Any]:
-        """The response as it is now; `session` as it was read just before."""
+        """The body of the response now. `session` was read just before."""
         turn = await self._turn.stored()
         if turn.status is not TurnStatus.RUNNING:
             return await self.result()
@@ -76,15 +77,15 @@ class ResponseRun:
         return response_body(self.record, QUEUED if waits else IN_PROGRESS)
 
     def queued_body(self) -> dict[str, Any]:
-        """The response as it was accepted."""
+        """The body of a response that has just been accepted."""
         return response_body(self.record, QUEUED)
 
-    async def let_go(self) -> None:
-        """Whoever asked for it is served, or has left: only a background response goes on, only a stored one stays."""
+    async def release(self) -> None:
+        """End the request: cancel the response unless it is in the background, and delete it unless it is stored."""
         if self.record.is_background:
             return
         self._turn.cancel()
-        with suppress(NotFound):  # it was taken away before
+        with suppress(NotFound):  # another request has deleted it
             await self._turn.result()
         if not self.record.is_stored:
-            await self._forget()
+            await self._delete()

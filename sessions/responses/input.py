@@ -1,7 +1,7 @@
-"""The `input` of a response, or the `items` of a conversation, as clients write them, to the items that a history is made of.
+"""Reads the `input` of a response, or the `items` of a conversation, into items of a history.
 
-Owns what is read and what is refused by name; fields that say nothing here (`status`, `phase`, …) are ignored.
-Never looks at what is stored: whether an output answers a call is checked against the calls that are awaited.
+Owns which items and fields are served. Refuses others by name, and ignores fields without an effect (`status`, …).
+Never reads the database: the caller passes the calls that still need an output.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ _MAX_CALL_ID_CHARACTERS = 64
 
 
 def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """A text is a user's message. Raises ValidationFailed naming the field."""
+    """Read a list of items, or a text as a user's message. Raises ValidationFailed with the field's name."""
     if isinstance(raw, str):
         return (message("user", raw),)
     if not isinstance(raw, Sequence) or not 0 < len(raw) <= _MAX_ITEMS:
@@ -27,7 +27,7 @@ def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
-    """Raises ValidationFailed unless the items answer every call, awaited or their own, once and behind it."""
+    """Raises ValidationFailed unless each call in `awaited` or in `items` has exactly one output after it."""
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):
         if item.type is ItemType.FUNCTION_CALL:
@@ -72,7 +72,7 @@ def _read_call(raw: Mapping[str, Any], param: str) -> Item:
 
 
 def _read_output(raw: Mapping[str, Any], param: str) -> Item:
-    """A list of parts is read as a message's; any other JSON is given to the model as it is written."""
+    """Read a tool's output: a list of text parts becomes text; other JSON stays JSON text."""
     output, param_of_output = raw.get("output"), f"{param}.output"
     if output is None:
         raise ValidationFailed(f"{param_of_output} is missing.", param=param_of_output)

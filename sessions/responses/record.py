@@ -1,7 +1,6 @@
-"""A response of the Responses API before and after it is started, as values.
+"""A response of the Responses API, as values: a new one, and one that has started.
 
-A response is one turn of a session: its id is the turn's under another prefix, so that either leads to the other and
-whoever follows the turn knows the response.
+Invariant: a response is one turn of a session, and its id is the turn's id with another prefix.
 """
 
 from collections.abc import Mapping
@@ -16,16 +15,16 @@ _RESPONSE, _TURN = "resp_", "turn_"
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseOrder:
-    """What a client asks for, read but not yet checked against anything stored."""
+class NewResponse:
+    """The fields of a new response, not yet checked against the database."""
 
     model: str
     items: tuple[Item, ...]
-    """What is new: messages, calls that the client remembers itself, and the outputs of calls."""
+    """The new items: messages, tool calls that the client has kept, and outputs of calls."""
     settings: SessionSettings
-    """All of them: a response inherits none."""
+    """All settings. A response inherits none from the one before it."""
     echo: Mapping[str, Any]
-    """The fields of the request as the response's body repeats them."""
+    """The fields of the request that the response's body repeats."""
     is_stored: bool = True
     is_background: bool = False
     previous_response_id: str | None = None
@@ -34,7 +33,7 @@ class ResponseOrder:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """What is known of a response besides its turn."""
+    """A response without its turn."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -55,5 +54,5 @@ class ResponseRecord:
 
 
 def turn_of(response_id: str) -> TurnId:
-    """The turn that a response is."""
+    """The id of a response's turn."""
     return TurnId(_TURN + response_id.removeprefix(_RESPONSE))

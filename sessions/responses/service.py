@@ -1,8 +1,7 @@
-"""Responses as the routes use them: made, read, cancelled, deleted.
+"""Responses for the routes: create, read, cancel, delete.
 
-Owns where a response runs: on the session that its predecessor left, on a fork of it where somebody else went on from
-there, on its conversation, or on a session of its own. Everything that happens then is a session's turn.
-Never knows HTTP.
+Owns the session on which a response runs: its conversation, the previous response's session, a fork of that if another
+response has continued it, or a new session. The response then is a turn of that session. Never knows HTTP.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,16 +18,16 @@ from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, SessionKind, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.responses.conversations import find_conversation
-from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.handle import ResponseHandle
 from graftwork.sessions.responses.input import check_outputs
-from graftwork.sessions.responses.record import ResponseOrder, ResponseRecord
+from graftwork.sessions.responses.record import NewResponse, ResponseRecord
 from graftwork.sessions.responses.store import ResponseStore
 from graftwork.sessions.service import NewSession, SessionService
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.settings import checked_settings
 
 RETENTION_S = 30 * 86_400.0
-"""How long a response is kept, as at OpenAI. What was said in a conversation stays with that."""
+"""How long a response is kept, as at OpenAI. A conversation keeps its items longer."""
 _SWEPT_AT_ONCE = 100
 
 
@@ -45,94 +44,95 @@ class ResponseService:
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Forget the responses whose time is over, with what only they stand on, and return how many there were."""
+        """Delete the responses past their time to live, with their rows, and return how many."""
         num_gone = 0
         while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
             for scope, record in found:
-                await self._forget(scope, record)
+                await self._delete(scope, record)
             num_gone += len(found)
         return num_gone
 
-    async def create(self, principal: Principal, order: ResponseOrder) -> ResponseRun:
-        """Start a response. Raises InvalidRequest, ValidationFailed, NotFound, Conflict, LimitExceeded.
+    async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
+        """Start a response. `release` deletes one that is not to be stored.
 
-        Then nothing is left of it. What is not stored has no row of its own, and is taken away by `let_go`.
+        Raises InvalidRequest, ValidationFailed, NotFound, Conflict, LimitExceeded. After an error no row is left.
         """
-        order = replace(order, settings=checked_settings(order.settings))
-        turn = await self._start(principal, order)
-        record = ResponseRecord(turn.turn_id, turn.session_id, order.echo, self._clock.now())
-        if order.is_stored:
+        new = replace(new, settings=checked_settings(new.settings))
+        turn = await self._start(principal, new)
+        record = ResponseRecord(turn.turn_id, turn.session_id, new.echo, self._clock.now())
+        if new.is_stored:
             try:
                 await self._store.insert(principal.scope(), record)
             except BaseException:
                 turn.cancel()
                 raise
-        return self._run(principal, record, turn)
+        return self._handle(principal, record, turn)
 
-    async def find(self, principal: Principal, response_id: str) -> ResponseRun:
-        """A stored response. Raises NotFound."""
+    async def find(self, principal: Principal, response_id: str) -> ResponseHandle:
+        """Find a stored response. Raises NotFound."""
         record = await self._load(principal, response_id)
-        return self._run(principal, record, await self._sessions.find_turn(principal, record.turn_id))
+        return self._handle(principal, record, await self._sessions.find_turn(principal, record.turn_id))
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """A stored response as it is now. Raises NotFound."""
-        run = await self.find(principal, response_id)
-        return await run.body(await self._sessions.get_any(principal, run.record.session_id))
+        """Read a stored response. Raises NotFound."""
+        handle = await self.find(principal, response_id)
+        session = await self._sessions.loader.load_any(principal.scope(), handle.record.session_id)
+        return await handle.body(session)
 
     async def cancel(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """End a response that runs as cancelled; one that has ended stays as it is. Raises NotFound."""
+        """Cancel a response. Does nothing if it has ended. Raises NotFound."""
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
         return await self.get(principal, response_id)
 
     async def delete(self, principal: Principal, response_id: str) -> None:
-        """Forget a response. What was said stays where later responses, or its conversation, stand on it."""
+        """Delete a response. Its items stay while later responses or a conversation use them. Raises NotFound."""
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
-        await self._forget(principal.scope(), record)
+        await self._delete(principal.scope(), record)
 
     async def input_items(self, principal: Principal, response_id: str, page: PageRequest) -> Page[Item]:
-        """One page of what the response was asked with. Raises NotFound."""
+        """Read one page of the response's own input. Raises NotFound."""
         turn = await self._turn(principal, await self._load(principal, response_id))
         return page_of(turn.input, page, lambda item: item.item_id)
 
-    async def _start(self, principal: Principal, order: ResponseOrder) -> RunningTurn:
-        if order.conversation_id is not None:
-            conversation = await find_conversation(self._sessions, principal, order.conversation_id)
+    async def _start(self, principal: Principal, new: NewResponse) -> TurnHandle:
+        if new.conversation_id is not None:
+            conversation = await find_conversation(self._sessions, principal, new.conversation_id)
             conversation.check_at_rest()
-            return await self._launch(principal, conversation, order)
-        if order.previous_response_id is not None:
-            return await self._continue(principal, order, order.previous_response_id)
-        new = NewSession(order.model, order.settings, kind=SessionKind.RESPONSES)
-        return await self._launch_on_own(principal, await self._sessions.create(principal, new), order)
+            return await self._launch(principal, conversation, new)
+        if new.previous_response_id is not None:
+            return await self._continue(principal, new, new.previous_response_id)
+        chain = NewSession(new.model, new.settings, kind=SessionKind.RESPONSES)
+        return await self._launch_on_own(principal, await self._sessions.create(principal, chain), new)
 
-    async def _continue(self, principal: Principal, order: ResponseOrder, previous_id: str) -> RunningTurn:
-        """Where the previous response ended, if that is still a head and may be moved; else on a fork of it."""
+    async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
+        """Continue on the previous response's session if nothing has moved its head, else on a fork."""
         record, checkpoint_id = await self._previous(principal, previous_id)
-        session = await self._sessions.get_any(principal, record.session_id)
-        if order.is_stored and _ends_at(session, checkpoint_id):
+        session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
+        if new.is_stored and _ends_at(session, checkpoint_id):
             try:
-                return await self._launch(principal, session, order)
+                return await self._launch(principal, session, new)
             except Conflict:
-                pass  # somebody else went on from here meanwhile: they have the session, this one a fork
+                pass  # another response has continued the session meanwhile, so this one gets a fork
         forks = await self._sessions.fork(principal, session.session_id, checkpoint_id, kind=SessionKind.RESPONSES)
-        return await self._launch_on_own(principal, forks[0], order)
+        return await self._launch_on_own(principal, forks[0], new)
 
-    async def _launch_on_own(self, principal: Principal, session: AgentSession, order: ResponseOrder) -> RunningTurn:
-        """On a session that was made for this response, and goes with it if it cannot start."""
+    async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
+        """Launch on a session that was made for this response. Deletes the session if the turn cannot start."""
         try:
-            return await self._launch(principal, session, order)
+            return await self._launch(principal, session, new)
         except BaseException:
-            await self._sessions.remove_unused(principal.scope(), session.session_id)
+            await self._sessions.store.remove_unused(principal.scope(), session.session_id)
             raise
 
-    async def _launch(self, principal: Principal, session: AgentSession, order: ResponseOrder) -> RunningTurn:
-        check_outputs(order.items, [call.call_id for call in session.ledger])
-        model = await self._sessions.resolve(principal, order.model)
-        return await self._sessions.launch(principal, replace(session, model=model), order.items, order.settings)
+    async def _launch(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
+        check_outputs(new.items, [call.call_id for call in session.ledger])
+        model = await self._sessions.resolve(principal, new.model)
+        return await self._sessions.launcher.launch(principal, replace(session, model=model), new.items, new.settings)
 
     async def _previous(self, principal: Principal, response_id: str) -> tuple[ResponseRecord, CheckpointId]:
-        """A response to go on from. Raises InvalidRequest."""
+        """Find the response to continue, and its checkpoint. Raises InvalidRequest."""
         record = await self._store.find(principal.scope(), response_id)
         if record is None:
             raise _bad_previous(f"The previous response {response_id!r} does not exist.", "previous_response_not_found")
@@ -149,7 +149,7 @@ class ResponseService:
         return record, turn.checkpoint_id
 
     async def _turn(self, principal: Principal, record: ResponseRecord) -> Turn:
-        await self._sessions.get_any(principal, record.session_id)  # which ends a turn that nobody runs any more
+        await self._sessions.loader.load_any(principal.scope(), record.session_id)  # fails an interrupted turn
         return await (await self._sessions.find_turn(principal, record.turn_id)).stored()
 
     async def _load(self, principal: Principal, response_id: str) -> ResponseRecord:
@@ -158,17 +158,17 @@ class ResponseService:
             raise NotFound(f"The response {response_id!r} does not exist.", code="response_not_found")
         return record
 
-    def _run(self, principal: Principal, record: ResponseRecord, turn: RunningTurn) -> ResponseRun:
-        forget: Callable[[], Awaitable[None]] = partial(self._forget, principal.scope(), record)
-        return ResponseRun(record, turn, forget)
+    def _handle(self, principal: Principal, record: ResponseRecord, turn: TurnHandle) -> ResponseHandle:
+        delete: Callable[[], Awaitable[None]] = partial(self._delete, principal.scope(), record)
+        return ResponseHandle(record, turn, delete)
 
-    async def _forget(self, scope: TenantScope, record: ResponseRecord) -> None:
+    async def _delete(self, scope: TenantScope, record: ResponseRecord) -> None:
         await self._store.delete(scope, record.response_id)
-        await self._sessions.remove_unused(scope, record.session_id)
+        await self._sessions.store.remove_unused(scope, record.session_id)
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:
-    """Whether a chain of responses stands, at rest, where the next one goes on."""
+    """Whether a response chain ends at `checkpoint_id` and no turn runs on it."""
     rests = session.status in (SessionStatus.IDLE, SessionStatus.AWAITING_TOOL)
     return session.kind is SessionKind.RESPONSES and rests and session.head_id == checkpoint_id
 

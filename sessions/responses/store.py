@@ -1,6 +1,6 @@
-"""The stored responses: what each one asked for, under the id of the turn that answers it.
+"""Responses in the database: the request of each, under its id.
 
-Owns the transactions. What was answered is stored with the turn.
+Owns the rows and the transactions. The answer is stored with the response's turn.
 """
 
 from sqlalchemy import delete, insert, select

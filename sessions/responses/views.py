@@ -1,6 +1,6 @@
-"""Responses and conversations in the Responses API's shapes.
+"""The JSON bodies of responses and conversations.
 
-Owns these shapes and how a turn's end reads in them; never computes anything new.
+Owns these shapes, and how a turn's end is told in them. Never computes new figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _CUT = {"reason": "max_output_tokens"}
 def response_body(
     record: ResponseRecord, status: str, output: Sequence[Mapping[str, Any]] = (), turn: Turn | None = None
 ) -> dict[str, Any]:
-    """A response; `turn` is given once it has ended."""
+    """The body of a response. `turn` is given once it has ended."""
     return {
         "id": record.response_id,
         "object": "response",
@@ -33,14 +33,14 @@ def response_body(
 
 
 def final_status(turn: Turn) -> str:
-    """How a turn's end is called here: one that awaits tools is complete, one that was cut is not."""
+    """The response's status after its turn. A turn that awaits tools is `completed`, one cut at its limit is not."""
     if turn.status in (TurnStatus.FAILED, TurnStatus.CANCELLED):
         return turn.status.value
     return "incomplete" if turn.finish_reason == "length" else "completed"
 
 
 def conversation_answer(session: AgentSession) -> Conversation:
-    """A conversation as its routes answer it."""
+    """The body of a conversation."""
     return Conversation(id=session.session_id, created_at=int(session.created_at), metadata=dict(session.metadata))
 
 
@@ -51,7 +51,7 @@ def _completed_at(turn: Turn | None, status: str) -> int | None:
 
 
 def _usage_body(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Writing to the cache is not charged, and nothing here reasons apart from its answer."""
+    """The body of a usage. Cache writes and reasoning tokens do not exist here, so they are 0."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {
@@ -65,7 +65,7 @@ def _usage_body(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _error_body(turn: Turn) -> dict[str, Any] | None:
-    """Of the codes that clients know, the two that can happen here; the message has the rest."""
+    """The body of an error. The Responses API has two codes that fit; the message tells the rest."""
     if turn.error is None:
         return None
     code = "rate_limit_exceeded" if turn.error["type"] == "rate_limit_error" else "server_error"

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.sessions.core.events import EventDraft, EventFeed, SessionEvent, add_draft, number_events
 from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease
 
@@ -40,7 +40,7 @@ class EventBatch:
 Append = Callable[[Sequence[EventBatch]], Awaitable[Sequence[bool | None]]]
 """Stores batches in one transaction, and answers for each whether a cancel is requested. None: the lease is lost.
 
-Raises CapacityAbsent if no transaction could begin.
+Raises Unavailable if no transaction could begin.
 """
 
 
@@ -96,15 +96,15 @@ class EventLog:
         results = await self._store(batches)
         for stream, result in zip(streams, results, strict=True):
             stream.end_attempt(result)
-            if isinstance(result, CapacityAbsent) and not stream.is_closed:
+            if isinstance(result, Unavailable) and not stream.is_closed:
                 self.add(stream)
-        if any(isinstance(result, CapacityAbsent) for result in results):
+        if any(isinstance(result, Unavailable) for result in results):
             await self._pause(RETRY_AFTER_S)
 
     async def _store(self, batches: Sequence[EventBatch]) -> Sequence[bool | BaseException]:
         """Store the batches together. If that fails, store each alone, so that only the faulty one fails."""
         (answers,) = await asyncio.gather(self._append(batches), return_exceptions=True)
-        if isinstance(answers, CapacityAbsent):
+        if isinstance(answers, Unavailable):
             return [answers] * len(batches)
         if isinstance(answers, BaseException):
             _log.warning("a group of events could not be stored; each turn's are stored alone", exc_info=answers)
@@ -182,7 +182,7 @@ class EventStream:
     def end_attempt(self, result: bool | BaseException) -> None:
         """Show what is stored, or note why it is not. `result`: whether a cancel is requested, or an error."""
         self._is_idle.set()
-        if isinstance(result, CapacityAbsent):
+        if isinstance(result, Unavailable):
             return
         attempted, self._waiting = self._waiting[: self._num_attempted], self._waiting[self._num_attempted :]
         self._num_attempted = 0

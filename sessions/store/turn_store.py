@@ -11,7 +11,7 @@ from typing import Any
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import CapacityAbsent, Conflict, GraftworkError
+from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
@@ -278,9 +278,9 @@ def failure_event(error: GraftworkError) -> EventDraft:
     return EventDraft(EventType.TURN_FAILED, {"error": error.body()["error"]})
 
 
-def interrupted_error() -> CapacityAbsent:
+def interrupted_error() -> Unavailable:
     """The error of a turn whose process has stopped."""
-    return CapacityAbsent(
+    return Unavailable(
         "The server that ran the turn stopped; the session is as it was before the turn: send the turn, or the tool "
         "outputs, again.",
         code="turn_interrupted",

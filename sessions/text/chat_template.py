@@ -1,7 +1,7 @@
 """The model's chat template: messages to text, byte for byte as `transformers` renders it.
 
-Owns the rendering of whole conversations and of what new messages add to a conversation whose tokens are stored.
-Never tokenises; never lets a template run away (size and time are capped).
+Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens.
+Never encodes text to tokens. A template's output and time are limited.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,28 +12,28 @@ from jinja2 import TemplateError, nodes
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InternalFailure, InvalidRequest, PayloadTooLarge, ValidationFailed
-from graftwork.sessions.text.control_tokens import ControlMarks
+from graftwork.sessions.text.control_tokens import ControlTokenEscaper
 from graftwork.sessions.text.jinja_environment import template_environment
 from graftwork.sessions.text.messages import Message
 
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 STAND_IN = Message(role="user", content="Hello")
-"""What a delta's generated message answers; only its place matters."""
+"""The user's message that stands before a generated message in a delta. Its text does not matter."""
 
 RenderingFailure = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What a template's expressions can raise on messages that it was not written for."""
+"""Errors that a template raises for messages it was not written for."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """A template that goes past either is stopped, at the next piece it writes."""
+    """A template that passes either limit is stopped when it writes its next piece."""
 
     characters: int = 8_000_000
     seconds: float = 10.0
 
 
 class ChatTemplate:
-    """One compiled template with the model's special tokens."""
+    """A compiled template with the model's special tokens."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class ChatTemplate:
         end_of_turn_texts: Iterable[str] = (),
         limits: RenderLimits = RenderLimits(),
     ) -> None:
-        """`special_tokens` by the names that templates know (`bos_token`); `end_of_turn_texts` are the stop tokens'.
+        """`special_tokens` maps names such as `bos_token` to texts. `end_of_turn_texts` are the texts of stop tokens.
 
-        Raises ValidationFailed where the source is no template.
+        Raises ValidationFailed if the source is not a template.
         """
         self.source = source
         self.end_of_turn_texts = frozenset(end_of_turn_texts) | {special_tokens.get("eos_token", "")} - {""}
@@ -67,17 +67,17 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-        marks: ControlMarks | None = None,
+        escaper: ControlTokenEscaper | None = None,
     ) -> str:
-        """A conversation as text. `variables` are further names for the template, `marks` are put into every string.
+        """Render a conversation. `variables` are extra names for the template; `escaper` escapes every string.
 
-        Raises InvalidRequest with the template's own words, PayloadTooLarge.
+        Raises InvalidRequest with the template's message, PayloadTooLarge.
         """
-        forms = [message.template_form() for message in messages]
+        forms = [message.template_dict() for message in messages]
         given = _given(tools, variables)
-        if marks is not None:
-            forms = [marks.mark_message(form) for form in forms]
-            given = marks.mark(given)
+        if escaper is not None:
+            forms = [escaper.escape_message(form) for form in forms]
+            given = escaper.escape(given)
         return self._write(
             {
                 **self._special_tokens,
@@ -90,43 +90,43 @@ class ChatTemplate:
         )
 
     def render_delta(
-        self, assistant: Message, new: Sequence[Message], *, closed: bool, marks: ControlMarks | None = None
+        self, assistant: Message, new: Sequence[Message], *, closed: bool, escaper: ControlTokenEscaper | None = None
     ) -> str:
-        """The text that `new` adds behind a generated message, up to where the assistant speaks next.
+        """Render only the text that `new` adds after a generated message, up to the start of the next answer.
 
             …user\\nHello<eos>\\n<start>assistant\\n | assistant | <eos> | \\n<start>user\\nnew<eos>\\n<start>assistant\\n
                                                     closed=False ^ closed=True ^
 
-        `closed`: the message's tokens end with the stop token. The history is not rendered again: its tokens are what
-        the model was given and made, and rendering would write some of them differently.
-        Raises InvalidRequest where the template cannot go on from there.
+        `closed`: the message's tokens end with the stop token. The history is not rendered again, because rendering
+        would write some of its stored tokens differently.
+        Raises InvalidRequest if the template cannot continue from there.
         """
-        assistant = assistant.with_readable_calls()
-        opening = self.render((STAND_IN,), add_generation_prompt=False, marks=marks)
-        base = self.render((STAND_IN, assistant), add_generation_prompt=False, marks=marks)
-        whole = self.render((STAND_IN, assistant, *new), add_generation_prompt=True, marks=marks)
+        assistant = assistant.with_valid_arguments()
+        opening = self.render((STAND_IN,), add_generation_prompt=False, escaper=escaper)
+        base = self.render((STAND_IN, assistant), add_generation_prompt=False, escaper=escaper)
+        whole = self.render((STAND_IN, assistant, *new), add_generation_prompt=True, escaper=escaper)
         if not base.startswith(opening) or not whole.startswith(base):
             raise InvalidRequest(
                 "This model's chat template rewrites earlier messages when new ones come, so a session cannot go on "
                 "from its stored tokens. Use /v1/chat/completions with this model.",
                 code="template_not_appendable",
             )
-        start, end = self._end_of_turn(base, len(opening), marks)
+        start, end = self._end_of_turn(base, len(opening), escaper)
         return whole[end:] if closed else whole[start:]
 
     def control_texts(self, added_tokens: Iterable[str]) -> list[str]:
-        """Those of the added tokens that the template itself writes: in text from outside they would be control."""
+        """The added tokens that the template itself writes. In a user's text they must not become control tokens."""
         tree = self._environment.parse(self.source)
         literals = {node.data for node in tree.find_all(nodes.TemplateData)}
         literals |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
         written = "\0".join(literals)
         return [token for token in added_tokens if token in written and not token.isspace()]
 
-    def _end_of_turn(self, base: str, after: int, marks: ControlMarks | None) -> tuple[int, int]:
-        """Where the last stop token of a rendered conversation starts and ends, behind `after`."""
+    def _end_of_turn(self, base: str, after: int, escaper: ControlTokenEscaper | None) -> tuple[int, int]:
+        """Start and end of the last stop token of a rendered conversation, searched from `after` on."""
         found = [(base.rfind(text, after), text) for text in self.end_of_turn_texts]
         start, text = max(found, default=(-1, ""))
-        if start < 0 or (marks is not None and marks.is_marked(base, start)):
+        if start < 0 or (escaper is not None and escaper.is_escaped(base, start)):
             raise InternalFailure(
                 "This model's chat template does not end an assistant's message with a stop token, so a session "
                 "cannot go on from its stored tokens."

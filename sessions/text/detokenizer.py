@@ -1,7 +1,7 @@
-"""Tokens to text while they come, character by character whole.
+"""Turns a stream of tokens into text, one token at a time, in whole characters.
 
-Owns the bytes of a character that is not complete yet. Each token is looked at once, never decoded again.
-Keeps: all that `push` and `flush` answer, joined, is the decoding of all tokens at once.
+Owns the bytes of a character that is still incomplete. Never decodes a token twice.
+Invariant: the results of `push` and `flush` joined are the decoding of all tokens at once.
 """
 
 import codecs
@@ -10,16 +10,16 @@ import re
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 _SURROGATES = re.compile(rb"\xed[\xa0-\xbf]")
-"""No character begins like this, but the codec waits for its third byte."""
+"""No character begins with these bytes, but Python's decoder waits for a third one."""
 
 
 class Detokenizer:
-    """The text of one generation. U+FFFD stands only for bytes that are no UTF-8, whatever follows."""
+    """Decodes one generation. Bytes that can never be UTF-8 become U+FFFD at once."""
 
     def __init__(
         self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
     ) -> None:
-        """`shown` are special tokens that become text all the same."""
+        """`shown` are special tokens that become text although special tokens are skipped."""
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -48,7 +48,7 @@ class Detokenizer:
         return text
 
     def _stripped(self, text: str) -> str:
-        """SentencePiece's space before the first word is no part of the text."""
+        """Removes the space that SentencePiece puts before the first word."""
         if not self._spaces_to_strip or not text:
             return text
         spaces = len(text) - len(text.lstrip(" "))

@@ -1,7 +1,7 @@
-"""The Jinja environment in which chat templates run, the same as that of `transformers`.
+"""The Jinja environment in which chat templates run, equal to that of `transformers`.
 
-Owns what a template can call; never lets one reach Python or change what it was given.
-Source: transformers 5, utils/chat_template_utils.py, held to it by tests.
+Owns the functions that a template can call. Never lets a template reach Python or change its input.
+Source: transformers 5, utils/chat_template_utils.py; tests compare the two.
 """
 
 import json
@@ -21,7 +21,7 @@ from graftwork.platform.clock import Clock
 
 
 def template_environment(clock: Clock) -> ImmutableSandboxedEnvironment:
-    """A sandbox with what chat templates expect to find."""
+    """A sandbox with the filters and functions that chat templates expect."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
@@ -40,17 +40,17 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter would escape HTML. The names are what templates pass."""
+    """Replaces Jinja's filter, which would escape HTML. The parameter names are those that templates use."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: str) -> None:
-    """How a template refuses a conversation."""
+    """Called by a template to refuse a conversation."""
     raise TemplateError(message)
 
 
 def time_formatter(clock: Clock) -> Callable[[str], str]:
-    """`strftime_now`: the local time, which has no zone to show."""
+    """`strftime_now` of templates: the local time, without a zone."""
 
     def strftime_now(format: str) -> str:
         local = datetime.fromtimestamp(clock.now(), tz=UTC).astimezone()
@@ -60,7 +60,7 @@ def time_formatter(clock: Clock) -> Callable[[str], str]:
 
 
 class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` surrounds what trainers learn from; rendering passes it through."""
+    """Renders the body of `{% generation %}…{% endgeneration %}`, a mark that only training uses."""
 
     tags = {"generation"}  # noqa: RUF012 - an instance variable by Jinja's declaration
 
@@ -74,7 +74,7 @@ class GenerationTag(Extension):
 
 
 class TemplateDict:
-    """`dict` for templates, without the class behind it."""
+    """`dict` for templates, without access to the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -84,7 +84,7 @@ class TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """`namespace` for templates; names with a leading underscore would reach into Python."""
+    """`namespace` for templates. Refuses names with a leading underscore, which could reach into Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # Without a named `self`, so that a template can write `namespace(self=…)`.

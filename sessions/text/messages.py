@@ -1,7 +1,7 @@
-"""One message of a conversation, as the prompt is made of them.
+"""The messages of a conversation, and the one reader of content parts.
 
-Owns the internal form and its two borders: from OpenAI's chat messages, and into what chat templates read.
-Never holds anything that is not text: other content parts are refused by name.
+Owns the internal form of a message, how it is read from OpenAI's chat messages, and the dictionary that templates get.
+Never holds anything but text: content parts of other types are refused with their place.
 """
 
 import json
@@ -14,7 +14,7 @@ from graftwork.platform.errors import InvalidRequest, ValidationFailed
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: Mapping[str, Role] = {
     "system": "system",
-    "developer": "system",  # OpenAI's newer name; chat templates know only the old one
+    "developer": "system",  # OpenAI's newer name; chat templates know only `system`
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
@@ -34,15 +34,15 @@ def _refuse_part(kind: object, param: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartRules:
-    """How one API writes content parts, and how it is told that a part cannot be read."""
+    """How one API writes content parts, and the errors that it gets for others."""
 
     text_fields: Mapping[str, str] = field(default_factory=lambda: PART_TEXTS)
-    """The field that holds the text, by the type of a part. Parts of other types are refused."""
+    """The field that holds the text, by the type of the part. Other types are refused."""
     error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
     refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
-    """Makes the error for a part's type, which may be any JSON value, at a place."""
+    """Makes the error for a type, which may be any JSON value, and a place."""
     known_fields: frozenset[str] | None = None
-    """Other fields of a part are refused; None ignores them."""
+    """The fields that a part may have; None allows all."""
 
 
 CHAT_PARTS = PartRules()
@@ -50,45 +50,45 @@ CHAT_PARTS = PartRules()
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an assistant message makes."""
+    """A tool call in an assistant's message."""
 
     call_id: str
     name: str
     arguments: str
-    """JSON as the model wrote it; text that is no JSON is kept as it is."""
+    """JSON as the model wrote it. Broken JSON is kept unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; which of the fields count depends on the role."""
+    """One message. Which fields are used depends on the role."""
 
     role: Role
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of an assistant."""
+    """Used for the assistant."""
     tool_call_id: str | None = None
-    """Of a tool: the call it answers."""
+    """Used for a tool: the call that it answers."""
     name: str | None = None
     reasoning: str | None = None
-    """Of an assistant: what it thought before it spoke, for the templates that show it."""
+    """Used for the assistant: its reasoning, for templates that show it."""
 
-    def template_form(self) -> dict[str, Any]:
-        """The dictionary that a chat template reads. What is None is absent: templates print a None."""
+    def template_dict(self) -> dict[str, Any]:
+        """The dictionary that a chat template reads. Fields that are None are left out, because templates would print them."""
         form: dict[str, Any] = {"role": self.role}
         if self.content is not None:
             form["content"] = self.content
         if self.reasoning is not None:
             form["reasoning_content"] = form["thinking"] = self.reasoning
         if self.tool_calls:
-            form["tool_calls"] = [_call_form(call) for call in self.tool_calls]
+            form["tool_calls"] = [_call_dict(call) for call in self.tool_calls]
         if self.tool_call_id is not None:
             form["tool_call_id"] = self.tool_call_id
         if self.name is not None:
             form["name"] = self.name
         return form
 
-    def with_readable_calls(self) -> "Message":
-        """The same with arguments that every template can read: those that are no JSON object are empty."""
+    def with_valid_arguments(self) -> "Message":
+        """A copy that every template can render: arguments that are not a JSON object become `{}`."""
         calls = [
             call if isinstance(parsed_arguments(call.arguments), dict) else replace(call, arguments="{}")
             for call in self.tool_calls
@@ -97,12 +97,12 @@ class Message:
 
 
 def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """OpenAI's chat messages. Raises InvalidRequest naming the field."""
+    """Read OpenAI's chat messages. Raises InvalidRequest naming the field."""
     return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
 
 
 def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
-    """One of OpenAI's chat messages; `param` is where it stood. Raises InvalidRequest naming the field."""
+    """Read one of OpenAI's chat messages. `param` is its place in the body. Raises InvalidRequest naming the field."""
     role = ROLES.get(_field(value, "role", str, param) or "")
     if role is None:
         raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}.", param=f"{param}.role")
@@ -123,7 +123,7 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
 
 
 def read_content(content: object, param: str, rules: PartRules) -> list[str]:
-    """The texts of a message's content, which is one text or a list of parts. Raises `rules.error` naming the field."""
+    """Read content, which is one text or a list of parts, as a list of texts. Raises `rules.error` naming the field."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
@@ -132,7 +132,7 @@ def read_content(content: object, param: str, rules: PartRules) -> list[str]:
 
 
 def read_part(part: object, param: str, rules: PartRules) -> str:
-    """The text of one part. Raises `rules.error` naming the field, for a part that holds no text too."""
+    """Read the text of one part. Raises `rules.error` naming the field, or `rules.refusal` for a part without text."""
     if not isinstance(part, Mapping):
         raise rules.error(f"{param} must be an object with a type.", param=param)
     kind = part.get("type")
@@ -149,7 +149,7 @@ def read_part(part: object, param: str, rules: PartRules) -> str:
 
 
 def _chat_content(content: object, param: str) -> str | None:
-    """The content as one text. Parts are one a line, as vLLM joins them; vLLM also takes bare texts for parts."""
+    """The content as one text. Like vLLM, joins parts by newlines and accepts plain strings as parts."""
     if content is None:
         return None
     if isinstance(content, list):
@@ -168,7 +168,7 @@ def _call_from_chat(call: object, param: str) -> ToolCall:
     return ToolCall(call_id=_field(call, "id", str, param) or "", name=name, arguments=arguments)
 
 
-def _call_form(call: ToolCall) -> dict[str, Any]:
+def _call_dict(call: ToolCall) -> dict[str, Any]:
     return {
         "id": call.call_id,
         "type": "function",
@@ -177,7 +177,7 @@ def _call_form(call: ToolCall) -> dict[str, Any]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Templates want arguments as values. A broken call, which a length limit can leave, stays a text."""
+    """Arguments as a JSON value, as templates want them. Broken JSON stays text."""
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
-"""A model's folder as the gateway reads it: names, special tokens, template. No weights, no torch.
+"""Reads a model's folder for the gateway: names, special tokens, chat template.
 
-Owns which file says what, in the order in which `transformers` looks; never writes to the folder.
+Owns which file holds what, in the order in which `transformers` looks.
+Never reads weights, never imports torch, and never writes to the folder.
 """
 
 import json
@@ -20,23 +21,23 @@ NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What the folder says of its model."""
+    """What a model's folder says about the model."""
 
     path: Path
     name: str
-    """The folder's own; an operator may serve it under another."""
+    """The folder's name. An operator may serve the model under another name."""
     tokenizer: TextTokenizer
     special_tokens: Mapping[str, str]
-    """By the names that templates know, such as `eos_token`."""
+    """Special tokens by the names that templates use, such as `eos_token`."""
     eos_token_ids: tuple[int, ...]
     context_tokens: int
-    """Prompt and completion together."""
+    """The most tokens of a prompt and its completion together."""
     chat_template_source: str | None
-    """None: a model without one, which serves completions only."""
+    """None for a model without a chat template; it serves text completions only."""
 
     @classmethod
     def load(cls, path: Path) -> "ModelFolder":
-        """Read config.json, tokenizer.json and what else is there. Raises ValidationFailed naming the file."""
+        """Read config.json, tokenizer.json and the optional files. Raises ValidationFailed naming the file."""
         config = _read_object(path / "config.json")
         tokenizer_config = _read_object(path / "tokenizer_config.json", missing_is_empty=True)
         special_tokens = _special_tokens(tokenizer_config)
@@ -52,7 +53,7 @@ class ModelFolder:
         )
 
     def chat_template(self, clock: Clock) -> ChatTemplate:
-        """The template, compiled. Raises InvalidRequest for a model without one."""
+        """Compile the chat template. Raises InvalidRequest for a model without one."""
         if self.chat_template_source is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -66,12 +67,12 @@ class ModelFolder:
         )
 
     def prompt_encoder(self, clock: Clock) -> PromptEncoder:
-        """What makes prompts for this model. Raises InvalidRequest for a model without a chat template."""
+        """The encoder of this model's prompts. Raises InvalidRequest for a model without a chat template."""
         return PromptEncoder(self.chat_template(clock), self.tokenizer)
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Each is a text or an object with a `content`, by the tokenizer's age."""
+    """Read the special tokens. Older tokenizers write a text, newer ones an object with a `content`."""
     found = {}
     for name in NAMED_SPECIAL_TOKENS:
         value = tokenizer_config.get(name)
@@ -82,7 +83,7 @@ def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_token_ids(path: Path, config: Mapping[str, Any], named: int | None) -> tuple[int, ...]:
-    """Every id that ends a generation, each once, in the order found."""
+    """All ids that end a generation, each once, in the order found."""
     generation_config = _read_object(path / "generation_config.json", missing_is_empty=True)
     found: list[int] = []
     for value in (generation_config.get("eos_token_id"), config.get("eos_token_id"), named):
@@ -99,7 +100,7 @@ def _context_tokens(config: Mapping[str, Any]) -> int:
 
 
 def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """A file of its own goes before the older forms: a JSON file, a field, a field with a list of named ones."""
+    """Find the template: first in its own file, then in the older places, a JSON file and a field of the config."""
     if (path / "chat_template.jinja").exists():
         return _read_text(path / "chat_template.jinja")
     older = _read_object(path / "chat_template.json", missing_is_empty=True)

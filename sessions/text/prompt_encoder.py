@@ -1,21 +1,26 @@
-"""Messages to token ids: the template renders, the tokenizer encodes, and no text from outside becomes control.
+"""Turns messages into token ids: the template renders them, and the tokenizer encodes the text.
 
-Owns the joint between the two; keeps that without control literals in the text the ids are those of
-`apply_chat_template(tokenize=True)`.
+Owns the order of the two steps, and the public prefixes: starts of prompts that the operator declares public, so that
+all tenants may share their KV. Never lets a user's or a tool's text become control tokens.
+Invariants: for texts that spell no control token, the ids equal those of `apply_chat_template(tokenize=True)`.
+Only tokens equal to a declared text, from the start of a prompt on, are public.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from graftwork.platform.errors import InvalidRequest
 from graftwork.sessions.text.chat_template import ChatTemplate
-from graftwork.sessions.text.control_tokens import ControlLiterals, ControlMarks
+from graftwork.sessions.text.control_tokens import ControlTokenEscaper, ControlTokenTexts
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 
 class PromptEncoder:
-    """Makes prompts for one model."""
+    """Encodes the prompts of one model."""
 
     def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer) -> None:
         self.template = template
@@ -23,7 +28,7 @@ class PromptEncoder:
         self.template_digest = "sha256:" + hashlib.sha256(template.source.encode()).hexdigest()
         self.tokenizer_digest = tokenizer.digest
         special = [text for token_id, text in tokenizer.added_tokens.items() if token_id in tokenizer.special_ids]
-        self._literals = ControlLiterals(special, template.control_texts(tokenizer.added_tokens.values()))
+        self._literals = ControlTokenTexts(special, template.control_texts(tokenizer.added_tokens.values()))
 
     def encode_messages(
         self,
@@ -33,41 +38,78 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """A whole conversation; the first prompt of a session as well. Raises InvalidRequest."""
-        marks = self._marks(messages, tools, variables)
+        """Encode a whole conversation, such as the first prompt of a session. Raises InvalidRequest."""
+        escaper = self._escaper(messages, tools, variables)
         text = self.template.render(
-            messages, tools, add_generation_prompt=add_generation_prompt, variables=variables, marks=marks
+            messages, tools, add_generation_prompt=add_generation_prompt, variables=variables, escaper=escaper
         )
-        return self._encode(text, marks, continues=False)
+        return self._encode(text, escaper, continues=False)
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """What new messages add behind a generated one, up to where the assistant speaks next.
+        """Encode only what new messages add after a generated one, up to the start of the next answer.
 
-        `assistant` is the generated message, `closed` whether its tokens end with a stop token (`ends_turn`).
+        `assistant` is the generated message; `closed` says whether its tokens end with a stop token (`ends_turn`).
         Raises InvalidRequest.
         """
-        marks = self._marks((assistant, *new), None, None)
-        text = self.template.render_delta(assistant, new, closed=closed, marks=marks)
-        return self._encode(text, marks, continues=True)
+        escaper = self._escaper((assistant, *new), None, None)
+        text = self.template.render_delta(assistant, new, closed=closed, escaper=escaper)
+        return self._encode(text, escaper, continues=True)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Whether the model itself ended the message that these tokens are."""
+        """Whether the model ended this message itself, with a stop token."""
         return bool(token_ids) and self.tokenizer.token_text(token_ids[-1]) in self.template.end_of_turn_texts
 
-    def _marks(
+    def _escaper(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-    ) -> ControlMarks | None:
-        forms = [message.template_form() for message in messages]
-        return self._literals.marks_for((forms, tools, variables), self.template.source)
+    ) -> ControlTokenEscaper | None:
+        forms = [message.template_dict() for message in messages]
+        return self._literals.escaper_for((forms, tools, variables), self.template.source)
 
-    def _encode(self, text: str, marks: ControlMarks | None, *, continues: bool) -> tuple[int, ...]:
-        if marks is None:
+    def _encode(self, text: str, escaper: ControlTokenEscaper | None, *, continues: bool) -> tuple[int, ...]:
+        if escaper is None:
             return self.tokenizer.encode(text, allow_special=True, continues=continues)
         token_ids: list[int] = []
-        for piece in marks.split(text):
+        for piece in escaper.split(text):
             token_ids += self.tokenizer.encode(piece.text, allow_special=not piece.is_plain, continues=continues)
             continues = True
         return tuple(token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PublicPrefixes:
+    """The token ids of the declared system prompts, rendered as the start of a prompt."""
+
+    prefixes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def read(cls, path: Path, encoder: PromptEncoder) -> "PublicPrefixes":
+        """Read one system prompt from a file, or one from each `.txt` file of a folder. Raises InvalidRequest."""
+        files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        try:
+            texts = [file.read_text(encoding="utf-8").removesuffix("\n") for file in files]
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"public_prompts: {error}. Give a UTF-8 text file, or a folder of `.txt` files.", param="public_prompts"
+            ) from error
+        return cls(
+            tuple(encoder.encode_messages([Message("system", text)], add_generation_prompt=False) for text in texts)
+        )
+
+    def tokens_of(self, prompt: Sequence[int]) -> int:
+        """How many tokens at the start of a prompt are public."""
+        return max((_common(prefix, prompt) for prefix in self.prefixes), default=0)
+
+
+NO_PUBLIC_PREFIXES = PublicPrefixes(())
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

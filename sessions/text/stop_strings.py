@@ -1,7 +1,7 @@
-"""Stop strings, matched in a text that comes in pieces.
+"""Finds stop strings in a text that arrives in pieces.
 
-Owns the text that may still turn out to be the beginning of one, and holds back nothing else.
-The match that ends first wins, of two that end together the longer one: so the pieces make no difference.
+Owns the end of the text that may be the start of a stop string. Never holds back more.
+Invariant: the pieces do not change the result. The match that ends first wins; of two that end together, the longer.
 """
 
 from collections.abc import Iterable
@@ -12,27 +12,27 @@ from graftwork.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class StopOutcome:
-    """What a piece of text comes to."""
+    """The result of one piece of text."""
 
     text: str
-    """What is certain now to be no part of a stop string."""
+    """Text that cannot be part of a stop string any more."""
     matched: str | None = None
-    """The stop string that was found right behind `text`."""
+    """The stop string that follows `text`; None if none was found."""
     rest: str = ""
-    """What of the piece follows it."""
+    """The rest of the piece, after the stop string."""
 
 
 class StopStrings:
-    """Looks for several strings at once, each character once (Knuth, Morris, Pratt 1977)."""
+    """Searches for several strings at once and reads each character once. Source: Knuth, Morris and Pratt, 1977."""
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Raises InvalidRequest for an empty one."""
+        """Raises InvalidRequest for an empty string."""
         # Longest first, so that of two that end together the longer is found.
         self._cursors = [_Cursor(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._held = ""
 
     def push(self, text: str) -> StopOutcome:
-        """What the next piece of text brings; after a match the search starts anew."""
+        """Read the next piece of text. After a match the search starts from the beginning."""
         if not self._cursors:
             return StopOutcome(text)
         seen = self._held + text
@@ -46,7 +46,7 @@ class StopStrings:
         return StopOutcome(seen[: len(seen) - held])
 
     def flush(self) -> str:
-        """What was held back, when nothing follows."""
+        """The text that was held back, when no more text follows."""
         held = self._held
         self._restart()
         return held
@@ -58,7 +58,7 @@ class StopStrings:
 
 
 class _Cursor:
-    """How far one string is matched: `matched` is the longest of its prefixes that the text ends with."""
+    """One string's match so far. `matched` is the length of its longest prefix that the text ends with."""
 
     def __init__(self, pattern: str) -> None:
         if not pattern:
@@ -68,7 +68,7 @@ class _Cursor:
         self._fallback = _borders(pattern)
 
     def advance(self, character: str) -> bool:
-        """Take one more character; True when it completes the string."""
+        """Read one character. True if it completes the string."""
         matched = self.matched
         while matched and self.pattern[matched] != character:
             matched = self._fallback[matched]
@@ -77,7 +77,7 @@ class _Cursor:
 
 
 def _borders(pattern: str) -> list[int]:
-    """By length of a prefix: its longest proper prefix that is also its suffix."""
+    """For each prefix length: the length of the longest proper prefix that is also a suffix."""
     borders = [0, 0]
     for character in pattern[1:]:
         border = borders[-1]

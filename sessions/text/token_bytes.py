@@ -1,7 +1,7 @@
-"""The bytes that each token stands for, by the way the model's tokenizer spells them.
+"""Maps the spelling of a token to its bytes.
 
-Two ways are known: byte-level (GPT-2's alphabet: Llama 3, Qwen) and byte fallback (`▁` and `<0x0A>`: Llama 2, Gemma).
-Never joins tokens: characters may lie across several, and `detokenizer` puts them together.
+Two spellings are supported: byte-level (GPT-2's alphabet: Llama 3, Qwen) and byte fallback (`▁`, `<0x0A>`: Llama 2,
+Gemma). Never joins tokens: a character may need several, and `detokenizer.py` joins them.
 """
 
 import re
@@ -14,18 +14,18 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(Protocol):
-    """One tokenizer's spelling."""
+    """How one tokenizer spells bytes."""
 
     leading_spaces: int
-    """How many spaces decoding takes off the start of a text."""
+    """How many spaces decoding removes at the start of a text."""
 
     def of(self, token: str) -> bytes:
-        """The bytes of a token as its vocabulary spells it."""
+        """The bytes of a token that the vocabulary spells so."""
         ...
 
 
 class ByteLevelTokens:
-    """Every byte is one printable character; a token with any other character, an added one, is its own UTF-8."""
+    """Each character stands for one byte. A token with another character is an added token; its bytes are its UTF-8."""
 
     leading_spaces = 0
 
@@ -40,7 +40,7 @@ class ByteLevelTokens:
 
 
 class ByteFallbackTokens:
-    """Tokens are text in which `▁` is a space; bytes that no token has are spelled `<0x0A>`."""
+    """Tokens are text in which `▁` is a space. Bytes without a token of their own are spelled `<0x0A>`."""
 
     def __init__(self, replacements: Mapping[str, str], leading_spaces: int) -> None:
         self.leading_spaces = leading_spaces
@@ -56,7 +56,7 @@ class ByteFallbackTokens:
 
 
 def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
-    """The spelling behind the `decoder` of a tokenizer.json. Raises ValidationFailed for one that is not known."""
+    """The spelling that the `decoder` of a tokenizer.json describes. Raises ValidationFailed for an unknown decoder."""
     steps = _steps(decoder or {})
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -71,7 +71,7 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's bytes by character: printable Latin-1 stands for itself, the rest follows from U+0100 on."""
+    """GPT-2's alphabet, as bytes by character. Printable Latin-1 stands for itself; other bytes start at U+0100."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

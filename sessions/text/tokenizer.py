@@ -1,7 +1,7 @@
-"""Text to token ids and back, over the `tokenizers` library.
+"""Encodes text to token ids and decodes them, with the `tokenizers` library.
 
-Owns the two ways to encode: with the added tokens recognised, and as plain text from which no control token can come.
-Never renders messages and never decodes a stream: that is `prompt_encoder` and `detokenizer`.
+Owns two ways to encode: with added tokens recognised, and as plain text that never becomes a control token.
+Never renders messages (`prompt_encoder.py`) and never decodes a stream (`detokenizer.py`).
 """
 
 import hashlib
@@ -19,14 +19,14 @@ class TextTokenizer:
     """One model's tokenizer."""
 
     def __init__(self, tokenizer_json: str, special_tokens: Iterable[str] = ()) -> None:
-        """`special_tokens` are those that other files of the model name; most are in the JSON already."""
+        """`special_tokens` are named in other files of the model. Most of them are in the JSON too."""
         self.backend = _read(tokenizer_json)
         self.backend.no_truncation()
         self.backend.no_padding()
         self._declare_special(special_tokens)
         spelled = self.backend.to_str()
         self.digest = "sha256:" + hashlib.sha256(spelled.encode()).hexdigest()
-        """Of all that decides which ids a text has."""
+        """Hash of everything that decides which ids a text has."""
         content = json.loads(spelled)
         self._without_added = _read(json.dumps(content | {"added_tokens": [], "post_processor": None}))
         self.bytes = token_bytes(content["decoder"])
@@ -42,7 +42,7 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below this; the model's own table may be larger."""
+        """All ids are below this. The model's embedding table may be larger."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def encode(
@@ -50,9 +50,9 @@ class TextTokenizer:
     ) -> tuple[int, ...]:
         """The ids of a text.
 
-        `allow_special`: added tokens that the text spells are recognised; otherwise see `encode_user_text`.
-        `add_special_tokens`: with what the tokenizer itself puts around a text, such as a leading `<s>`.
-        `continues`: the text follows another, so that it gets no leading space of its own.
+        `allow_special`: recognise added tokens in the text; otherwise the same as `encode_user_text`.
+        `add_special_tokens`: add what the tokenizer puts around a text, such as a leading `<s>`.
+        `continues`: the text follows other text, so it gets no leading space.
         """
         if not allow_special:
             return self.encode_user_text(text, continues=continues)
@@ -63,7 +63,7 @@ class TextTokenizer:
         return self._ids(self.backend, well_formed(text))
 
     def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """The ids of a text from outside: no added token comes of it, whatever it spells."""
+        """The ids of a user's or a tool's text, without added tokens, whatever the text spells."""
         text = well_formed(text)
         token_ids = self._encode_plain(text, continues=continues)
         if self.added_tokens.keys().isdisjoint(token_ids):
@@ -71,7 +71,7 @@ class TextTokenizer:
         return self._encode_by_character(text, continues=continues)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The whole text at once; ids that are in no vocabulary are left out."""
+        """Decode all tokens at once. Ids without a token are skipped."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_id(self, token: str) -> int | None:
@@ -79,12 +79,12 @@ class TextTokenizer:
         return found
 
     def token_text(self, token_id: int) -> str | None:
-        """The token as its vocabulary spells it; None for an id without one."""
+        """The token as the vocabulary spells it; None for an id without a token."""
         found: str | None = self.backend.id_to_token(token_id)
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, which may be part of a character; none for an id without a token."""
+        """The bytes of a token, which may be part of a character; empty for an id without a token."""
         found = self._bytes_by_id.get(token_id)
         if found is None:
             spelling = self.token_text(token_id)
@@ -97,7 +97,7 @@ class TextTokenizer:
         self.backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
 
     def _encode_by_character(self, text: str, *, continues: bool) -> tuple[int, ...]:
-        """For vocabularies in which a control token is an ordinary word too: no single character is one."""
+        """For a vocabulary whose plain words include a control token: a single character never is one."""
         token_ids: list[int] = []
         for character in text:
             token_ids += self._encode_plain(character, continues=continues)
@@ -110,7 +110,7 @@ class TextTokenizer:
         return self._ids(self._without_added, text)
 
     def _encode_after_newline(self, text: str, *, plain: bool = False) -> tuple[int, ...]:
-        """SentencePiece puts a space before a text's first word; behind a newline, which is cut off, it does not."""
+        """Encodes the text after a newline, then drops the newline: so SentencePiece adds no space before the first word."""
         backend = self._without_added if plain else self.backend
         newline, token_ids = self._ids(backend, "\n"), self._ids(backend, "\n" + text)
         return token_ids[len(newline) :] if token_ids[: len(newline)] == newline else self._ids(backend, text)
@@ -121,7 +121,7 @@ class TextTokenizer:
 
 
 def well_formed(text: str) -> str:
-    """JSON can escape half a surrogate pair, which no encoding has: U+FFFD stands in for it."""
+    """Replaces half surrogate pairs, which JSON can contain but UTF-8 cannot, by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

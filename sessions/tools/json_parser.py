@@ -1,12 +1,9 @@
-"""Finds tool calls in the text that a model writes, while it writes it.
+"""Finds JSON tool calls in a text that arrives in pieces: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-Owns the markup from where it opens to where it closes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, or as
-another form has it.
-A call is announced as soon as its name is known and its arguments begin; from then on they are passed on exactly as
-written. Until then nothing is passed on, so that what turns out to be no call is given back as text, whole.
-An announced call that breaks is finished with the arguments that came, and what follows is dropped up to the closing
-marker; `complete` tells whether the arguments can be used.
-Keeps: the events, neighbouring pieces of text joined, are the same however the text is cut.
+Owns the markup from its opening to its closing. Never checks arguments against a schema.
+A call is announced when its name is known and its arguments begin; then the arguments are passed on as written. Markup
+that turns out not to be a call is returned as text. An announced call that breaks is finished with what it has.
+Invariant: the events do not depend on how the text is cut, once neighbouring pieces are joined.
 """
 
 import json
@@ -14,26 +11,26 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from graftwork.sessions.text.stop_strings import StopStrings
-from graftwork.sessions.tools.formats import HERMES, ToolCallForm
+from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 
 
-class ToolCallParser:
-    """The calls of one generated text. What only separates calls, and white space behind the last, is swallowed."""
+class JsonCallParser:
+    """Parses one generated text. Drops separators between calls and white space after the last one."""
 
-    def __init__(self, form: ToolCallForm = HERMES) -> None:
-        self._form = form
-        self._opening = StopStrings(form.opens)
+    def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
+        self._format = tool_call_format
+        self._opening = StopStrings(tool_call_format.opens)
         self._space: str | None = None  # read since the last call; None once other text has come
         self._call: _OpenCall | None = None
         self._num_calls = 0
 
     def push(self, text: str) -> list[ParserEvent]:
-        """What the next piece of text brings."""
+        """The events of the next piece of text."""
         return list(_joined(self._read(text)))
 
     def flush(self) -> list[ParserEvent]:
-        """What is left when no text follows."""
+        """The events of what was held back, when no text follows."""
         abandoned = self._call.abandon() if self._call else []
         return list(_joined([*self._settle(abandoned), *self._text(self._opening.flush())]))
 
@@ -43,14 +40,14 @@ class ToolCallParser:
                 found = self._opening.push(text)
                 yield from self._text(found.text)
                 if found.matched:
-                    self._call = _OpenCall(self._form, self._num_calls, found.matched)
+                    self._call = _OpenCall(self._format, self._num_calls, found.matched)
                 text = found.rest
             else:
                 events, text = self._call.push(text)
                 yield from self._settle(events)
 
     def _settle(self, events: Iterable[ParserEvent]) -> Iterator[ParserEvent]:
-        """Passes on what an open call brought, and lets go of it when it has ended."""
+        """Passes on the events of the open call, and closes the call when it has ended."""
         for event in events:
             match event:
                 case PlainText(text):
@@ -60,40 +57,40 @@ class ToolCallParser:
                     self._num_calls += 1
                     self._space = ""
                     follower = None if self._call is None else self._call.follower
-                    self._call = None if follower is None else _OpenCall(self._form, self._num_calls, follower)
+                    self._call = None if follower is None else _OpenCall(self._format, self._num_calls, follower)
                     yield event
                 case _:
                     yield event
 
     def _text(self, text: str) -> Iterator[ParserEvent]:
-        """Text outside of calls, without what only separates them."""
+        """Text outside of calls, without separators between calls."""
         if self._space is not None:
             text = self._space + text
-            self._space = text if self._form.between.strip().startswith(text.strip()) else None
+            self._space = text if self._format.between.strip().startswith(text.strip()) else None
         if text and self._space is None:
             yield PlainText(text)
 
 
 class _OpenCall:
-    """The markup of one call, from behind what opened it."""
+    """The markup of one call, after its opening."""
 
-    def __init__(self, form: ToolCallForm, index: int, opened_by: str) -> None:
-        self.follower: str | None = None  # what opened the next call before this one closed
-        self._form = form
+    def __init__(self, tool_call_format: ToolCallFormat, index: int, opened_by: str) -> None:
+        self.follower: str | None = None  # the opening of the next call, if this call was not closed
+        self._format = tool_call_format
         self._index = index
         self._members = JsonMembers()
-        self._followers = (",",) if form.list_opens else form.opens
-        self._ending = StopStrings((form.close, *self._followers)) if form.close else None
+        self._followers = (",",) if tool_call_format.list_opens else tool_call_format.opens
+        self._ending = StopStrings((tool_call_format.close, *self._followers)) if tool_call_format.close else None
         self._unannounced = [opened_by]
         self._name: str | None = None
         self._is_announced = False
         self._is_broken = False
         self._num_passed_on = 0  # characters of the arguments
-        for character in opened_by if form.is_bare else "":
+        for character in opened_by if tool_call_format.is_bare else "":
             self._members.feed(character)
 
     def push(self, text: str) -> tuple[list[ParserEvent], str]:
-        """What a piece of text brings, and what of it lies behind this call."""
+        """The events of a piece of text, and the rest of the piece after this call."""
         rest = self._read_members(text)
         events = self._progress()
         if not self._members.is_complete and not self._is_broken:
@@ -109,11 +106,11 @@ class _OpenCall:
         return events, outcome.rest
 
     def abandon(self) -> list[ParserEvent]:
-        """What it is when no text follows."""
+        """The events of a call that no more text follows."""
         return [self._finished()] if self._is_announced else [PlainText("".join(self._unannounced))]
 
     def _read_members(self, text: str) -> str:
-        """Reads the call's JSON; answers what lies behind it, or from where it broke on."""
+        """Read the call's JSON. Returns the text after it, or after the place where it broke."""
         end = 0
         while end < len(text) and not self._members.is_complete and not self._is_broken:
             try:
@@ -126,7 +123,7 @@ class _OpenCall:
         return text[end:]
 
     def _take(self, character: str) -> None:
-        """Raises BrokenJson where this is no call any more."""
+        """Raises BrokenJson if this cannot be a call any more."""
         ended = self._members.feed(character)
         if ended is not None:
             self._check(ended, "".join(self._members.values[ended]))
@@ -136,11 +133,11 @@ class _OpenCall:
             raise BrokenJson(character)
 
     def _check(self, key: str, value: str) -> None:
-        """A member has ended. Once the call is announced, its arguments may turn out broken."""
-        if key == self._form.arguments_key:
+        """Check a member that has ended. Arguments of an announced call may be broken."""
+        if key == self._format.arguments_key:
             if self._name is None and not _is_object(value):
                 raise BrokenJson(value)
-        elif key == self._form.name_key:
+        elif key == self._format.name_key:
             name = _parsed(value)
             if not name or not isinstance(name, str):
                 raise BrokenJson(value)
@@ -150,19 +147,19 @@ class _OpenCall:
 
     @property
     def _arguments(self) -> list[str]:
-        """The characters so far; a call without arguments passes none on, as an empty object.
+        """The characters of the arguments so far.
 
-        An object without markers around it is no call without them.
+        A call in markers may leave its arguments out; they count as an empty object. A bare object may not.
         """
-        nothing = ["{", "}"] if self._members.is_complete and not self._form.is_bare else []
-        return self._members.values.get(self._form.arguments_key, nothing)
+        nothing = ["{", "}"] if self._members.is_complete and not self._format.is_bare else []
+        return self._members.values.get(self._format.arguments_key, nothing)
 
     @property
     def _is_ready(self) -> bool:
         return self._name is not None and self._arguments[:1] == ["{"]
 
     def _progress(self) -> list[ParserEvent]:
-        """What can be passed on now and has not been."""
+        """The events that can be passed on now."""
         if self._name is None or not self._is_ready:
             return []
         events: list[ParserEvent] = [] if self._is_announced else [CallStarted(self._index, self._name)]
@@ -191,7 +188,7 @@ def _is_object(value: str) -> bool:
 
 
 def _joined(events: Iterable[ParserEvent]) -> Iterator[ParserEvent]:
-    """Neighbouring texts as one, and neighbouring pieces of the same arguments."""
+    """Joins neighbouring texts, and neighbouring pieces of the same arguments."""
     last: ParserEvent | None = None
     for event in events:
         match last, event:
@@ -217,15 +214,15 @@ OUTSIDE_OF_STRINGS = frozenset('{}[]:,"+-.eE0123456789truefalsn' + WHITE_SPACE)
 
 
 class BrokenJson(ValueError):
-    """This character cannot stand here."""
+    """A character that JSON does not allow in its place."""
 
 
 class JsonMembers:
-    """Feed it an object; `values` grows with every character of a value."""
+    """Reads a JSON object character by character; `values` grows with every character of a value."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[str]] = {}
-        """The characters of each value, by key; those of the last one may still be coming."""
+        """The characters of each value, by key. The last value may be incomplete."""
         self.is_complete = False
         self._step: Callable[[str], None] = self._object
         self._key = ""
@@ -236,7 +233,7 @@ class JsonMembers:
         self._escaped = False
 
     def feed(self, character: str) -> str | None:
-        """Take one character; answers the key whose value it has ended. Raises BrokenJson."""
+        """Read one character. Returns the key whose value it ends. Raises BrokenJson."""
         self._ended_key = None
         self._step(character)
         return self._ended_key

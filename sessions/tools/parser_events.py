@@ -1,4 +1,7 @@
-"""What a parser of tool calls finds in a generated text, whatever form the calls are written in."""
+"""The events of the tool call parsers, the same for every format.
+
+Owns the event types and nothing else. Never holds a call id: `output_parser.py` adds it.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +15,7 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call is announced; `index` counts the calls of one text from 0."""
+    """A call begins. `index` numbers the calls of one text from 0."""
 
     index: int
     name: str
@@ -20,7 +23,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the arguments, as written."""
+    """The next piece of the arguments, as the model wrote them."""
 
     index: int
     delta: str
@@ -33,9 +36,9 @@ class CallFinished:
     index: int
     name: str
     arguments: str
-    """All deltas, joined."""
+    """All deltas joined."""
     complete: bool
-    """The arguments are a JSON object; False when the text broke off, or the JSON broke, within them."""
+    """Whether the arguments are a JSON object. False if the text ended inside them, or if their JSON is wrong."""
 
 
 ParserEvent = PlainText | CallStarted | CallArguments | CallFinished

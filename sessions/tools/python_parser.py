@@ -1,8 +1,8 @@
-"""Calls in the form of a list of Python calls: `[get_weather(city="Paris", days=3), get_time(city="Oslo")]`.
+"""Parses tool calls written as a list of Python calls: `[get_weather(city="Paris", days=3), get_time(city="Oslo")]`.
 
-Owns the whole answer while it may still be such a list: nothing is announced before it is complete, because arguments
-become JSON only then. An answer that is none is given back as text, as soon as that is certain.
-Never runs what it reads: only literals are arguments.
+Owns the whole answer while it can be such a list. Nothing is announced before the list is complete, because only then
+do its arguments become JSON. An answer that is not such a list is returned as text as soon as that is certain.
+Never runs what it reads: arguments are literals.
 """
 
 import ast
@@ -14,29 +14,29 @@ from collections.abc import Iterator
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 
 _MAY_BE_A_LIST = re.compile(r"\s*(\[\s*([A-Za-z_][\w.\-]*\s*(\(.*)?)?)?", re.DOTALL)
-"""Every beginning of a list of calls."""
-_LONGEST = 1 << 20
-"""Characters that are held back at most."""
+"""Matches every possible start of a list of calls."""
+_MAX_HELD = 1 << 20
+"""The most characters that are held back."""
 
 
-class PythonicCallParser:
-    """The calls of one generated text."""
+class PythonCallParser:
+    """Parses one generated text."""
 
     def __init__(self) -> None:
         self._held = ""
         self._is_text = False
 
     def push(self, text: str) -> list[ParserEvent]:
-        """What the next piece of text brings."""
+        """The events of the next piece of text."""
         if self._is_text:
             return [PlainText(text)] if text else []
         self._held += text
-        if len(self._held) <= _LONGEST and _MAY_BE_A_LIST.fullmatch(self._held):
+        if len(self._held) <= _MAX_HELD and _MAY_BE_A_LIST.fullmatch(self._held):
             return []
         return self._as_text()
 
     def flush(self) -> list[ParserEvent]:
-        """What is left when no text follows."""
+        """The events of what was held back, when no text follows."""
         if self._is_text:
             return []
         try:
@@ -55,7 +55,7 @@ class PythonicCallParser:
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Names and arguments, as JSON. Raises ValueError, SyntaxError or TypeError for what is no list of calls."""
+    """Names, and arguments as JSON. Raises ValueError, SyntaxError or TypeError for a text that is not a list of calls."""
     with warnings.catch_warnings(action="ignore"):  # a warning would show the text in the log
         body = ast.parse(text.strip(), mode="eval").body
     if not isinstance(body, ast.List) or not body.elts:

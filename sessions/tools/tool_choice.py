@@ -1,6 +1,6 @@
-"""Which tools an answer may call, and whether it must: chat.completions' `tools` and `tool_choice`, read once.
+"""Reads `tools` and `tool_choice` of chat.completions: which tools an answer may call, and whether it must.
 
-Owns the shapes that `tool_choice` comes in; every face brings its own into these. Schemas are `answer_grammar`'s.
+Owns the shapes of both fields; other APIs translate theirs into these. Never reads a tool's schema.
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Any
 from graftwork.platform.errors import InvalidRequest
 
 ToolDefinition = Mapping[str, Any]
-"""A tool in chat.completions' form."""
+"""A tool in the shape of chat.completions."""
 
 TOOL_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
-"""What a tool may be called: it stands in markup, in paths and in other people's programs."""
+"""The names that a tool may have. They appear in markup, in paths and in other programs."""
 _TOOL_NAME = re.compile(TOOL_NAME.removesuffix("$"))
 
 _FORMS = (
@@ -25,13 +25,13 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What may be called."""
+    """The tools that an answer may call."""
 
     indices: tuple[int, ...] = ()
-    """Of the tools that may be called; none where none may."""
+    """Indices of the tools that may be called; empty if no tool may be."""
     is_required: bool = False
     is_single: bool = False
-    """One tool was named: it is called once."""
+    """One tool was named. It is called exactly once."""
 
     @property
     def may_call(self) -> bool:
@@ -39,7 +39,7 @@ class ToolChoice:
 
 
 def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
-    """The tools' names, by index. Raises InvalidRequest for one that cannot be written, or that two tools have."""
+    """The tools' names, by index. Raises InvalidRequest for a name that is not allowed, or that two tools have."""
     names: list[str] = []
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
@@ -54,14 +54,14 @@ def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def shown_tool(tool: ToolDefinition) -> dict[str, Any]:
-    """A tool as a prompt shows it: `strict` is the server's business, and models have not learned from it."""
+def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
+    """A tool as a prompt shows it, without `strict`, which is for the server and which models do not know."""
     function = {name: value for name, value in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}
 
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
-    """Raises InvalidRequest for a choice of another shape, or of a tool that is not there."""
+    """Read a tool choice. Raises InvalidRequest for another shape, or for a tool that is not among `names`."""
     everything = tuple(range(len(names)))
     if choice in (None, "auto"):
         return ToolChoice(everything)

@@ -1,6 +1,7 @@
-"""A turn as whoever started it, or came back to it, holds it.
+"""A turn for the request that started it, or that asks for it later, and the events of sessions.
 
-Owns nothing: dropping it, or leaving its events early, changes nothing about the turn.
+Owns how events are read: stored ones first, then those that a running turn adds.
+Never writes anything, and never ends a turn because its reader leaves.
 """
 
 import asyncio
@@ -11,29 +12,57 @@ from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.events import SessionEvent
-from graftwork.sessions.core.session import Turn
+from graftwork.sessions.core.session import SessionStatus, Turn
 from graftwork.sessions.store.turn_store import TurnStore
-from graftwork.sessions.turns.event_reader import EventReader
-from graftwork.sessions.turns.runner import TurnRunner
+from graftwork.sessions.turns.loader import SessionLoader
+from graftwork.sessions.turns.running import RunningTurns, TurnTask
+
+_PAGE_EVENTS = 256
 
 
-class RunningTurn:
-    """One turn, running here, running elsewhere, or ended."""
+class TurnReader:
+    """Reads turns and events of all sessions. Any number of readers may follow one session."""
 
-    def __init__(
-        self,
-        scope: TenantScope,
-        turn: Turn,
-        store: TurnStore,
-        reader: EventReader,
-        running: tuple[TurnRunner, asyncio.Task[None]] | None = None,
-    ) -> None:
-        """`running` is given where the turn was started in this process, by this very request."""
+    def __init__(self, store: TurnStore, loader: SessionLoader, running: RunningTurns, poll_s: float) -> None:
+        """`poll_s`: seconds between two looks at a turn that runs in another process."""
+        self.store = store
+        self._loader = loader
+        self._running = running
+        self._poll_s = poll_s
+
+    async def find(self, scope: TenantScope, turn_id: TurnId) -> "TurnHandle | None":
+        """Find a turn that was started earlier, here or elsewhere."""
+        turn = await self.store.find_turn(scope, turn_id)
+        return None if turn is None else TurnHandle(scope, turn, self)
+
+    async def follow(self, scope: TenantScope, session_id: SessionId, after: int) -> AsyncGenerator[SessionEvent]:
+        """Read the events with numbers above `after`, until no turn runs."""
+        while True:
+            feed = self._running.feed_of(session_id)
+            # The change is taken before the page is read, so that an event between the two is not missed.
+            changed = None if feed is None else feed.next_change()
+            page = None if feed is None else feed.after(after)
+            if page is None:
+                session = await self._loader.load_any(scope, session_id)
+                page = await self.store.list_events(scope, session_id, after, _PAGE_EVENTS)
+                if not page and session.status is not SessionStatus.RUNNING:
+                    return
+            for event in page:
+                yield event
+                after = event.seq
+            if not page:
+                await (asyncio.sleep(self._poll_s) if changed is None else changed.wait())
+
+
+class TurnHandle:
+    """One turn: running here, running elsewhere, or ended."""
+
+    def __init__(self, scope: TenantScope, turn: Turn, reader: TurnReader, started: TurnTask | None = None) -> None:
+        """`started` is given if this request has started the turn."""
         self._scope = scope
         self._turn = turn
-        self._store = store
         self._reader = reader
-        self._running = running
+        self._started = started
 
     @property
     def turn_id(self) -> TurnId:
@@ -45,34 +74,34 @@ class RunningTurn:
 
     @property
     def rate_limit_headers(self) -> Mapping[str, str]:
-        """As of the turn's reservation; empty for a turn that this request did not start."""
-        return {} if self._running is None else self._running[0].account.reservation.rate_limit_headers()
+        """The headers of the turn's reservation. Empty if another request has started the turn."""
+        return {} if self._started is None else self._started[0].account.reservation.rate_limit_headers()
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """What of the turn's schemas is let go; empty for a turn that this request did not start."""
-        grammar = None if self._running is None else self._running[0].plan.request.grammar
+        """Schema keywords that the grammar ignores. Empty if another request has started the turn."""
+        grammar = None if self._started is None else self._started[0].plan.request.grammar
         return () if grammar is None else grammar.unenforced
 
     async def admitted(self) -> None:
-        """Until the engine has taken the prompt, or the turn has ended. Raises what refused it before that."""
-        if self._running is not None:
-            await self._running[0].admitted()
+        """Wait until the engine has admitted the prompt or the turn has ended. Raises the error of a refusal."""
+        if self._started is not None:
+            await self._started[0].admitted()
 
     def cancel(self) -> None:
-        """End the turn as cancelled, if this request started it and it has not ended by then."""
-        if self._running is not None:
-            self._running[0].cancel()
+        """Cancel the turn if this request has started it."""
+        if self._started is not None:
+            self._started[0].cancel()
 
     async def stored(self) -> Turn:
-        """The turn as it is stored now."""
-        turn = await self._store.find_turn(self._scope, self.turn_id)
+        """Read the turn as it is stored now."""
+        turn = await self._reader.store.find_turn(self._scope, self.turn_id)
         if turn is None:
             raise NotFound("The turn does not exist any more.", code="turn_not_found")
         return turn
 
     async def events(self, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """The turn's events behind number `after`, to its terminal one."""
+        """Read the turn's events with numbers above `after`, up to its terminal one."""
         start = max(after, self._turn.first_seq - 1)
         async with aclosing(self._reader.follow(self._scope, self.session_id, start)) as events:
             async for event in events:
@@ -83,11 +112,11 @@ class RunningTurn:
                     return
 
     async def result(self) -> Turn:
-        """The turn once it has ended. Raises CapacityAbsent if its outcome could not be stored."""
-        if self._running is None:
+        """Wait for the turn's end. Raises Unavailable if its outcome could not be stored."""
+        if self._started is None:
             async with aclosing(self.events()) as events:
                 async for _ in events:
                     pass
         else:
-            await asyncio.shield(self._running[1])
+            await asyncio.shield(self._started[1])
         return await self.stored()

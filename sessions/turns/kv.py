@@ -1,7 +1,7 @@
-"""A session's KV, between its turns: held while tools run, fetched before it goes on, given up when it is over.
+"""Commands to the engine about a session's KV between its turns: hold, prefetch, suspend, close, read.
 
-Owns how a session is named to the engine. Never stores anything: KV is a cache of the log, so an engine that does
-not answer costs time and nothing else, and is never an error here.
+Owns how a session is named to the engine. Never stores anything.
+KV is a cache of the stored history, so an engine that does not answer is no error here: the next turn takes longer.
 """
 
 import logging
@@ -14,21 +14,21 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.tenancy.principals import isolation_of
 from graftwork.sessions.core.session import AgentSession
-from graftwork.sessions.generation.public_prefixes import PublicPrefixes
+from graftwork.sessions.text.prompt_encoder import PublicPrefixes
 
 _log = logging.getLogger("graftwork.sessions")
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A session's tokens up to its head, as its engine knows them."""
+    """A session, and its token ids up to its head."""
 
     session: AgentSession
     token_ids: Sequence[int]
 
 
-class SessionKv:
-    """Tends the KV of all sessions, on one engine."""
+class SessionKvClient:
+    """Sends these commands for all sessions to one engine. Methods return None if the engine does not answer."""
 
     def __init__(self, engine: EngineClient, pepper: bytes, public_prefixes: PublicPrefixes) -> None:
         self._engine = engine
@@ -36,29 +36,28 @@ class SessionKv:
         self._public_prefixes = public_prefixes
 
     async def hold(self, history: History, waits: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """A turn has ended, with calls of these tools."""
-        return await self._tend(SessionVerb.HOLD, history, tuple(waits))
+        """Keep the KV after a turn that called these tools."""
+        return await self._send(SessionVerb.HOLD, history, tuple(waits))
 
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """The session goes on soon; these tools have answered, or all that it waited for if none is named."""
-        return await self._tend(SessionVerb.PREFETCH, history, tuple(answered))
+        """Load the KV for the next turn. `answered`: the tools that have answered; empty means all."""
+        return await self._send(SessionVerb.PREFETCH, history, tuple(answered))
 
     async def suspend(self, history: History) -> SessionMemory | None:
-        """The session does not go on soon."""
-        return await self._tend(SessionVerb.SUSPEND, history)
+        """Move the KV off the device."""
+        return await self._send(SessionVerb.SUSPEND, history)
 
     async def close(self, history: History) -> SessionMemory | None:
-        """The session is over, or this history of it."""
-        return await self._tend(SessionVerb.CLOSE, history)
+        """Free the KV of this history."""
+        return await self._send(SessionVerb.CLOSE, history)
 
     async def read(self, history: History) -> SessionMemory | None:
-        """Where it is."""
-        return await self._tend(SessionVerb.READ, history)
+        """Read on which tiers the KV is."""
+        return await self._send(SessionVerb.READ, history)
 
-    async def _tend(
+    async def _send(
         self, verb: SessionVerb, history: History, waits: tuple[ToolWait, ...] = ()
     ) -> SessionMemory | None:
-        """What the engine says; None where none answers."""
         command = SessionCommand(
             verb=verb,
             session=SessionKey(history.session.session_id),
@@ -71,5 +70,5 @@ class SessionKv:
         try:
             return await self._engine.run_session_command(command)
         except GraftworkError as error:
-            _log.info("session_kv_untended", extra={"verb": verb, "reason": error.message})
+            _log.info("session_command_failed", extra={"verb": verb, "reason": error.message})
             return None

@@ -1,12 +1,12 @@
-"""One turn, from the engine's first token to its outcome in the store.
+"""Runs one turn, from the engine's first token to its stored outcome.
 
-    generate ──► EventStream ──► store, then feed        while the heartbeat keeps the lease
+    generate ──► EventStream ──► store, then feed        (a heartbeat renews the lease meanwhile)
         │
-        └─ answered, failed, cancelled, or the lease lost ──► usage recorded ──► outcome stored ──► quota settled
+        └─ answered, failed or cancelled ──► record usage ──► store the outcome ──► settle the quota
 
-Owns a running turn, whoever reads it: readers come and go, and only `cancel` and `shut_down` end it early.
-Never plans one: what is asked of the engine is decided before.
-Invariant: the turn ends with exactly one terminal event, in the transaction that stores its outcome.
+Owns a running turn. Only `cancel` and `shut_down` end it early; readers may come and go.
+Never plans a turn.
+Invariant: the turn has exactly one terminal event, stored in one transaction with its outcome.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any
 
 from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, InternalFailure
+from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import (
@@ -36,71 +36,80 @@ from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease, keep_a
 from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, Transcript, TurnEncoder
 from graftwork.sessions.core.views import awaiting_fields, cache_body, completed_fields, lease_answer
+from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import (
-    AnswerEvent,
     Generation,
     GenerationFinished,
     GenerationRequest,
+    Generator,
+    OutputEvent,
     PromptAdmitted,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallStarted,
 )
-from graftwork.sessions.generation.usage import RequestAccount, Usage
+from graftwork.sessions.generation.usage import Accounting, RequestAccount, Usage
 from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
-from graftwork.sessions.turns.kv import History, SessionKv
+from graftwork.sessions.turns.kv import History, SessionKvClient
 
 _log = logging.getLogger("graftwork.sessions")
 
-_STORE_TRIES = 40
-"""Of an outcome, in the time in which nobody may take the turn over."""
+_STORE_ATTEMPTS = 40
+"""To store an outcome: 20 s in all, less than a lease lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolHint:
-    """What a caller knows of a tool."""
+    """What the client knows about a tool."""
 
     expected_ms: float
-    """How long the tool is likely to take."""
+    """How long the tool usually takes."""
     deadline_ms: float | None = None
-    """How long its output is waited for, from the end of the turn that calls it."""
+    """When its output is due, counted from the end of the turn that calls it."""
 
 
 ToolHints = Mapping[str, ToolHint]
-"""By the tools' names."""
+"""Hints by tool name."""
 
 NO_HINTS: ToolHints = {}
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """What a turn will do, decided before it begins."""
+    """What a turn will do. Made before the turn begins."""
 
     principal: Principal
     session: AgentSession
-    """As it was when the plan was made."""
+    """As it was read for the plan."""
+    encoder: TurnEncoder
     transcript: Transcript
     new_items: tuple[Item, ...]
     new_token_ids: tuple[int, ...]
-    """What the new items, and the opening of the answer, add to the transcript's ids."""
+    """What the new items and the start of the answer add to the transcript's ids."""
     request: GenerationRequest
     tool_hints: ToolHints = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSurroundings:
-    """What a running turn works with."""
+class TurnDependencies:
+    """What turns are planned and run with: one for a process."""
 
+    generator: Generator
+    accounting: Accounting
     store: TurnStore
     log: EventLog
+    kv: SessionKvClient
+    encoder: TurnEncoder | None
+    """None for a model without a chat template."""
     clock: Clock
-    encoder: TurnEncoder
+    pepper: bytes
     heartbeat_s: float
-    """Seconds between renewals of the lease."""
-    kv: SessionKv
-    pause: Pause
-    """Between two tries to reach a database that is away."""
+    """Seconds between two renewals of a lease."""
+    planner: ConstraintPlanner = field(default_factory=ConstraintPlanner)
+    """For the same tool call format as the generator's."""
+    pause: Pause = asyncio.sleep
+    """Waits between two attempts to store an outcome."""
 
 
 _USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
@@ -112,7 +121,7 @@ _USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
 
 
 class TurnRunner:
-    """Runs one turn that has begun in the store. `run` is one task; everything else may be called from others."""
+    """Runs one turn whose row is stored. `run` is one task; other tasks may call the other methods."""
 
     def __init__(
         self,
@@ -120,34 +129,34 @@ class TurnRunner:
         lease: SessionLease,
         turn: Turn,
         account: RequestAccount,
-        surroundings: TurnSurroundings,
+        dependencies: TurnDependencies,
     ) -> None:
         self.plan = plan
         self.turn = turn
         self.account = account
         self.feed = EventFeed(turn.first_seq - 1)
         self.is_admitted = False
-        """Whether the engine has taken the prompt out of its queue."""
+        """Whether the engine has admitted the prompt."""
         self.failure: GraftworkError | None = None
-        """Why the turn failed, once it has."""
+        """Why the turn failed; None before that."""
         self._lease = lease
-        self._surroundings = surroundings
-        self._events = surroundings.log.open(lease, self.feed, self.cancel)
+        self._dependencies = dependencies
+        self._events = dependencies.log.open(lease, self.feed, self.cancel)
         self._stop_wanted = asyncio.Event()
         self._shutting_down = False
         self._settled = asyncio.Event()
 
     def cancel(self) -> None:
-        """End the turn as cancelled, if it has not ended by then."""
+        """End the turn as cancelled, unless it has ended."""
         self._stop_wanted.set()
 
     def shut_down(self) -> None:
-        """End the turn as failed, because this process goes away."""
+        """End the turn as failed, because this process stops."""
         self._shutting_down = True
         self._stop_wanted.set()
 
     async def admitted(self) -> None:
-        """Until the engine has taken the prompt, or the turn has ended. Raises what refused it before that."""
+        """Wait until the engine has admitted the prompt or the turn has ended. Raises the error of a refusal."""
         await self._settled.wait()
         if not self.is_admitted and self.failure is not None:
             raise self.failure
@@ -155,22 +164,22 @@ class TurnRunner:
     async def run(self, generation: Generation) -> None:
         """Generate and store the turn.
 
-        Raises CapacityAbsent when the outcome cannot be stored; the turn is then found by recovery.
+        Raises Unavailable if the outcome cannot be stored; recovery then fails the turn.
         """
         try:
             await self._store(generation, await self._outcome(generation))
         except LeaseLost:
-            _log.warning("the lease of %s was lost: somebody else has ended it", self.turn.turn_id)
+            _log.warning("the lease of %s was lost: another process has ended it", self.turn.turn_id)
         finally:
             self._settled.set()
             self.feed.close()
             await self.account.settle(generation.usage, "failed")
 
     async def _outcome(self, generation: Generation) -> TurnOutcome:
-        """How the turn ended, with the events that are still to be stored. Raises LeaseLost."""
+        """Generate until the turn ends, and return its outcome with the events not stored yet. Raises LeaseLost."""
         generating = asyncio.create_task(self._generate(generation))
         storing = asyncio.create_task(self._events.failure())
-        beating = asyncio.create_task(keep_alive(self._lease, self._surroundings.store, self._surroundings.heartbeat_s))
+        beating = asyncio.create_task(keep_alive(self._lease, self._dependencies.store, self._dependencies.heartbeat_s))
         stopping = asyncio.create_task(self._stop_wanted.wait())
         tasks: tuple[asyncio.Task[Any], ...] = (generating, storing, beating, stopping)
         try:
@@ -201,11 +210,11 @@ class TurnRunner:
         raise InternalFailure("The answer broke off without saying why; send the turn again.")
 
     async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
-        """Have the engine keep what was computed, for as long as the calls are likely to take."""
+        """Ask the engine to keep the KV for as long as the tools usually take."""
         plan, hints = self.plan, self.plan.tool_hints
         history = History(plan.session, (*plan.request.prompt_token_ids, *answer.token_ids))
         names = dict.fromkeys(call.name for call in answer.tool_calls)
-        return await self._surroundings.kv.hold(history, [ToolWait(name, _expected_ms(hints, name)) for name in names])
+        return await self._dependencies.kv.hold(history, [ToolWait(name, _expected_ms(hints, name)) for name in names])
 
     def _answered(
         self, answer: GenerationFinished, generation: Generation, memory: SessionMemory | None
@@ -216,7 +225,9 @@ class TurnRunner:
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
             call_ids: list[str] = [call.call_id for call in answer.tool_calls]
-            fields = awaiting_fields(checkpoint.checkpoint_id, usage, call_ids, lease_answer(memory, self._now()))
+            fields = awaiting_fields(
+                checkpoint.checkpoint_id, usage, call_ids, lease_answer(memory, self._dependencies.clock.now())
+            )
         else:
             status, type_ = TurnStatus.COMPLETED, EventType.TURN_COMPLETED
             fields = completed_fields(checkpoint.checkpoint_id, usage, answer.reason)
@@ -236,9 +247,9 @@ class TurnRunner:
         return {name: now + hint.deadline_ms / 1000.0 for name, hint in hints if hint.deadline_ms is not None}
 
     def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
-        """Failed with `error`, or stopped from outside without one."""
+        """The outcome of a turn that failed with `error`, or that was stopped without one."""
         if error is None and self._shutting_down:
-            error = CapacityAbsent(
+            error = Unavailable(
                 "The server is shutting down: send the turn, or the tool outputs, again.",
                 code="shutting_down",
                 retry_after_s=1.0,
@@ -254,9 +265,6 @@ class TurnRunner:
             error=None if error is None else error.body()["error"],
         )
 
-    def _now(self) -> float:
-        return self._surroundings.clock.now()
-
     def _checkpoint(self, answer: GenerationFinished, answer_items: Sequence[Item]) -> Checkpoint:
         parent = self.plan.transcript.head
         token_ids = (*self.plan.new_token_ids, *answer.token_ids)
@@ -270,31 +278,31 @@ class TurnRunner:
             num_answer_items=len(answer_items),
             num_tokens=len(self.plan.transcript.token_ids) + len(token_ids),
             token_ids=token_ids,
-            closed=self._surroundings.encoder.ends_turn(answer.token_ids),
+            closed=self.plan.encoder.ends_turn(answer.token_ids),
             awaits_tools=answer.reason == "tool_calls",
-            created_at=self._surroundings.clock.now(),
+            created_at=self._dependencies.clock.now(),
             opening=self.plan.transcript.opening,
         )
 
     async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
         """Store how the turn ended, after its usage: no turn ends unmetered.
 
-        Tries again while the database does not answer. Raises LeaseLost, CapacityAbsent.
+        Tries again while the database does not answer. Raises LeaseLost, Unavailable.
         """
-        for tries_left in reversed(range(_STORE_TRIES)):
+        for attempts_left in reversed(range(_STORE_ATTEMPTS)):
             try:
                 await self.account.record(generation.usage, _USAGE_OUTCOMES[outcome.status])
-                events = await self._surroundings.store.end(self._lease, outcome)
+                events = await self._dependencies.store.end(self._lease, outcome)
                 if self._events.error is None:
                     self.feed.publish(events)
                 return
-            except CapacityAbsent:
-                if not tries_left:
+            except Unavailable:
+                if not attempts_left:
                     raise
-            await self._surroundings.pause(RETRY_AFTER_S)
+            await self._dependencies.pause(RETRY_AFTER_S)
 
 
-def _draft(event: PromptAdmitted | AnswerEvent) -> EventDraft:
+def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:
     if isinstance(event, PromptAdmitted):
         return turn_created(cache_body(event.cache))
     if isinstance(event, TextDelta):
@@ -311,7 +319,7 @@ def _expected_ms(hints: ToolHints, name: str) -> float | None:
 
 
 def _answer_items(answer: GenerationFinished, turn_id: TurnId) -> tuple[Item, ...]:
-    """What the model answered: its text, if any or if there is nothing else, then its calls."""
+    """The items of an answer: its text, then its calls. An answer with calls alone has no text item."""
     was_cut = answer.reason == "length"
     says, calls = list[Item](), list[Item]()
     if answer.text or not answer.tool_calls:

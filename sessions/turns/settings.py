@@ -1,9 +1,8 @@
-"""What one turn goes by: the session's settings under the turn's own, checked, in the engine's terms.
+"""The settings of a turn: the session's, with the turn's overrides, checked.
 
-Owns which settings a session may have, but for the schemas in them, which the planner of answers reads.
-A turn's `sampling` replaces the session's field by field; its `tool_choice` and `response_format` replace them whole.
-`tool_choice: "none"` leaves the tools in the prompt, which is never rendered anew: the answer is just not read for
-calls, so that whatever the model writes is text.
+Owns which settings a session may have. The answer planner checks the schemas in them.
+A turn's `sampling` overrides single fields; its `tool_choice` and `response_format` override the whole value.
+`tool_choice: "none"` leaves the tools in the prompt, so that the prompt stays the same. All output is then text.
 """
 
 import json
@@ -16,8 +15,8 @@ from pydantic import ValidationError
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.generation.constraints import AnswerDemands
-from graftwork.sessions.generation.response_format import FormFields, read_response_format
+from graftwork.sessions.generation.constraints import OutputConstraints
+from graftwork.sessions.generation.response_format import ResponseFormatFields, read_response_format
 from graftwork.sessions.generation.sampling import SessionSampling, TokenBudget, token_budget
 from graftwork.sessions.tools.tool_choice import read_tool_choice, tool_names
 
@@ -26,14 +25,14 @@ _MAX_TOOLS = 128
 
 @dataclass(frozen=True, slots=True)
 class TurnOverrides:
-    """What a turn asks for itself alone; None leaves the session's own."""
+    """The settings of one turn; None leaves the session's value."""
 
     tool_choice: Any = None
     response_format: Mapping[str, Any] | None = None
     sampling: Mapping[str, Any] | None = None
 
     def over(self, settings: SessionSettings) -> SessionSettings:
-        """The session's settings with these over them, checked. Raises ValidationFailed."""
+        """Apply the overrides to the session's settings, and check them. Raises ValidationFailed."""
         return checked_settings(
             replace(
                 settings,
@@ -48,7 +47,7 @@ NO_OVERRIDES = TurnOverrides()
 
 
 def checked_settings(settings: SessionSettings) -> SessionSettings:
-    """The settings, if they can be served and stored. Raises ValidationFailed naming the field."""
+    """Return the settings if they can be served and stored. Raises ValidationFailed with the field's name."""
     if len(settings.tools) > _MAX_TOOLS:
         raise ValidationFailed(f"tools may be at most {_MAX_TOOLS}.", param="tools")
     _check_answer(settings)
@@ -59,26 +58,25 @@ def checked_settings(settings: SessionSettings) -> SessionSettings:
     return settings
 
 
-def answer_demands(settings: SessionSettings) -> AnswerDemands:
-    """What the settings ask of an answer."""
-    return AnswerDemands(
+def output_constraints(settings: SessionSettings) -> OutputConstraints:
+    """The parts of the settings that constrain the output."""
+    return OutputConstraints(
         tools=settings.tools,
         tool_choice=settings.tool_choice,
         parallel_tool_calls=settings.parallel_tool_calls,
-        form=FormFields(settings.response_format),
+        response_format=ResponseFormatFields(settings.response_format),
     )
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises ValidationFailed unless it can be stored."""
+    """Raises ValidationFailed if the metadata cannot be stored."""
     _check_storable(dict(metadata), "metadata")
 
 
 def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: int) -> TokenBudget:
-    """What the context leaves for an answer, and no more than was asked for.
+    """The token limit of a turn's answer: the session's `max_tokens`, cut to what the context leaves.
 
-    A session's `max_tokens` holds for all its turns, so near the end of the context it is cut rather than refused.
-    Raises ContextLengthExceeded if not one token is left.
+    Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
     if prompt_tokens + 1 > context_tokens:
         raise ContextLengthExceeded(
@@ -93,7 +91,7 @@ def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: i
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValidationFailed naming the field that holds an id which no token has."""
+    """Raises ValidationFailed with the field's name if it holds a token id outside the vocabulary."""
     named = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token_id for token_id, _ in params.logit_bias]}
     for field, token_ids in named.items():
         if any(token_id >= vocab_size for token_id in token_ids):
@@ -106,11 +104,11 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "n": (1,),
 }
-"""Known but not served: only a value that asks for nothing is taken."""
+"""Fields that are known but not served, with the values that have no effect."""
 
 
 def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
-    """The sampling fields of a session or a turn. Raises ValidationFailed naming the field."""
+    """Read the sampling fields of a session or a turn. Raises ValidationFailed with the field's name."""
     served = dict(sampling)
     for name, neutral in _NEUTRAL_VALUES.items():
         param, value = f"sampling.{name}", served.pop(name, None)
@@ -136,7 +134,7 @@ def _check_answer(settings: SessionSettings) -> None:
 
 
 def _check_storable(value: Any, param: str) -> None:
-    """Raises ValidationFailed unless `value` is JSON that databases hold and UTF-8 that has tokens."""
+    """Raises ValidationFailed unless `value` is valid JSON and valid UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:  # UnicodeEncodeError is a ValueError

@@ -47,10 +47,10 @@ class Gateway:
 
     async def tenant(self, name: str = "Acme", quota: Quota | None = None, tier: str = "default") -> "TestTenant":
         """A new tenant with one key."""
-        tenant = await self.resources.tenancy.create_tenant(name, service_tier_ceiling=tier)
-        _, key = await self.resources.tenancy.create_key(tenant.id, "first")
+        tenant = await self.resources.account.tenancy.create_tenant(name, service_tier_ceiling=tier)
+        _, key = await self.resources.account.tenancy.create_key(tenant.id, "first")
         if quota is not None:
-            await self.resources.tenancy.set_quota(tenant.id, quota)
+            await self.resources.account.tenancy.set_quota(tenant.id, quota)
         return TestTenant(tenant.id, key, self.client(key))
 
 

@@ -1,4 +1,4 @@
-"""Jobs of one generation each, for whatever reads their events."""
+"""Inference jobs of one generation each, for tests that read their events."""
 
 import asyncio
 from dataclasses import dataclass, field

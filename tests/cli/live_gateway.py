@@ -82,8 +82,8 @@ def listening_gateway(data_dir: Path, model: Path, database: Path) -> Iterator[L
 
     async def live() -> None:
         async with open_resources(settings, engine=engine) as resources:
-            tenant = await resources.tenancy.create_tenant("acme")
-            _, key = await resources.tenancy.create_key(tenant.id, "first")
+            tenant = await resources.account.tenancy.create_tenant("acme")
+            _, key = await resources.account.tenancy.create_key(tenant.id, "first")
             server = _Server(create_app(settings, resources=resources), listening)
             started.append((server, key))
             await server.serve()

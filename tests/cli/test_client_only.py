@@ -1,5 +1,6 @@
 """The command line where only the client is installed: no package that the extra `server` brings can be imported."""
 
+import ast
 import json
 import os
 import subprocess
@@ -36,10 +37,24 @@ main()
 """Runs the command line as if the modules in the first argument were not installed."""
 
 
+LOADED = """
+import sys
+import graftwork, graftwork.api.cli.main
+graftwork.Graftwork
+print(*(module.__file__ for name, module in sys.modules.items() if name.startswith("graftwork.") and module.__file__))
+"""
+"""Shows the files of the client and of the command line's `--help`."""
+
+
+def client_requirements() -> list[Requirement]:
+    """What the package requires without an extra."""
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    return [Requirement(line) for line in required]
+
+
 def client_distributions() -> set[str]:
     """Graftwork, what it requires without an extra, and what those require in turn."""
-    required = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
-    waiting = [Requirement(line) for line in required]
+    waiting = client_requirements()
     found = {"graftwork"}
     while waiting:
         requirement = waiting.pop()
@@ -78,6 +93,19 @@ def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Ite
     model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
     with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
         yield gateway
+
+
+def test_the_client_requires_all_that_it_imports() -> None:
+    """A package that the client imports is in its own list, not only in that of one of its requirements."""
+    files = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout.split()
+    statements = [node for file in files for node in ast.parse(Path(file).read_text("utf-8")).body]
+    names = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in statements if isinstance(node, ast.ImportFrom)}
+    foreign = {
+        canonicalize_name(name.split(".")[0]) for name in names if name.split(".")[0] not in sys.stdlib_module_names
+    }
+
+    assert {"httpx", "typer"} <= foreign <= {"graftwork", *(requirement.name for requirement in client_requirements())}
 
 
 def test_the_server_is_absent() -> None:

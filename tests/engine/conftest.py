@@ -17,7 +17,7 @@ from tests.engine.random_models import FolderSource, make_adapter, make_base, re
 
 @dataclass(frozen=True)
 class Lab:
-    """A base, three adapters unlike one another, and the reference of each."""
+    """A base model, three different adapters, and the reference model of each."""
 
     base: Path
     source: FolderSource

@@ -1,4 +1,4 @@
-"""Engines over the demo's model and its adapters, and conversations with tools as agents hold them."""
+"""Engines over the demo's model and adapters, and agent conversations with tools."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ DEMO = Path(__file__).parents[2] / "demo"
 JOBS = ("base", "pirate", "helpdesk", "terse")
 PAGE = 16
 PAGE_BYTES = 2 * 6 * PAGE * 64 * 4
-"""Of one page in fp32: keys and values of six layers, two heads of 32."""
+"""Bytes of one page in fp32: keys and values of six layers, with two heads of 32."""
 CONTEXT_PAGES = 2048 // PAGE
 
 
 @dataclass
 class DemoLab:
-    """Adapters as artifacts in a folder, and their digests by job once an engine has read its model."""
+    """The demo's adapters as artifacts in a folder. `digests` has them by job, once an engine was made."""
 
     root: Path
 
@@ -37,7 +37,7 @@ class DemoLab:
         self.digests: dict[str, str | None] = {"base": None}
 
     def engine(self, *, measures: bool = False, **options: Any) -> Harness:
-        """A fresh engine; one that does not measure its costs loads whatever it can."""
+        """A new engine. Unless it `measures` its costs, it loads whatever it can."""
         settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "device_bytes": 64 * 2**20} | options
         config = EngineConfig(model=DEMO / "model", page_tokens=PAGE, **settings)
         return Harness(build_engine(config, self._source, costs=None if measures else load_always()))
@@ -57,7 +57,7 @@ class DemoLab:
         return AutoTokenizer.from_pretrained(DEMO / "model")
 
     def prompts(self, job: str, count: int, at_least: int = 64) -> Iterator[list[int]]:
-        """Prompts of a job with its tools, up to where the assistant must speak."""
+        """Prompts of a job with its tools, up to the assistant's turn."""
         for case in held_out_cases(job, 40 * count, seed=4):
             prompt: list[int] = self.tokenizer.apply_chat_template(
                 case.messages, tools=case.tools or None, add_generation_prompt=True, return_dict=False
@@ -67,7 +67,7 @@ class DemoLab:
                 yield prompt
 
     def tool_result(self, number: int) -> list[int]:
-        """What follows a call: its result, and the assistant's turn to speak."""
+        """The tokens after a call: its result, and the start of the assistant's turn."""
         text = f'<|im_end|>\n<|im_start|>user\n<tool_response>\n{{"order": {number}, "status": "shipped"}}'
         ids: list[int] = self.tokenizer.encode(text + "\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
         return ids

@@ -1,4 +1,4 @@
-"""Drives an engine's loop by hand, without threads or gRPC: submit, then step until everyone has an end."""
+"""Drives an engine's loop by hand, without threads or gRPC: submit requests, then step until all have ended."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -39,7 +39,7 @@ _LOAD_WITHIN_S = 60
 
 @dataclass
 class Outcome:
-    """Everything that one request was told."""
+    """All outputs of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Harness:
-    """One engine and the outcomes of what was submitted to it."""
+    """One engine, and the outcomes of its requests."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -103,7 +103,7 @@ class Harness:
         outcome.error = GraftworkError("cancelled by the test")
 
     def step(self) -> None:
-        """One step; where all wait for a load, the load is waited for first."""
+        """Run one step. If all requests wait for a load, wait for it."""
         while not self.loop.inbox.empty():
             self.loop.take(self.loop.inbox.get())
         worked = self.loop.step()
@@ -117,7 +117,7 @@ class Harness:
             self.step()
 
     def run(self, prompt: list[int], **options: Any) -> Outcome:
-        """Submit one request and see it through."""
+        """Submit one request and run it to its end."""
         outcome = self.submit(prompt, **options)
         self.finish()
         return outcome
@@ -125,7 +125,7 @@ class Harness:
     def command(
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
-        """One verb on a session's KV, and every copy that follows from it."""
+        """Carry out a session command, and wait for the copies that it starts."""
         answer = self.command_now(verb, session, tokens, *waits, **options)
         self.rest()
         return answer
@@ -133,7 +133,7 @@ class Harness:
     def command_now(
         self, verb: SessionVerb, session: str, tokens: list[int], *waits: ToolWait, **options: Any
     ) -> SessionMemory:
-        """One verb on a session's KV; the copies that follow from it are left under way."""
+        """Carry out a session command. The copies that it starts still run."""
         answers: list[SessionMemory] = []
         adapter = options.get("adapter")
         adapters = (AdapterUse(adapter),) if adapter is not None else ()
@@ -143,7 +143,7 @@ class Harness:
         return answers[0]
 
     def rest(self) -> None:
-        """Until no copy is under way."""
+        """Wait until no copy runs."""
         stats = self.loop.stats()
         while stats.in_flight_pages + stats.host_in_flight_pages:
             self.loop.take(self.loop.inbox.get(timeout=_LOAD_WITHIN_S))
@@ -155,13 +155,13 @@ class Harness:
         self.loop.run()
 
     def warm(self, *digests: str | None) -> None:
-        """Have some adapters resident before the scene begins."""
+        """Load some adapters onto the device before the test begins."""
         for digest in digests:
             self.run([2], adapter=digest, max_tokens=1)
 
     def poison_unused_pages(self) -> None:
         """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
-        occupancy, cache = self.engine.memory.page_store.device.occupancy(), self.engine.cache
+        occupancy, cache = self.engine.kv_cache.page_store.device.occupancy(), self.engine.cache
         poison = torch.full(cache.page_shape, float("nan"), dtype=cache.dtype)
         for page in np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held):
             cache.write_page(int(page), poison)

@@ -219,10 +219,10 @@ class KvLab:
         self.copies = FakeCopies(self.disk, DeviceTags(self.device_memory))
         sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share)
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
-        self.memory = KvCacheManager(sizes, lower, self.clock, ranking)
+        self.kv_cache = KvCacheManager(sizes, lower, self.clock, ranking)
         self.lora = ShownLora()
-        self.adapters = DeviceAdapterPool(self.device_memory, self.memory.page_store, self.lora)
-        self.memory.page_store.frame_users[Tier.DEVICE] = self.adapters
+        self.adapters = DeviceAdapterPool(self.device_memory, self.kv_cache.page_store, self.lora)
+        self.kv_cache.page_store.frame_users[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 
     def path(self, scope: str, tokens: Sequence[int]) -> TokenPath:
@@ -238,7 +238,7 @@ class KvLab:
 
     def compute(self, path: TokenPath, allocation: PageAllocation) -> None:
         """Replaces the forward pass: checks the tags of cached pages and writes the others."""
-        pool, on_device = self.memory.page_store.device, self.copies.tags[Tier.DEVICE]
+        pool, on_device = self.kv_cache.page_store.device, self.copies.tags[Tier.DEVICE]
         for index, (page, tag) in enumerate(zip(allocation.pages, self.tags(path), strict=False)):
             if index < len(allocation.tiers):
                 assert on_device[page] == tag, "a cached page holds the KV of another prefix"
@@ -253,26 +253,27 @@ class KvLab:
         """Runs a whole request with an empty answer: allocate, load, compute, insert, release."""
         use = None if session is None else SessionUse(SessionKey(session))
         path = self.path(scope, tokens)
-        allocation = self.memory.allocate_path(path, self.memory.match(path), len(tokens))
+        allocation = self.kv_cache.allocate_path(path, self.kv_cache.match(path), len(tokens))
         if allocation is None:
             return None
         self.fire_all()
         self.compute(path, allocation)
-        self.memory.insert(path, allocation.pages, use)
+        self.kv_cache.insert(path, allocation.pages, use)
         if use is not None:
-            self.memory.set_history(path, use)
-        self.memory.release(allocation.pages)
+            self.kv_cache.set_history(path, use)
+        self.kv_cache.release(allocation.pages)
         return allocation
 
     def fire_all(self) -> None:
         """Ends all copies, and those that follow from them."""
         while self.copies.under_way:
-            self.memory.finish_transfer(self.copies.fire())
+            self.kv_cache.finish_transfer(self.copies.fire())
 
     def check(self, num_held: int = 0) -> None:
         """Checks every invariant that holds at any time. `num_held` is the number of device pages that requests hold."""
-        page_store = self.memory.page_store
-        self.memory.check_integrity()
+        page_store = self.kv_cache.page_store
+        self.kv_cache.check_integrity()
+        self.device_memory.check_integrity()
         for tier in (Tier.DEVICE, Tier.HOST):
             pool = page_store.pool(tier)
             parts = pool.free_pages + pool.idle_pages + pool.active_pages + pool.in_flight_pages + pool.lent_pages

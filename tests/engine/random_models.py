@@ -1,4 +1,4 @@
-"""Small random checkpoints and adapters, made by transformers and peft: the references of the engine's tests."""
+"""Small random models and adapters, made by transformers and peft, which are the references of the engine's tests."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 def make_base(folder: Path, seed: int = 0, num_layers: int = 2) -> Path:
-    """A random Llama of few layers with grouped KV heads; its logits are spread enough to have clear maxima."""
+    """A random Llama of few layers with grouped KV heads; its logits differ enough to have clear maxima."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=97,
@@ -36,7 +36,7 @@ def make_base(folder: Path, seed: int = 0, num_layers: int = 2) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, seed: int, **options: Any) -> Path:
-    """A random LoRA adapter saved by peft; both factors are random, so that its delta is not zero."""
+    """A random LoRA adapter, saved by peft. Both factors are random, so that its delta is not zero."""
     torch.manual_seed(seed)
     settings: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ALL_TARGETS} | options
     model = get_peft_model(LlamaForCausalLM.from_pretrained(base), LoraConfig(**settings))
@@ -49,7 +49,7 @@ def make_adapter(base: Path, folder: Path, seed: int, **options: Any) -> Path:
 
 
 def reference_model(base: Path, adapter: Path | None) -> torch.nn.Module:
-    """The reference of one row: transformers alone, or peft over it, unmerged, in fp32."""
+    """The reference model in fp32: transformers alone, or with an unmerged peft adapter."""
     model: torch.nn.Module = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter)
@@ -58,7 +58,7 @@ def reference_model(base: Path, adapter: Path | None) -> torch.nn.Module:
 
 @dataclass
 class FolderSource:
-    """An AdapterSource over peft folders whose every module has one rank and one scale."""
+    """An AdapterSource over peft folders whose modules all have the same rank and scale."""
 
     folders: dict[str, Path]
     scale_by_digest: dict[str, float]

@@ -1,4 +1,4 @@
-"""The loop: what goes wrong in one place stays there."""
+"""The loop: one failure does not spread to other requests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ class FailsOnce:
 
 
 def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) -> None:
-    """The requests of the step get a typed error, their pages come back, and the next request is served."""
+    """The requests of a failed step get a typed error, their pages are released, and the next request is served."""
     harness = make_engine()
     harness.loop.runner = FailsOnce(harness.loop.runner)
 
@@ -40,7 +40,7 @@ def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) 
 
 
 class LosesAnAnswer:
-    """A runner that once forgets what it chose for the last request of a step."""
+    """A runner that once loses the tokens of the last request of a step."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -56,8 +56,8 @@ class LosesAnAnswer:
         return result
 
 
-def test_a_step_that_fails_when_some_of_it_has_ended_ends_them_all(make_engine: MakeEngine) -> None:
-    """The request that had its last token, the one without any: both are told, and the engine goes on."""
+def test_a_step_that_fails_late_ends_all_its_requests(make_engine: MakeEngine) -> None:
+    """Both the request that had its last token and the one without a token get the error, and the engine goes on."""
     harness = make_engine()
     harness.loop.runner = LosesAnAnswer(harness.loop.runner)
 
@@ -73,7 +73,7 @@ def test_a_step_that_fails_when_some_of_it_has_ended_ends_them_all(make_engine: 
 
 
 def test_an_adapter_that_does_not_exist_ends_only_its_requests(make_engine: MakeEngine) -> None:
-    """A load that fails is a NotFound for its requests; the base goes on."""
+    """The requests of an adapter that cannot be loaded get NotFound; a request of the base is served."""
     harness = make_engine()
 
     lost = harness.submit([5, 6], adapter="sha256:nowhere")
@@ -84,8 +84,8 @@ def test_an_adapter_that_does_not_exist_ends_only_its_requests(make_engine: Make
     assert base.finish is not None
 
 
-def test_a_gateway_that_is_gone_takes_its_requests_with_it(make_engine: MakeEngine) -> None:
-    """Everything submitted through a sink is cancelled with it; pages and queue are empty."""
+def test_a_disconnected_gateway_has_its_requests_cancelled(make_engine: MakeEngine) -> None:
+    """All requests of a sink are cancelled with it; the pages and the queue are empty."""
     harness = make_engine(max_running=2)
     for number in range(5):
         harness.submit([9, 8, 7, number + 2], max_tokens=50, ignore_eos=True)

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from graftwork.platform.database import Database
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 
 INSERT = text(
     "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
@@ -145,7 +145,7 @@ async def test_a_database_that_is_away_is_not_our_bug(url: str) -> None:
     database = Database(url)
 
     for block in (database.read, database.write):
-        with pytest.raises(CapacityAbsent) as caught:
+        with pytest.raises(Unavailable) as caught:
             async with block():
                 pass
         assert caught.value.should_retry

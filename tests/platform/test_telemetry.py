@@ -1,4 +1,4 @@
-"""What `/metrics` shows, and what a log line is."""
+"""The metrics of `/metrics`, and the format of log lines."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def shown(telemetry: Telemetry) -> dict[tuple[str, tuple[tuple[str, str], ...]],
 
 
 def test_each_telemetry_has_its_own_figures() -> None:
-    """Two in one process do not clash and do not share."""
+    """Two Telemetry objects in one process count independently."""
     first, second = Telemetry(), Telemetry()
 
     first.count_request(TenantId("ten_1"), "completed")
@@ -93,7 +93,7 @@ def test_an_engines_figures_are_shown_as_its_fields_say() -> None:
 
 
 def test_histograms_carry_the_promised_names() -> None:
-    """The four times of a request are there from the start."""
+    """The four histograms of a request exist from the start."""
     telemetry = Telemetry()
     telemetry.time_to_first_token.observe(0.2)
 

@@ -1,15 +1,12 @@
 """The signal between two tasks."""
 
-import asyncio
-
 from graftwork.platform.wakeup import Wakeup
 
 
 async def test_wake_ends_the_wait() -> None:
     """Who waits goes on after `wake`, and not before."""
     wakeup = Wakeup()
-    waiting = asyncio.create_task(wakeup.wait())
-    await asyncio.sleep(0)
+    waiting = wakeup.wait()
     waited = not waiting.done()
 
     wakeup.wake()
@@ -21,13 +18,9 @@ async def test_wake_ends_the_wait() -> None:
 async def test_a_wake_without_a_waiter_is_forgotten() -> None:
     """It ends no later wait, and neither does one that came to a wait that was cancelled."""
     wakeup = Wakeup()
-    cancelled = asyncio.create_task(wakeup.wait())
-    await asyncio.sleep(0)
+    wakeup.wake()
+    cancelled = wakeup.wait()
     cancelled.cancel()
     wakeup.wake()
-    waiting = asyncio.create_task(wakeup.wait())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
 
-    assert not waiting.done()
-    waiting.cancel()
+    assert not wakeup.wait().done()

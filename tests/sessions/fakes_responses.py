@@ -1,4 +1,4 @@
-"""Responses over the scripted engine of the session tests."""
+"""Responses on the scripted engine of the session tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from sqlalchemy import text
 from graftwork.platform.database import Database
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.responses.handle import ResponseRun
+from graftwork.sessions.responses.handle import ResponseHandle
 from graftwork.sessions.responses.input import read_input
-from graftwork.sessions.responses.record import ResponseOrder
+from graftwork.sessions.responses.record import NewResponse
 from graftwork.sessions.responses.service import ResponseService
 from tests.sessions.fakes_sessions import World, call
 
 CALLS = call("get_weather", city="Oslo") + "\n" + call("get_weather", city="Rome")
-"""An answer of two calls."""
+"""An answer with two calls."""
 
 
 @dataclass
 class Responses:
-    """The service on one process's world, and orders in short."""
+    """The response service of one world, with short methods for tests."""
 
     world: World
 
@@ -30,31 +30,31 @@ class Responses:
 
     async def start(
         self, by: Principal, said: str | Sequence[dict[str, Any]] = "Hi", *, model: str = "tiny", **fields: Any
-    ) -> ResponseRun:
-        """`fields`: those of the order, or settings."""
+    ) -> ResponseHandle:
+        """Start a response. `fields` are fields of NewResponse or settings."""
         of_order = ("is_stored", "is_background", "previous_response_id", "conversation_id")
         order = {name: fields.pop(name) for name in of_order if name in fields}
         echo = {"store": order.get("is_stored", True), "background": order.get("is_background", False), "model": model}
         return await self.service.create(
-            by, ResponseOrder(model, read_input(said), SessionSettings(**fields), echo, **order)
+            by, NewResponse(model, read_input(said), SessionSettings(**fields), echo, **order)
         )
 
     async def ask(self, by: Principal, said: str | Sequence[dict[str, Any]] = "Hi", **fields: Any) -> dict[str, Any]:
-        """The response at its end, its asker served."""
+        """Create a response, wait for its end, and release it."""
         run = await self.start(by, said, **fields)
         body = await run.result()
-        await run.let_go()
+        await run.release()
         return body
 
 
 async def count_rows(database: Database) -> dict[str, int]:
-    """How many rows each table of the sessions' has."""
+    """Count the rows of each table of sessions."""
     names = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events", "responses")
     async with database.read() as session:
         return {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) or 0 for name in names}
 
 
 def outputs(body: dict[str, Any], output: str = "cold") -> list[dict[str, Any]]:
-    """An answer to every call that a response ended with."""
+    """One output for each call of a response."""
     calls = [item for item in body["output"] if item["type"] == "function_call"]
     return [{"type": "function_call_output", "call_id": item["call_id"], "output": output} for item in calls]

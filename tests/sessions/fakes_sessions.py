@@ -1,4 +1,4 @@
-"""A session service on a real database, over an engine that says what it is told to."""
+"""A session service on a real database, with a scripted engine."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, LimitExceeded
+from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
@@ -33,8 +33,11 @@ from graftwork.sessions.core.lease import Pause
 from graftwork.sessions.core.session import AgentSession, SessionSettings
 from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.usage import Accounting
-from graftwork.sessions.service import NewSession, SessionOptions, SessionService
-from graftwork.sessions.turns.launcher import LauncherResources
+from graftwork.sessions.service import NewSession, SessionService
+from graftwork.sessions.store.event_log import EventLog
+from graftwork.sessions.store.turn_store import TurnStore
+from graftwork.sessions.turns.kv import SessionKvClient
+from graftwork.sessions.turns.runner import TurnDependencies
 from tests.sessions.fakes_text import description, generator_on, prompt_encoder, text_tokenizer, token_id
 
 END = token_id("<|im_end|>")
@@ -50,7 +53,7 @@ def principal(tenant: str = "ten_1") -> Principal:
 
 
 def new_principal() -> Principal:
-    """A tenant that owns nothing yet."""
+    """A principal of a new tenant."""
     return principal(new_id("ten"))
 
 
@@ -60,38 +63,38 @@ def call(name: str, **arguments: object) -> str:
 
 @dataclass
 class Answer:
-    """What the engine says to one request."""
+    """The script of one answer."""
 
     text: str = "ok"
     ends: bool = True
-    """With the model's own end-of-sequence token."""
+    """Whether it ends with the end-of-sequence token."""
     failure: GraftworkError | None = None
-    """Raised in place of the end."""
+    """An error raised instead of the end."""
     refusal: GraftworkError | None = None
-    """Raised before the prompt is admitted."""
+    """An error raised before the prompt is admitted."""
     bug: Exception | None = None
     waits: bool = False
-    """Half-way, until `AnsweringEngine.go_on`."""
+    """Whether it stops in its middle until `AnsweringEngine.go_on`."""
     never_ends: bool = False
-    """Behind the first token of its second half nothing comes."""
+    """Whether nothing follows the first token of its second half."""
 
 
 class AnsweringEngine:
-    """Implements EngineClient: one answer a request, as they were queued; "ok" when there is none."""
+    """Implements EngineClient: gives the queued answers in order, and "ok" when none is queued."""
 
     def __init__(self) -> None:
         self.answers: deque[Answer] = deque()
         self.requests: list[EngineRequest] = []
         self.session_commands: list[SessionCommand] = []
         self.said: dict[str, tuple[int, ...]] = {}
-        """All tokens of an answer, by request, whether it was heard to its end or not."""
+        """All tokens of an answer by request, including those that were not delivered."""
         self.cancelled: list[str] = []
         self.half_way = asyncio.Event()
         """Set while a request waits."""
         self._may_go_on = asyncio.Event()
 
     def go_on(self) -> None:
-        """Let whoever waits end its answer."""
+        """Let the waiting answer end."""
         self._may_go_on.set()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
@@ -177,7 +180,7 @@ class CountingQuotas:
     reservations: list[CountingReservation] = field(default_factory=list)
     is_shut: bool = False
     limit: int | None = None
-    """Of open sessions."""
+    """The limit of open sessions."""
 
     async def quota_of(self, tenant_id: TenantId) -> Quota:
         return Quota(max_sessions=self.limit)
@@ -206,7 +209,7 @@ class TwoVersions:
 
 
 class Timeline:
-    """Time that a test moves: a clock, and a pause that ends when the clock has moved far enough."""
+    """Time that a test moves: a clock, and a pause that ends when the clock reaches its end."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -214,7 +217,7 @@ class Timeline:
 
     @property
     def num_pauses(self) -> int:
-        """How many wait for the clock."""
+        """The number of pauses that have not ended."""
         return len(self._pauses)
 
     async def pause(self, seconds: float) -> None:
@@ -223,7 +226,7 @@ class Timeline:
         await ended.wait()
 
     async def advance(self, seconds: float) -> None:
-        """Move on, ending each pause at its time, and let everything run that can."""
+        """Move the clock, end each pause at its time, and let all ready tasks run."""
         end = self.clock.now() + seconds
         await _run_all_that_can()
         while due := [entry for entry in self._pauses if entry[0] <= end]:
@@ -241,12 +244,12 @@ async def _run_all_that_can() -> None:
 
 
 async def next_round(seconds: float) -> None:
-    """A pause that lets the others run, and takes no time."""
+    """A pause without a wait, which lets other tasks run."""
     await asyncio.sleep(0)
 
 
 class World:
-    """Everything that one process of the service is made of; `restarted` is the process after it."""
+    """All objects of one process. `restarted` makes the next process on the same database."""
 
     def __init__(
         self,
@@ -265,29 +268,37 @@ class World:
         self.quotas = CountingQuotas()
         self.telemetry = Telemetry()
         self.meter = UsageMeter(database)
-        resources = LauncherResources(
-            generator=generator_on(self.engine, telemetry=self.telemetry, clock=self.clock),
+        turns = TurnStore(database, self.clock, owner, LEASE_S)
+        generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
+        dependencies = TurnDependencies(
+            generator=generator,
             accounting=Accounting(
                 self.quotas.quota_of, self.quotas, self.meter, telemetry=self.telemetry, clock=self.clock
             ),
+            store=turns,
+            log=EventLog(turns.append, self.clock, pause),
+            kv=SessionKvClient(self.engine, b"pepper", generator.public_prefixes),
             encoder=encoder or prompt_encoder(),
             clock=self.clock,
             pepper=b"pepper",
             heartbeat_s=heartbeat_s,
             pause=pause,
         )
-        options = SessionOptions(owner=owner, lease_s=LEASE_S)
-        self.service = SessionService(database, TwoVersions(), resources, options)
+        self.service = SessionService(database, TwoVersions(), dependencies)
 
     def restarted(self, owner: str | None = None) -> "World":
         return World(self.database, self.clock, owner or self.owner)
 
     async def session(self, by: Principal, **settings: object) -> AgentSession:
-        """A new session on the base model."""
+        """Create a session on the base model."""
         return await self.service.create(by, NewSession("tiny", SessionSettings(**settings)))  # type: ignore[arg-type]
 
+    async def load(self, by: Principal, session_id: str) -> AgentSession:
+        """Load a session by its id."""
+        return await self.service.loader.load(by.scope(), session_id)
+
     async def events(self, by: Principal, session_id: str, after: int = 0) -> list[SessionEvent]:
-        """Every event until no turn runs."""
+        """Read all events until no turn runs."""
         return [event async for event in await self.service.events(by, session_id, after)]
 
     def will_say(self, *answers: Answer | str) -> None:
@@ -295,7 +306,7 @@ class World:
 
 
 async def crash() -> None:
-    """End every other task of the loop, as a killed process would."""
+    """Cancel every other task of the loop, like a killed process."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -308,15 +319,15 @@ def types(events: Sequence[SessionEvent]) -> list[str]:
 
 
 class HesitantDatabase(Database):
-    """A database whose next read or write can be held up, as by a pool that is busy, or that is away for a while."""
+    """A database whose next reads and writes a test can delay or refuse."""
 
     refusals: int = 0
-    """So many of the next writes find no database."""
+    """How many of the next writes are refused."""
 
     hold_read: asyncio.Event | None = None
-    """What the next read waits for before it looks."""
+    """An event that the next read waits for before it starts."""
     hold_written: asyncio.Event | None = None
-    """What the next write waits for once it is committed."""
+    """An event that the next write waits for after its commit."""
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
@@ -330,7 +341,7 @@ class HesitantDatabase(Database):
     async def write(self) -> AsyncGenerator[WriteSession]:
         if self.refusals:
             self.refusals -= 1
-            raise CapacityAbsent("The database is away.")
+            raise Unavailable("The database is away.")
         hold, self.hold_written = self.hold_written, None
         async with super().write() as session:
             yield session

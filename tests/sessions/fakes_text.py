@@ -1,4 +1,4 @@
-"""A small tokenizer, templates in the shapes that are common, random conversations, and an engine that plays a script."""
+"""A small tokenizer, common chat templates, random conversations, and an engine that plays a script."""
 
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -217,7 +217,7 @@ def generator_on(engine: EngineClient, *, telemetry: Telemetry | None = None, cl
 
 
 def logprobs_of(token_ids: Sequence[int], wanted: int | None) -> tuple[TokenLogprobs, ...]:
-    """Scores that tell which token they belong to: -(id + 1) / 1000, above the ids that follow it."""
+    """Log-probabilities that show their token: -(id + 1) / 1000, with the following ids as alternatives."""
     if wanted is None:
         return ()
     tops = [tuple((other, -(other + 1) / 1000) for other in range(token, token + wanted)) for token in token_ids]
@@ -238,7 +238,7 @@ class ScriptedEngine:
     reason: FinishReason | None = FinishReason.STOP
     """None: the stream ends without its last event."""
     failure: GraftworkError | None = None
-    """Raised instead of finishing."""
+    """Raised instead of the last event."""
     cache: CacheReport = field(default_factory=CacheReport)
     requests: list[EngineRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -285,7 +285,7 @@ class ScriptedEngine:
 texts = (
     st.text(max_size=12) | st.sampled_from([*CORPUS, "", " ", "\n", "a\n\n b", "é", "🙂", "</tool>", "{{ x }}"])
 ).filter(lambda text: not any(token in text for token in (*SPECIAL, *VISIBLE)))
-"""Text that spells no added token: the library would make a control token of it, and we never do."""
+"""Text without the spelling of an added token, which transformers would make a control token and we do not."""
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),

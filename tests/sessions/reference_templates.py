@@ -1,4 +1,4 @@
-"""transformers' own rendering of the test templates, which ours is held to."""
+"""The test templates as transformers renders them, for comparison."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.sessions.fakes_text import SPECIAL_NAMES, TEMPLATES, tokenizer_json
 
 
 def reference(source: str) -> Any:
-    """A tokenizer of transformers with this template; untyped, as its own annotations are narrower than its use."""
+    """A tokenizer of transformers with this template. It is untyped, because its annotations are too narrow."""
     make: Any = PreTrainedTokenizerFast
     return make(tokenizer_object=Tokenizer.from_str(tokenizer_json()), chat_template=source, **SPECIAL_NAMES)
 

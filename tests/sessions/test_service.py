@@ -1,4 +1,4 @@
-"""Sessions as their routes use them."""
+"""The session service, as the routes use it."""
 
 import asyncio
 import hashlib
@@ -9,12 +9,12 @@ from sqlalchemy import text
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.database import Database
 from graftwork.platform.errors import (
-    CapacityAbsent,
     CapacityContended,
     Conflict,
     ContextLengthExceeded,
     LimitExceeded,
     NotFound,
+    Unavailable,
     ValidationFailed,
 )
 from graftwork.platform.pagination import Order, PageRequest
@@ -39,12 +39,12 @@ async def world(sqlite_database: Database) -> World:
 
 @pytest.fixture
 async def world_on_either(database: Database) -> World:
-    """On SQLite, then on PostgreSQL: for what they could disagree on."""
+    """A world on SQLite, then one on PostgreSQL."""
     return World(database)
 
 
 async def test_turn_answers_and_moves_the_head(world: World) -> None:
-    """A turn ends with the model's message, a checkpoint that is the new head, and figures that add up."""
+    """A turn ends with the model's message, a checkpoint as the new head, and correct figures."""
     me = principal()
     session = await world.session(me, instructions="Be brief.")
     world.will_say("Hello there")
@@ -52,7 +52,7 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
 
     body = turn_answer(turn).body()
-    after = await world.service.get(me, session.session_id)
+    after = await world.load(me, session.session_id)
     assert body["status"] == "completed"
     assert body["output"][0]["content"] == [{"type": "output_text", "text": "Hello there", "annotations": []}]
     assert after.head_id == turn.checkpoint_id
@@ -70,7 +70,7 @@ async def test_turn_answers_and_moves_the_head(world: World) -> None:
 
 
 async def test_second_prompt_continues_the_first_bit_for_bit(world: World) -> None:
-    """The second turn's prompt is the first one's, the model's own tokens, and only then something rendered."""
+    """The second turn's prompt is the first prompt, the model's own tokens, and then the new items."""
     me = principal()
     session = await world.session(me)
     world.will_say("Hello  there")  # two spaces: another tokenizer's choice would show
@@ -85,7 +85,7 @@ async def test_second_prompt_continues_the_first_bit_for_bit(world: World) -> No
 
 
 async def test_answer_that_was_cut_off_is_closed_by_the_next_prompt(world: World) -> None:
-    """Where the token limit ended an answer, the next prompt ends it first, and the item says so."""
+    """After an answer cut at its token limit, the next prompt closes it, and its item is `incomplete`."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer("Once upon", ends=False))
@@ -101,7 +101,7 @@ async def test_answer_that_was_cut_off_is_closed_by_the_next_prompt(world: World
 
 
 async def test_events_of_a_turn(world: World) -> None:
-    """The log begins with turn.created, spells the answer and ends with one terminal event, numbered from 1."""
+    """The events start with turn.created, contain the answer, end with one terminal event and count from 1."""
     me = principal()
     session = await world.session(me)
     world.will_say("Hello there")
@@ -119,15 +119,15 @@ async def test_events_of_a_turn(world: World) -> None:
 
 
 async def test_tool_outputs_in_any_order_start_the_next_turn(world: World) -> None:
-    """Partial outputs are kept, the last missing one starts the turn, and the prompt has them in the model's order."""
+    """Outputs are kept, the last missing one starts the turn, and the prompt has them in the order of the calls."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather", city="Oslo") + call("get_weather", city="Rome"), "Cold and warm")
 
     turn = await (await world.service.start_turn(me, session.session_id, "Weather?")).result()
     oslo, rome = (item.call_id for item in turn.output)
-    partial = await world.service.tool_outputs(me, session.session_id, [{"call_id": rome, "output": "warm"}])
-    last = await world.service.tool_outputs(me, session.session_id, [{"call_id": oslo, "output": "cold"}])
+    partial = await world.service.tool_outputs.send(me, session.session_id, [{"call_id": rome, "output": "warm"}])
+    last = await world.service.tool_outputs.send(me, session.session_id, [{"call_id": oslo, "output": "cold"}])
 
     assert turn_answer(turn).status == "awaiting_tool"
     assert [call.arguments for call in turn_answer(turn).tool_calls] == ['{"city": "Oslo"}', '{"city": "Rome"}']
@@ -147,32 +147,32 @@ async def test_tool_outputs_in_any_order_start_the_next_turn(world: World) -> No
 
 
 async def test_output_sent_again(world: World) -> None:
-    """The same output again answers what is stored and the turn it started; a different one is a conflict."""
+    """A repeated output is answered with the stored one and its turn; a different one is a conflict."""
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
 
-    first = await world.service.tool_outputs(me, session_id, outputs)
+    first = await world.service.tool_outputs.send(me, session_id, outputs)
     assert first.turn is not None
     await first.turn.result()
-    again = await world.service.tool_outputs(me, session_id, outputs)
+    again = await world.service.tool_outputs.send(me, session_id, outputs)
 
     assert again.outputs == first.outputs
     assert again.turn is not None
     assert again.turn.turn_id == first.turn.turn_id
     assert (await again.turn.result()).status is TurnStatus.COMPLETED
     with pytest.raises(Conflict) as caught:
-        await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "warm"}])
+        await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "warm"}])
     assert caught.value.code == "tool_output_differs"
     assert len(world.engine.requests) == 2
 
 
 async def test_outputs_that_arrive_twice_at_once_start_one_turn(world_on_either: World) -> None:
-    """Of two requests with the last missing output one starts the turn and the other joins it."""
+    """Of two requests with the last missing output, one starts the turn and the other answers the same turn."""
     world = world_on_either
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
 
-    both = await asyncio.gather(*(world.service.tool_outputs(me, session_id, outputs) for _ in range(2)))
+    both = await asyncio.gather(*(world.service.tool_outputs.send(me, session_id, outputs) for _ in range(2)))
 
     turns = [answer.turn for answer in both if answer.turn is not None]
     assert len(turns) == 2
@@ -183,12 +183,12 @@ async def test_outputs_that_arrive_twice_at_once_start_one_turn(world_on_either:
 
 
 async def test_unknown_call(world: World) -> None:
-    """A call that the session never made does not exist, whatever characters it has."""
+    """An unknown call id is a NotFound, whatever characters it has."""
     me, session_id, _ = await _awaiting(world)
 
     for stranger in ("call_nobody", "call\x00"):
         with pytest.raises(NotFound):
-            await world.service.tool_outputs(me, session_id, [{"call_id": stranger, "output": ""}])
+            await world.service.tool_outputs.send(me, session_id, [{"call_id": stranger, "output": ""}])
 
 
 async def test_user_turn_while_tools_are_awaited(world: World) -> None:
@@ -203,15 +203,15 @@ async def test_user_turn_while_tools_are_awaited(world: World) -> None:
 
 
 async def test_failed_tool_turn_is_tried_again_by_the_same_outputs(world: World) -> None:
-    """When the turn that took the outputs fails they stay, and sending them again starts another."""
-    me, session_id, call_id = await _awaiting(world, Answer(failure=CapacityAbsent("gone")), "Cold")
+    """If the turn that used the outputs fails, they stay, and sending one again starts another turn."""
+    me, session_id, call_id = await _awaiting(world, Answer(failure=Unavailable("gone")), "Cold")
     outputs = [{"call_id": call_id, "output": "cold"}]
 
-    first = await world.service.tool_outputs(me, session_id, outputs)
+    first = await world.service.tool_outputs.send(me, session_id, outputs)
     assert first.turn is not None
     failed = await first.turn.result()
-    between = await world.service.get(me, session_id)
-    second = await world.service.tool_outputs(me, session_id, outputs)
+    between = await world.load(me, session_id)
+    second = await world.service.tool_outputs.send(me, session_id, outputs)
 
     assert failed.status is TurnStatus.FAILED
     assert between.status is SessionStatus.AWAITING_TOOL
@@ -222,15 +222,15 @@ async def test_failed_tool_turn_is_tried_again_by_the_same_outputs(world: World)
 
 
 async def test_refused_admission_keeps_the_outputs(world: World) -> None:
-    """A tenant over its limit is refused the turn that its tool output would start, but not the output."""
+    """A tenant over its limit may store an output, but not start a turn with it."""
     me, session_id, call_id = await _awaiting(world)
     outputs = [{"call_id": call_id, "output": "cold"}]
     world.quotas.is_shut = True
 
     with pytest.raises(LimitExceeded):
-        await world.service.tool_outputs(me, session_id, outputs)
+        await world.service.tool_outputs.send(me, session_id, outputs)
     world.quotas.is_shut = False
-    answer = await world.service.tool_outputs(me, session_id, outputs)
+    answer = await world.service.tool_outputs.send(me, session_id, outputs)
 
     assert answer.turn is not None
     assert (await answer.turn.result()).status is TurnStatus.COMPLETED
@@ -253,7 +253,7 @@ async def test_second_turn_while_one_runs(world: World) -> None:
 
 
 async def test_turns_that_start_at_once(world_on_either: World) -> None:
-    """Of several turns that start together exactly one runs; the others get their quota back."""
+    """Of several turns that start at once exactly one runs, and the others get a refund."""
     world = world_on_either
     me = principal()
     session = await world.session(me)
@@ -274,7 +274,7 @@ async def test_turns_that_start_at_once(world_on_either: World) -> None:
 
 
 async def test_if_head(world: World) -> None:
-    """A turn that names a head that has moved is refused with the head of now."""
+    """A turn with an old `if_head` is refused, and the error tells the present head."""
     me = principal()
     session = await world.session(me)
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -287,11 +287,11 @@ async def test_if_head(world: World) -> None:
 
 
 async def test_cancel(world: World) -> None:
-    """Cancelling ends the turn and the engine's work, and leaves the head where it was."""
+    """A cancel ends the turn and the engine's request, and the head stays."""
     me = principal()
     session = await world.session(me)
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
-    head = (await world.service.get(me, session.session_id)).head_id
+    head = (await world.load(me, session.session_id)).head_id
     world.will_say(Answer("A long story", waits=True))
 
     running = await world.service.start_turn(me, session.session_id, "Tell")
@@ -306,7 +306,7 @@ async def test_cancel(world: World) -> None:
 
 
 async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> None:
-    """The ledger and the quota have the prompt and the tokens that were generated before the cancel."""
+    """A cancelled turn is charged for its prompt and the tokens generated before the cancel."""
     me = new_principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -322,7 +322,7 @@ async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> Non
 
 
 async def test_reader_that_goes_away_stops_nothing(world: World) -> None:
-    """A turn goes on when whoever followed it leaves, and a reader that comes back misses nothing."""
+    """A turn continues when its reader leaves, and a reader that comes back misses nothing."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -340,7 +340,7 @@ async def test_reader_that_goes_away_stops_nothing(world: World) -> None:
 
 
 async def test_readers_follow_a_running_turn(world: World) -> None:
-    """Several readers that come at different times all see the same events, to the end."""
+    """Readers that start at different times see the same events to the end."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -356,7 +356,7 @@ async def test_readers_follow_a_running_turn(world: World) -> None:
 
 
 async def test_refusal_before_admission(world: World) -> None:
-    """What the engine refuses before it admits the prompt reaches whoever waits for admission, and is an event."""
+    """A refusal by the engine is raised by `admitted`, and is the turn's terminal event."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer(refusal=CapacityContended("The queue is full.", retry_after_s=2.0)))
@@ -376,7 +376,7 @@ async def test_refusal_before_admission(world: World) -> None:
 
 
 async def test_bug_fails_the_turn(world: World) -> None:
-    """An error that nobody foresaw ends the turn as failed, without its text."""
+    """An unexpected error fails the turn, and its text is not shown."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer(bug=ZeroDivisionError("secret")))
@@ -389,14 +389,14 @@ async def test_bug_fails_the_turn(world: World) -> None:
     assert turn.error is not None
     assert turn.error["code"] == "internal_error"
     assert "secret" not in turn.error["message"]
-    assert (await world.service.get(me, session.session_id)).status is SessionStatus.IDLE
+    assert (await world.load(me, session.session_id)).status is SessionStatus.IDLE
 
 
 async def test_recovery_after_a_crash(world: World) -> None:
-    """What a crash cut off is failed with a typed event at the next start; the session is as before the turn."""
+    """A start after a crash fails the interrupted turn with a typed event, and the head stays."""
     me, session_id, call_id = await _awaiting(world, Answer("Cold", waits=True))
-    head = (await world.service.get(me, session_id)).head_id
-    await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    head = (await world.load(me, session_id)).head_id
+    await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
     await world.engine.half_way.wait()
     await crash()
     next_process = world.restarted()
@@ -404,20 +404,20 @@ async def test_recovery_after_a_crash(world: World) -> None:
     recovered = await next_process.service.recover()
 
     events = await next_process.events(me, session_id)
-    session = await next_process.service.get(me, session_id)
+    session = await next_process.load(me, session_id)
     assert recovered == 1
     assert types(events)[-1] == "turn.failed"
     assert events[-1].fields["error"]["code"] == "turn_interrupted"
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert (session.status, session.head_id) == (SessionStatus.AWAITING_TOOL, head)
-    again = await next_process.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    again = await next_process.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
     assert again.turn is not None
     assert (await again.turn.result()).status is TurnStatus.COMPLETED
     assert await next_process.service.recover() == 0
 
 
 async def test_other_processes_turns_are_left_alone_until_their_lease_ends(world_on_either: World) -> None:
-    """Another process does not touch a running turn; it takes over once the lease has run out."""
+    """Another process takes a running turn over only after its lease has expired."""
     world = world_on_either
     me = principal()
     session = await world.session(me)
@@ -426,9 +426,9 @@ async def test_other_processes_turns_are_left_alone_until_their_lease_ends(world
     await world.engine.half_way.wait()
     other = world.restarted("second")
 
-    before = (await other.service.recover(), (await other.service.get(me, session.session_id)).status)
+    before = (await other.service.recover(), (await other.load(me, session.session_id)).status)
     world.clock.advance(31)
-    after = (await other.service.get(me, session.session_id)).status
+    after = (await other.load(me, session.session_id)).status
     world.engine.go_on()
 
     assert before == (0, SessionStatus.RUNNING)
@@ -437,11 +437,11 @@ async def test_other_processes_turns_are_left_alone_until_their_lease_ends(world
     events = await other.events(me, session.session_id)
     assert types(events).count("turn.failed") == 1
     assert types(events)[-1] == "turn.failed"
-    assert (await world.service.get(me, session.session_id)).head_id is None
+    assert (await world.load(me, session.session_id)).head_id is None
 
 
 async def test_shutdown_fails_running_turns(world: World) -> None:
-    """Closing the service ends its turns with an event that says why, and starts no more."""
+    """Closing the service fails its turns with a typed event, and later turns are refused."""
     me = principal()
     session = await world.session(me)
     world.will_say(Answer(waits=True))
@@ -453,16 +453,16 @@ async def test_shutdown_fails_running_turns(world: World) -> None:
     turn = await running.result()
     assert turn.error is not None
     assert (turn.status, turn.error["code"]) == (TurnStatus.FAILED, "shutting_down")
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await world.service.start_turn(me, session.session_id, "Hi")
 
 
 async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
-    """Forked sessions continue the same prompt; what one adds the others do not see."""
+    """Forks continue the same prompt, and do not see each other's items."""
     me = principal()
     session = await world.session(me)
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
-    parent = await world.service.get(me, session.session_id)
+    parent = await world.load(me, session.session_id)
 
     left, right = await world.service.fork(me, session.session_id, count=2)
     await (await world.service.start_turn(me, left.session_id, "Left")).result()
@@ -472,17 +472,17 @@ async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
     assert of_left[: len(first)] == of_right[: len(first)] == first
     texts = [item.text for item in (await world.service.items(me, right.session_id, ALL_ITEMS)).items]
     assert texts == ["Hi", "ok", "Right", "ok"]
-    assert (await world.service.get(me, session.session_id)).head_id == parent.head_id
+    assert (await world.load(me, session.session_id)).head_id == parent.head_id
     assert (await world.events(me, left.session_id))[0].seq == 1
 
 
 async def test_fork_of_awaited_calls_awaits_them_anew(world: World) -> None:
-    """Each fork of a session that awaits tools is answered on its own."""
+    """Each fork of a session that awaits tools takes its own outputs."""
     me, session_id, call_id = await _awaiting(world)
     (child,) = await world.service.fork(me, session_id)
 
-    mine = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
-    its = await world.service.tool_outputs(me, child.session_id, [{"call_id": call_id, "output": "warm"}])
+    mine = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    its = await world.service.tool_outputs.send(me, child.session_id, [{"call_id": call_id, "output": "warm"}])
 
     assert child.status is SessionStatus.AWAITING_TOOL
     assert mine.turn is not None
@@ -490,14 +490,14 @@ async def test_fork_of_awaited_calls_awaits_them_anew(world: World) -> None:
     await mine.turn.result()
     await its.turn.result()
     (grandchild,) = await world.service.fork(me, child.session_id)
-    same = await world.service.tool_outputs(me, grandchild.session_id, [{"call_id": call_id, "output": "warm"}])
+    same = await world.service.tool_outputs.send(me, grandchild.session_id, [{"call_id": call_id, "output": "warm"}])
     assert same.turn is None
     with pytest.raises(Conflict):
-        await world.service.tool_outputs(me, grandchild.session_id, [{"call_id": call_id, "output": "cold"}])
+        await world.service.tool_outputs.send(me, grandchild.session_id, [{"call_id": call_id, "output": "cold"}])
 
 
 async def test_rewind(world: World) -> None:
-    """Rewinding moves the head to a checkpoint of the session's own, back and forth; others do not exist."""
+    """A rewind moves the head to any checkpoint of the session; others are a NotFound."""
     me = principal()
     session = await world.session(me)
     first = await (await world.service.start_turn(me, session.session_id, "One")).result()
@@ -523,16 +523,16 @@ async def test_rewind(world: World) -> None:
 
 
 async def test_rewind_to_answered_calls_awaits_them_anew(world: World) -> None:
-    """Going back to calls that were answered forgets the answers, which stay in the branch that was made with them."""
+    """After a rewind to answered calls, they await outputs again; the old branch keeps its outputs."""
     me, session_id, call_id = await _awaiting(world)
-    asked = (await world.service.get(me, session_id)).head_id
-    first = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    asked = (await world.load(me, session_id)).head_id
+    first = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
     assert first.turn is not None
     await first.turn.result()
     assert asked is not None
 
     back = await world.service.rewind(me, session_id, asked)
-    second = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "warm"}])
+    second = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "warm"}])
 
     assert (back.status, back.awaited_call_ids) == (SessionStatus.AWAITING_TOOL, (call_id,))
     assert second.turn is not None
@@ -542,7 +542,7 @@ async def test_rewind_to_answered_calls_awaits_them_anew(world: World) -> None:
 
 
 async def test_late_output_after_a_rewind(world: World) -> None:
-    """An output for a call that the session has moved away from is a conflict."""
+    """An output for a call that is no longer at the head is a conflict."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say("Hello", call("get_weather"))
@@ -552,7 +552,7 @@ async def test_late_output_after_a_rewind(world: World) -> None:
     await world.service.rewind(me, session.session_id, first.checkpoint_id)
 
     with pytest.raises(Conflict) as caught:
-        await world.service.tool_outputs(
+        await world.service.tool_outputs.send(
             me, session.session_id, [{"call_id": second.output[0].call_id, "output": "late"}]
         )
 
@@ -560,7 +560,7 @@ async def test_late_output_after_a_rewind(world: World) -> None:
 
 
 async def test_adapter_version_is_pinned(world: World) -> None:
-    """A session stays on the version its model stood for; a PATCH moves it and says what KV that gives up."""
+    """A session keeps its adapter version; a PATCH changes it and tells how much KV is lost."""
     me = principal()
     session = await world.service.create(me, NewSession("graft@1"))
     turn = await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -580,11 +580,11 @@ async def test_adapter_version_is_pinned(world: World) -> None:
 
 
 async def test_suspended_session_wakes(world: World) -> None:
-    """A suspended session takes its next turn, or its tool's output, as if it had not slept."""
+    """A suspended session takes its next turn or tool output as usual."""
     me, session_id, call_id = await _awaiting(world)
 
     suspended = await world.service.suspend(me, session_id)
-    answer = await world.service.tool_outputs(me, session_id, [{"call_id": call_id, "output": "cold"}])
+    answer = await world.service.tool_outputs.send(me, session_id, [{"call_id": call_id, "output": "cold"}])
 
     assert suspended.status is SessionStatus.SUSPENDED
     assert answer.turn is not None
@@ -594,7 +594,7 @@ async def test_suspended_session_wakes(world: World) -> None:
 
 
 async def test_closed_session_is_read_only_until_its_time_is_up(world: World) -> None:
-    """Closing cancels what runs and forbids changes; items and events are readable until the TTL has passed."""
+    """Closing cancels the turn and forbids changes; items and events are readable until the time to live ends."""
     me = principal()
     session = await world.service.create(me, NewSession("tiny", retention_s=60.0))
     await (await world.service.start_turn(me, session.session_id, "Hi")).result()
@@ -614,11 +614,11 @@ async def test_closed_session_is_read_only_until_its_time_is_up(world: World) ->
     assert len((await world.service.items(me, session.session_id, ALL_ITEMS)).items) == 2
     world.clock.advance(60)
     with pytest.raises(NotFound):
-        await world.service.get(me, session.session_id)
+        await world.load(me, session.session_id)
 
 
 async def test_other_tenants_see_nothing(world_on_either: World) -> None:
-    """Another tenant's session and checkpoints answer like ids that do not exist."""
+    """Another tenant's sessions and checkpoints are a NotFound, like unknown ids."""
     world = world_on_either
     me, stranger = principal(), principal("ten_2")
     session = await world.session(me)
@@ -627,12 +627,12 @@ async def test_other_tenants_see_nothing(world_on_either: World) -> None:
     assert turn.checkpoint_id
 
     for verb in (
-        world.service.get(stranger, session.session_id),
+        world.load(stranger, session.session_id),
         world.service.start_turn(stranger, session.session_id, "Hi"),
         world.service.events(stranger, session.session_id),
         world.service.cancel(stranger, session.session_id),
         world.service.rewind(stranger, theirs.session_id, turn.checkpoint_id),
-        world.service.get(stranger, "ses_\x00"),
+        world.load(stranger, "ses_\x00"),
     ):
         with pytest.raises(NotFound):
             await verb
@@ -641,7 +641,7 @@ async def test_other_tenants_see_nothing(world_on_either: World) -> None:
 
 
 async def test_lists_are_paged(world_on_either: World) -> None:
-    """Sessions and items come in pages that follow one another."""
+    """Pages of sessions and items follow one another without a gap."""
     world = world_on_either
     me = principal()
     sessions = [(await world.session(me)).session_id for _ in range(3)]
@@ -661,7 +661,7 @@ async def test_lists_are_paged(world_on_either: World) -> None:
 
 
 async def test_full_context(world: World) -> None:
-    """A prompt that leaves no room is refused with both numbers, and nothing is stored of it."""
+    """A prompt that fills the context is refused with both numbers, and nothing is stored."""
     me = principal()
     session = await world.session(me)
 
@@ -671,12 +671,12 @@ async def test_full_context(world: World) -> None:
     assert caught.value.details["context_tokens"] == 2048
     assert caught.value.details["prompt_tokens"] > 2048
     assert "2048" in caught.value.message
-    assert (await world.service.get(me, session.session_id)).status is SessionStatus.IDLE
+    assert (await world.load(me, session.session_id)).status is SessionStatus.IDLE
     assert world.quotas.reservations == []
 
 
 async def test_overrides_hold_for_one_turn(world: World) -> None:
-    """A turn's sampling and tool_choice are over the session's for that turn alone."""
+    """A turn's sampling and tool_choice override the session's for that turn only."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,), sampling={"temperature": 0.5, "max_tokens": 7})
     world.will_say(call("get_weather"))
@@ -710,7 +710,7 @@ async def test_turn_notes_what_it_was_made_with(world: World) -> None:
 
 
 async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> None:
-    """A deadline counts from the end of the turn that calls; a late output counts as well, and a fork waits anew."""
+    """A deadline counts from the end of the calling turn; a late output is accepted, and a fork has no deadline."""
     world, me = world_on_either, principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather") + call("get_weather"))
@@ -719,10 +719,10 @@ async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> Non
     due = world.clock.now() + 5.0
 
     (fork,) = await world.service.fork(me, session.session_id)
-    ledger = (await world.service.get(me, session.session_id)).ledger
+    ledger = (await world.load(me, session.session_id)).ledger
     world.clock.advance(60.0)
     outputs = [{"call_id": line.call_id, "output": "cold"} for line in ledger]
-    late = await world.service.tool_outputs(me, session.session_id, outputs)
+    late = await world.service.tool_outputs.send(me, session.session_id, outputs)
 
     assert [line.deadline_at for line in ledger] == [due, due]
     assert [line.deadline_at for line in fork.ledger] == [None, None]
@@ -731,7 +731,7 @@ async def test_ledger_notes_when_an_output_is_due(world_on_either: World) -> Non
 
 
 async def test_session_limit(world: World) -> None:
-    """A tenant that has all the sessions it may have gets no more until it closes one."""
+    """A tenant at its limit of sessions gets no new one until it closes one."""
     me = new_principal()
     world.quotas.limit = 2
     session = await world.session(me)
@@ -746,7 +746,7 @@ async def test_session_limit(world: World) -> None:
 
 
 async def test_session_limit_holds_for_those_made_at_once(world_on_either: World) -> None:
-    """Of many sessions that are made together exactly as many are as the tenant may have."""
+    """Of many sessions created at once, exactly as many succeed as the limit allows."""
     world, me = world_on_either, new_principal()
     async with world.database.write() as database:
         await database.execute(
@@ -783,7 +783,7 @@ async def test_session_limit_holds_for_those_made_at_once(world_on_either: World
     ],
 )
 async def test_settings_that_are_not_served(sqlite_database: Database, settings: SessionSettings, param: str) -> None:
-    """What cannot be obeyed is refused at creation, by name."""
+    """Settings that cannot be served are refused at creation with the field's name."""
     with pytest.raises(ValidationFailed) as caught:
         await World(sqlite_database).service.create(principal(), NewSession("tiny", settings))
 
@@ -791,7 +791,7 @@ async def test_settings_that_are_not_served(sqlite_database: Database, settings:
 
 
 async def test_tokens_that_the_model_has_not_are_refused(sqlite_database: Database) -> None:
-    """A turn whose bias names an id outside the vocabulary is refused by that name, and the session stays idle."""
+    """A bias for an id outside the vocabulary is refused with the field's name, and the session stays idle."""
     world, me = World(sqlite_database), principal()
     session = await world.session(me)
     overrides = TurnOverrides(sampling={"logit_bias": {"1000000": 1}})
@@ -800,11 +800,11 @@ async def test_tokens_that_the_model_has_not_are_refused(sqlite_database: Databa
         await world.service.start_turn(me, session.session_id, "hi", overrides=overrides)
 
     assert caught.value.param == "sampling.logit_bias"
-    assert (await world.service.get(me, session.session_id)).status == session.status
+    assert (await world.load(me, session.session_id)).status == session.status
 
 
 async def test_text_that_databases_choke_on(world_on_either: World) -> None:
-    """A NUL in a message, a tool's output or the instructions is kept as it is."""
+    """A NUL character in a message, a tool's output or the instructions is kept."""
     world = world_on_either
     me = principal()
     session = await world.session(me, instructions="\x00", tools=(WEATHER,))
@@ -812,7 +812,7 @@ async def test_text_that_databases_choke_on(world_on_either: World) -> None:
     turn = await (await world.service.start_turn(me, session.session_id, "a\x00b")).result()
     outputs = [{"call_id": turn.output[0].call_id, "output": {"a": "\x00"}}]
 
-    answer = await world.service.tool_outputs(me, session.session_id, outputs)
+    answer = await world.service.tool_outputs.send(me, session.session_id, outputs)
 
     assert answer.turn is not None
     await answer.turn.result()
@@ -826,7 +826,7 @@ def _end() -> tuple[int, ...]:
 
 
 async def _awaiting(world: World, *next_answers: Answer | str) -> tuple[Principal, str, str]:
-    """A session whose first turn called one tool."""
+    """Create a session whose first turn called one tool."""
     me = principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather", city="Oslo"), *next_answers)

@@ -1,4 +1,4 @@
-"""Whatever happens to sessions, in any order: the log is the prompt, the head is the last commit, events have no gap."""
+"""Random sequences of actions on sessions: the stored tokens equal the prompts, and the events have no gap."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graftwork.platform.database import Database
-from graftwork.platform.errors import CapacityAbsent, CapacityContended, Conflict, NotFound
+from graftwork.platform.errors import CapacityContended, Conflict, NotFound, Unavailable
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.store import history_rows
-from graftwork.sessions.turns.handle import RunningTurn
-from graftwork.sessions.turns.tool_outputs import ToolOutputsAnswer
+from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
 
@@ -25,7 +25,7 @@ ANSWERS = {
     "two calls": Answer(call("get_weather", city="Oslo") + "\n" + call("get_weather", city="Rome")),
     "cut off": Answer("Once upon a", ends=False),
     "cut off in a call": Answer('<tool_call>\n{"name": "get_weather", "arguments": {"ci', ends=False),
-    "failure": Answer(failure=CapacityAbsent("gone")),
+    "failure": Answer(failure=Unavailable("gone")),
     "refusal": Answer(refusal=CapacityContended("full")),
     "bug": Answer(bug=ZeroDivisionError("bug")),
     "cancel": Answer("A long story", waits=True),
@@ -52,31 +52,31 @@ operations = st.one_of(
 
 @dataclass
 class Point:
-    """A checkpoint, as it must be."""
+    """The expected state of a checkpoint."""
 
     tokens: tuple[int, ...]
     call_ids: tuple[str, ...]
     outputs: dict[str, str]
-    """Every tool output in the history up to here."""
+    """Every tool output of the history up to this checkpoint."""
 
 
 @dataclass
 class Branch:
-    """A session, as it must be."""
+    """The expected state of a session."""
 
     session_id: str
     head: str | None = None
     reachable: list[str] = field(default_factory=list)
-    """Where it may be rewound to."""
+    """The checkpoints that it may be rewound to."""
     ledger: dict[str, str | None] = field(default_factory=dict)
-    """Answers by call, for every checkpoint that the session has stood at."""
+    """Outputs by call, for every checkpoint that was the session's head."""
     inherited: dict[str, str] = field(default_factory=dict)
-    """Answers from before the fork."""
+    """Outputs from before the fork."""
     is_suspended: bool = False
 
 
 class Histories:
-    """Drives the service and predicts what it does."""
+    """Calls the service and predicts its results."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -84,7 +84,7 @@ class Histories:
         self.branches: list[Branch] = []
         self.points: dict[str, Point] = {}
         self.live: dict[str, list[object]] = {}
-        """Events by turn, as a reader saw them who was there."""
+        """Events by turn, as a live reader saw them."""
 
     async def begin(self) -> None:
         session = await self.world.session(self.me, tools=(WEATHER,), instructions="Be brief.")
@@ -132,7 +132,7 @@ class Histories:
         await self.run(branch, answer.turn, ending, {call_id: text for call_id, text in stored.items() if text})
 
     async def answer(self, index: int, ending: str) -> None:
-        """Whatever is awaited, answered at once."""
+        """Send all missing outputs in one request."""
         branch = self.branch(index)
         choices = [(position, branch.ledger[call_id] or "a") for position, call_id in enumerate(self.awaited(branch))]
         await self.outputs(index, choices, ending)
@@ -184,12 +184,12 @@ class Histories:
         await self.world.service.suspend(self.me, branch.session_id)
         branch.is_suspended = True
 
-    async def send(self, branch: Branch, sent: Sequence[tuple[str, str]]) -> ToolOutputsAnswer:
+    async def send(self, branch: Branch, sent: Sequence[tuple[str, str]]) -> ToolOutputsResult:
         outputs = [{"call_id": call_id, "output": text} for call_id, text in sent]
-        return await self.world.service.tool_outputs(self.me, branch.session_id, outputs)
+        return await self.world.service.tool_outputs.send(self.me, branch.session_id, outputs)
 
-    async def run(self, branch: Branch, running: RunningTurn, ending: str, outputs: dict[str, str]) -> None:
-        """See a turn to the end it is meant to have."""
+    async def run(self, branch: Branch, running: TurnHandle, ending: str, outputs: dict[str, str]) -> None:
+        """Wait for a turn, and check that it ends as expected."""
         branch.is_suspended = False
         if ending in ("cancel", "crash", "shutdown"):
             await self.world.engine.half_way.wait()
@@ -236,7 +236,7 @@ class Histories:
 
     async def check(self) -> None:
         for branch in self.branches:
-            session = await self.world.service.get(self.me, branch.session_id)
+            session = await self.world.load(self.me, branch.session_id)
             assert session.head_id == branch.head
             assert session.status is self.status(branch)
             await self.check_tokens(session)
@@ -249,7 +249,7 @@ class Histories:
         return SessionStatus.AWAITING_TOOL if self.awaited(branch) else SessionStatus.IDLE
 
     async def check_tokens(self, session: AgentSession) -> None:
-        """What is stored, joined, is what the engine was sent and what it said."""
+        """The stored tokens, joined, are the engine's prompts and answers."""
         if session.head_id is None:
             return
         async with self.world.database.read() as database:
@@ -259,7 +259,7 @@ class Histories:
         assert [checkpoint.num_tokens for checkpoint in chain][-1] == len(replayed)
 
     async def check_outputs(self, session: AgentSession) -> None:
-        """Every answered call of the history has its output in it, once."""
+        """Every answered call of the history has exactly one output in it."""
         page = PageRequest(limit=1000, order=Order.ASCENDING)
         items = (await self.world.service.items(self.me, session.session_id, page)).items
         applied = [(item.call_id, item.body["output"]) for item in items if item.type is ItemType.FUNCTION_CALL_OUTPUT]
@@ -268,7 +268,7 @@ class Histories:
         assert dict(applied) == expected
 
     async def check_events(self, session: AgentSession) -> None:
-        """Numbers without a gap, each turn whole, and what was seen live is what is stored."""
+        """Events are numbered without a gap, turns are complete, and live readers saw what is stored."""
         events = await self.world.events(self.me, session.session_id)
         assert [event.seq for event in events] == list(range(1, session.last_seq + 1))
         by_turn: dict[str, list[object]] = {}
@@ -302,7 +302,7 @@ async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=8, max_size=24))
 async def test_any_history(sqlite_database: Database, steps: list[tuple[object, ...]]) -> None:
-    """Turns, tool outputs, forks, rewinds, cancels, failures and crashes in any order keep every promise."""
+    """The checks above hold after turns, tool outputs, forks, rewinds, cancels, failures and crashes in any order."""
     await play(sqlite_database, steps)
 
 
@@ -310,5 +310,5 @@ async def test_any_history(sqlite_database: Database, steps: list[tuple[object, 
 @settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=12, max_size=24))
 async def test_any_history_on_postgres(postgres_database: Database, steps: list[tuple[object, ...]]) -> None:
-    """As on SQLite."""
+    """The same holds on PostgreSQL."""
     await play(postgres_database, steps)

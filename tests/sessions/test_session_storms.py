@@ -1,6 +1,6 @@
-"""Whatever happens to sessions at the same time: nothing is lost, doubled or moved, and refusals are typed.
+"""Many actions on sessions at the same time: nothing is lost or doubled, and refusals are typed.
 
-The order in which verbs meet is the database's to choose, so nothing is predicted here: what is left must be true.
+The database decides the order of the actions, so the tests check the state afterwards and predict nothing.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
 from graftwork.sessions.core.transcript import join_chain
 from graftwork.sessions.store import history_rows
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_responses import Responses
 from tests.sessions.fakes_sessions import WEATHER, World, call, new_principal
@@ -46,7 +46,7 @@ storms = st.lists(st.lists(operations, min_size=2, max_size=6), min_size=4, max_
 
 
 class Storm:
-    """One process, a handful of sessions, and everything at once."""
+    """One process with a few sessions, and many actions at once."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -63,7 +63,7 @@ class Storm:
         return self.sessions[index % len(self.sessions)]
 
     async def blow(self, steps: Sequence[tuple[str, int, int]]) -> None:
-        """All steps at once; what is refused is refused with a reason. Then wait for what still runs."""
+        """Run all steps at once. Typed refusals are fine. Then wait for the turns that run."""
         await asyncio.gather(*(self.step(*step) for step in steps))
         for session_id in self.sessions:
             await self.world.events(self.me, session_id)
@@ -77,16 +77,16 @@ class Storm:
         await self.see(await self.world.service.start_turn(self.me, session_id, f"Hi {choice}"))
 
     async def outputs(self, session_id: str, said: str) -> None:
-        awaited = (await self.world.service.get(self.me, session_id)).ledger
+        awaited = (await self.world.load(self.me, session_id)).ledger
         await self.send(session_id, [line.call_id for line in awaited], said)
 
     async def partial(self, session_id: str, choice: int) -> None:
-        awaited = (await self.world.service.get(self.me, session_id)).ledger
+        awaited = (await self.world.load(self.me, session_id)).ledger
         await self.send(session_id, [awaited[choice % len(awaited)].call_id] if awaited else [], "a")
 
     async def send(self, session_id: str, call_ids: Sequence[str], said: str) -> None:
         given = [{"call_id": call_id, "output": said} for call_id in call_ids or ["call_unknown"]]
-        answer = await self.world.service.tool_outputs(self.me, session_id, given)
+        answer = await self.world.service.tool_outputs.send(self.me, session_id, given)
         if answer.turn is not None:
             await self.see(answer.turn)
 
@@ -96,7 +96,7 @@ class Storm:
         self.responses.append(body["id"])
 
     async def read(self, session_id: str, choice: int) -> None:
-        """A reader that leaves after a few events."""
+        """Read a few events, then leave."""
         async with aclosing(await self.world.service.events(self.me, session_id, choice)) as events:
             for _ in range(choice):
                 await anext(events, None)
@@ -121,15 +121,15 @@ class Storm:
     async def sweep(self, session_id: str, choice: int) -> None:
         await self.world.service.sweep()
 
-    async def see(self, running: RunningTurn) -> None:
-        """A turn that was begun ends, as the model or a client wanted: nobody crashed."""
+    async def see(self, running: TurnHandle) -> None:
+        """A turn that has begun ends without a failure."""
         turn = await running.result()
         assert turn.status in (TurnStatus.COMPLETED, TurnStatus.AWAITING_TOOL, TurnStatus.CANCELLED), turn.error
         self.checkpoints += [] if turn.checkpoint_id is None else [turn.checkpoint_id]
 
     async def check(self) -> None:
         for session_id in self.sessions:
-            session = await self.world.service.get(self.me, session_id)
+            session = await self.world.load(self.me, session_id)
             assert session.status is not SessionStatus.RUNNING
             await self.check_tokens(session)
             await self.check_items(session)
@@ -139,7 +139,7 @@ class Storm:
             assert body["status"] in ("completed", "incomplete", "failed", "cancelled")
 
     async def check_tokens(self, session: AgentSession) -> None:
-        """The log, replayed, is what the engine was sent and what it said, for the head and all before it."""
+        """The stored tokens of each checkpoint are the engine's prompt and answer."""
         if session.head_id is None:
             return
         async with self.world.database.read() as database:
@@ -151,7 +151,7 @@ class Storm:
             assert join_chain(chain[:length]) == (*prompt, *said)
 
     async def check_items(self, session: AgentSession) -> None:
-        """Calls and outputs pair up one to one, and only the head's calls may be open."""
+        """Each call has one output; only the head's calls may have none."""
         page = PageRequest(limit=1000, order=Order.ASCENDING)
         items = (await self.world.service.items(self.me, session.session_id, page)).items
         calls = [item.call_id for item in items if item.type is ItemType.FUNCTION_CALL]
@@ -161,7 +161,7 @@ class Storm:
         assert calls == answered + [line.call_id for line in session.ledger]
 
     async def check_events(self, session: AgentSession) -> None:
-        """Numbered without a gap; each turn has one end, which is the one that is stored; heads are commits."""
+        """Events have no gap, and each turn has one terminal event, with the stored status and checkpoint."""
         events = await self.world.events(self.me, session.session_id)
         assert [event.seq for event in events] == list(range(1, session.last_seq + 1))
         ends = [event for event in events if event.is_terminal]
@@ -186,5 +186,5 @@ async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, i
 @settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(blows=storms)
 async def test_any_storm(database: Database, blows: list[list[tuple[str, int, int]]]) -> None:
-    """Turns, outputs, responses, readers, cancels, PATCHes, forks, rewinds and sweeps that meet keep every promise."""
+    """The checks above hold after any actions that run at the same time."""
     await weather(database, blows)

@@ -1,4 +1,4 @@
-"""Sessions whose time is over go, with every row of theirs, and take nothing from the sessions that are still there."""
+"""The sweep deletes every row of a session past its time to live, and no row of another session."""
 
 from random import Random
 
@@ -28,7 +28,7 @@ async def world(database: Database) -> World:
 
 
 async def rows(world: World, tenant: Principal | None = None) -> dict[str, int]:
-    """How many rows each table has, of one tenant or of all."""
+    """Count the rows of each table, of one tenant or of all."""
     where = "" if tenant is None else f" WHERE tenant_id = '{tenant.tenant_id}'"
     async with world.database.read() as database:
         return {table: await database.scalar(text(f"SELECT count(*) FROM {table}{where}")) or 0 for table in TABLES}
@@ -39,7 +39,7 @@ async def opened(world: World, me: Principal, ttl_s: float | None = 60.0) -> Age
 
 
 async def say(world: World, me: Principal, session: AgentSession, words: str = "Hi") -> str:
-    """One turn; the checkpoint that it made."""
+    """Run one turn, and return its checkpoint."""
     turn = await (await world.service.start_turn(me, session.session_id, words)).result()
     assert turn.checkpoint_id is not None
     return turn.checkpoint_id
@@ -51,13 +51,13 @@ async def history(world: World, me: Principal, session_id: str) -> list[str]:
 
 
 async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
-    """Nothing goes before the time is up, everything of the session then, and nothing of anybody else."""
+    """A session keeps all rows until its time to live ends, and none after it; other sessions keep theirs."""
     me, other = new_principal(), new_principal()
     session = await world.session(me, tools=(WEATHER,))
     world.will_say(call("get_weather", city="Paris"), "Sunny.", "Hello.")
     turn = await (await world.service.start_turn(me, session.session_id, "Weather?")).result()
     outputs = [{"call_id": turn.output[-1].call_id, "output": "20 degrees"}]
-    answer = await world.service.tool_outputs(me, session.session_id, outputs)
+    answer = await world.service.tool_outputs.send(me, session.session_id, outputs)
     assert answer.turn is not None
     await answer.turn.result()
     await say(world, other, await opened(world, other, ttl_s=None))
@@ -77,7 +77,7 @@ async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
 
 
 async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
-    """A TTL counts from the last thing that happened; without one, or with 0, an open session stays for ever."""
+    """A time to live counts from the last change; without one, or with 0, an open session stays for ever."""
     me = new_principal()
     limited, lasting, at_once = [await opened(world, me, ttl_s) for ttl_s in (60.0, None, 0.0)]
     world.clock.advance(59)
@@ -85,10 +85,10 @@ async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
     world.clock.advance(59)
 
     swept = [await world.service.sweep()]
-    still_there = await world.service.get(me, limited.session_id)
+    still_there = await world.load(me, limited.session_id)
     world.clock.advance(1)
     with pytest.raises(NotFound):
-        await world.service.get(me, limited.session_id)
+        await world.load(me, limited.session_id)
     swept.append(await world.service.sweep())
     world.clock.advance(400 * DAY)
     swept.append(await world.service.sweep())
@@ -102,7 +102,7 @@ async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
 
 
 async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None:
-    """It is asked to close the session with the tokens that it computed for it, in its tenant's name, and once."""
+    """The engine is told once to free the KV of the session's tokens, in its tenant's domain."""
     me = new_principal()
     session = await opened(world, me)
     await say(world, me, session)
@@ -120,7 +120,7 @@ async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None
 
 
 async def test_a_running_turn_is_never_swept(world: World) -> None:
-    """However long a turn takes, its session stays, and its time begins anew when it ends."""
+    """A session with a running turn stays, and its time to live starts again at the turn's end."""
     me = new_principal()
     session = await opened(world, me)
     world.will_say(Answer(waits=True))
@@ -139,7 +139,7 @@ async def test_a_running_turn_is_never_swept(world: World) -> None:
 
 
 async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) -> None:
-    """A turn that nobody runs any more holds its session for as long as its lease and its TTL, and no longer."""
+    """A session with an interrupted turn is deleted once its lease and its time to live have passed."""
     me = new_principal()
     session = await opened(world, me)
     world.will_say(Answer(waits=True))
@@ -158,7 +158,7 @@ async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) ->
 
 
 async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
-    """A session that is over leaves its forks their history and nothing else; the last fork takes that with it."""
+    """A deleted session keeps the rows that its forks share; they go with the last fork."""
     me = new_principal()
     parent = await opened(world, me)
     first = await say(world, me, parent, "One")
@@ -172,7 +172,7 @@ async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
 
     gone = await world.service.sweep()
     with pytest.raises(NotFound):
-        await world.service.get(me, parent.session_id)
+        await world.load(me, parent.session_id)
     kept = await rows(world, me)
     await say(world, me, fork, "Five")
 
@@ -188,7 +188,7 @@ async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
 
 
 async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> None:
-    """A history may run through several sessions that are gone; each keeps its part of it."""
+    """Several deleted sessions may each keep their part of a fork's history."""
     me = new_principal()
     sessions = [await opened(world, me, ttl_s=0.0)]
     for generation in range(3):
@@ -208,7 +208,7 @@ async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> Non
 
 
 async def test_an_interrupted_sweep_is_finished_by_the_next(world: World) -> None:
-    """What a crash left after any of the transactions of a removal goes in the next round."""
+    """The next sweep completes a deletion that a crash has stopped after any transaction."""
     me = new_principal()
     for steps in range(4):
         session = await opened(world, me)
@@ -222,7 +222,7 @@ async def test_an_interrupted_sweep_is_finished_by_the_next(world: World) -> Non
 
 
 async def test_events_left_by_a_crash_go_though_a_fork_keeps_the_rest(world: World) -> None:
-    """A removal that stopped before the events is taken up again also where nothing else may go."""
+    """The next sweep deletes the events of a stopped deletion even if forks need all checkpoints."""
     me = new_principal()
     parent = await opened(world, me)
     await say(world, me, parent)
@@ -236,7 +236,7 @@ async def test_events_left_by_a_crash_go_though_a_fork_keeps_the_rest(world: Wor
 
 
 async def half_removed(world: World, me: Principal, session_id: SessionId, steps: int) -> None:
-    """The state after some of a removal's transactions, the first of which always happened."""
+    """Stop a deletion after some of its transactions, at least the first."""
     scope = me.scope()
     async with world.database.write() as database:
         await deletion_rows.mark_expired(database, scope, session_id)
@@ -249,7 +249,7 @@ async def half_removed(world: World, me: Principal, session_id: SessionId, steps
 
 
 async def test_expired_sessions_are_not_open_ones(world: World) -> None:
-    """What is left of a session for its forks counts against no limit and is in no list."""
+    """An expired session that its forks share is neither counted nor listed."""
     me = new_principal()
     parent = await opened(world, me)
     await say(world, me, parent)
@@ -269,7 +269,7 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
 
 
 async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
-    """A session that nobody can see any more counts against no limit; one that is still there does."""
+    """A session past its time to live does not count against the limit; others do."""
     me = new_principal()
     world.quotas.limit = 1
     await opened(world, me)
@@ -282,7 +282,7 @@ async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
 
 
 async def test_lists_pass_over_what_is_gone(world: World) -> None:
-    """A page is full of sessions that can be read, however many in between are over, swept or not."""
+    """A page of sessions is full even if sessions in between are past their time to live."""
     me = new_principal()
     living = [await opened(world, me, ttl_s=None), await opened(world, me, ttl_s=0.0)]
     over = [await opened(world, me) for _ in range(3)]
@@ -308,10 +308,10 @@ async def test_lists_pass_over_what_is_gone(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_sweep_takes_what_is_still_needed(world: World, seed: int) -> None:
-    """Whatever is forked, rewound, closed and swept in any order: each session has its whole history, to the end."""
+    """Each session keeps its whole history after forks, rewinds, closes and sweeps in any order."""
     random, me = Random(seed), new_principal()
     said: dict[str, dict[str, list[str]]] = {}
-    """By session and checkpoint: the words up to there."""
+    """The texts up to each checkpoint, by session and checkpoint."""
     heads: dict[str, str] = {}
 
     async def talk(session_id: str) -> None:

@@ -1,7 +1,7 @@
-"""What the SDK asks of the world, as data.
+"""The SDK's I/O as data.
 
-Every operation is written once, as a generator that yields effects and is sent their results; `runtimes.py`
-performs them, with or without `await`. So the two clients cannot drift apart, and nothing here does I/O.
+Each operation is a generator that yields effects and receives their results. `runtimes.py` performs them, with or
+without `await`, so both clients share all other code. This module does no I/O.
 """
 
 from collections.abc import Generator, Mapping
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request, before anybody has sent it."""
+    """One HTTP request that is still to be sent."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Call:
     admin: bool = False
     """Sent with the admin key instead of the tenant's."""
     creates: bool = False
-    """A POST that makes something: it carries an Idempotency-Key, so that repeating it is safe."""
+    """A POST that creates something. It has an Idempotency-Key, so that it can be repeated."""
 
     def with_headers(self, **headers: str) -> "Call":
         """A copy with more headers; `idempotency_key` is sent as `idempotency-key`."""
@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """Where a stream keeps the response it is reading; a runtime fills it and closes it."""
+    """The response that a stream reads. A runtime sets it and closes it."""
 
     response: httpx.Response | None = None
     chunks: Any = None
@@ -49,14 +49,14 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send and read the whole answer. Result: httpx.Response; raises APIConnectionError."""
+    """Send, and read the whole answer. Result: httpx.Response. Raises APIConnectionError."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Send, and read only the headers of a success. Result: httpx.Response; raises APIConnectionError."""
+    """Send, and read only the headers of a success. Result: httpx.Response. Raises APIConnectionError."""
 
     call: Call
     connection: Connection
@@ -64,7 +64,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class ReadStream:
-    """Result: the next bytes, or None at the end; raises APIConnectionError."""
+    """Result: the next bytes, or None at the end. Raises APIConnectionError."""
 
     connection: Connection
 
@@ -87,12 +87,12 @@ class RunTools:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream's request was accepted: the caller gets its stream now."""
+    """A stream's request was accepted, so the caller gets its stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emit(Generic[T]):
-    """Hand one event to whoever iterates the stream."""
+    """Give one event to the code that iterates the stream."""
 
     event: T
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the command line imports these errors on every start, and h
 
 
 class GraftworkError(Exception):
-    """Base of the tree; `message` says what is wrong."""
+    """Base of all errors of the SDK. `message` says what is wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -36,11 +36,11 @@ class GraftworkError(Exception):
 
 
 class ConfigurationError(GraftworkError):
-    """Raised before anything is sent."""
+    """A key, a folder or an argument is missing. Nothing was sent."""
 
 
 class ToolLoopError(GraftworkError):
-    """The model still called tools in the last turn that was allowed; the session waits for their outputs."""
+    """The model still called tools in the last allowed turn. The session waits for their outputs."""
 
     def __init__(self, message: str, turns: Sequence[Any]) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class TurnFailedError(GraftworkError):
 
 
 class APIError(GraftworkError):
-    """What the server said, or that it said nothing."""
+    """The server answered with an error, or did not answer."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class APIError(GraftworkError):
 
 
 class APIConnectionError(APIError):
-    """Nothing answers there, or the connection broke."""
+    """No server answers, or the connection broke."""
 
 
 class APITimeoutError(APIConnectionError):
@@ -90,39 +90,39 @@ class APITimeoutError(APIConnectionError):
 
 
 class BadRequestError(APIError):
-    """400."""
+    """400: a value that cannot be served. `param` names it."""
 
 
 class AuthenticationError(APIError):
-    """401."""
+    """401: the key is missing, wrong, expired or revoked."""
 
 
 class PermissionDeniedError(APIError):
-    """403."""
+    """403: the key does not allow this."""
 
 
 class NotFoundError(APIError):
-    """404."""
+    """404: it does not exist, or belongs to another tenant."""
 
 
 class ConflictError(APIError):
-    """409."""
+    """409: the state does not allow this now. `details` has the current state."""
 
 
 class PayloadTooLargeError(APIError):
-    """413."""
+    """413: the body is too large."""
 
 
 class ValidationError(APIError):
-    """422."""
+    """422: a field or an adapter's file is wrong. `param` names it."""
 
 
 class RateLimitError(APIError):
-    """429."""
+    """429: a limit is reached, or the engine is full."""
 
 
 class ServerError(APIError):
-    """500 and above."""
+    """500 and above: the server failed, or no engine can serve."""
 
 
 ERROR_BY_STATUS: Mapping[int, type[APIError]] = {
@@ -148,11 +148,11 @@ STATUS_BY_TYPE: Mapping[str, int] = {
     "timeout_error": 504,
     "internal_error": 500,
 }
-"""An `error` event within a stream has no HTTP status of its own; its type tells which one it would have had."""
+"""The status of an `error` event in a stream, by its type."""
 
 
 def error_from_response(response: "httpx.Response") -> APIError:
-    """The typed error of an answer that is not a success; the body must have been read."""
+    """The typed error of an unsuccessful answer. Its body must have been read."""
     body = _json_or_none(response)
     described = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     fallback = response.text.strip()[:500] or response.reason_phrase
@@ -160,7 +160,7 @@ def error_from_response(response: "httpx.Response") -> APIError:
 
 
 def error_from_description(described: object, status: int | None, request_id: str | None = None) -> APIError:
-    """The typed error of `{"message", "type", "param", "code", …}`; anything else becomes the message."""
+    """The typed error of `{"message", "type", "param", "code", …}`. Any other value becomes the message."""
     fields = dict(described) if isinstance(described, Mapping) else {"message": str(described)}
     message, kind = str(fields.pop("message", "The server gave no reason.")), str(fields.pop("type", ""))
     code, param = fields.pop("code", None), fields.pop("param", None)

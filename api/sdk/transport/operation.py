@@ -1,7 +1,7 @@
-"""How one method serves both clients.
+"""Lets one method serve both clients.
 
-A method decorated with `operation` is written once, as steps. Reached through `Graftwork` it returns T, through
-`AsyncGraftwork` an awaitable T, and type checkers know which, because the resource is generic in its runtime.
+A method decorated with `operation` is written once, as steps. `Graftwork` returns its result T, `AsyncGraftwork` an
+awaitable T. Type checkers know which, because a resource is generic in its runtime.
 """
 
 import functools
@@ -36,7 +36,7 @@ class Resource(Generic[R]):
         self._runtime: R = runtime
 
     def _json(self, call: Call) -> Steps[Mapping[str, Any]]:
-        """Send, and read the answer's JSON; an empty answer is an empty object."""
+        """Send, and read the answer's JSON. An empty answer is an empty object."""
         response = yield from send(call, self._runtime.policy)
         body: Mapping[str, Any] = response.json() if response.content else {}
         return body
@@ -51,7 +51,7 @@ class Resource(Generic[R]):
 
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator, read like a verb
-    """Steps that a resource's runtime performs when the method is called."""
+    """Decorates a method written as steps. A call lets the resource's runtime perform them."""
 
     def __init__(self, steps: Callable[Concatenate[S, P], Steps[T]]) -> None:
         self._steps = steps
@@ -74,6 +74,6 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator, read like a verb
         return bound
 
 
-def segment(name: str) -> str:
-    """A name as one path segment, whatever characters it has."""
+def path_segment(name: str) -> str:
+    """Quote a name as one segment of a path."""
     return quote(name, safe="@")

@@ -1,6 +1,7 @@
-"""When to send a request again, and how long to wait: the server's word first, exponential backoff without one.
+"""When to send a request again, and how long to wait.
 
-Holds no clock and never sleeps: waiting is an effect.
+The server's `retry-after` decides. Without one, the wait doubles with each try. This module never sleeps: waiting is
+an effect.
 """
 
 from collections.abc import Mapping
@@ -16,19 +17,19 @@ from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutErr
 FIRST_WAIT_S = 0.5
 LONGEST_BACKOFF_S = 8.0
 LONGEST_WAIT_S = 60.0
-"""A server that asks for more is answered with the error: the caller should decide about minutes."""
+"""If the server asks for a longer wait, the error is raised instead."""
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and with what jitter. `max_retries` 0 tries once."""
+    """How often to retry, and with what jitter. With `max_retries` 0 a request is sent once."""
 
     max_retries: int = 2
     random: Random = field(default_factory=Random, repr=False)
 
     def backoff(self, attempt: int) -> float:
-        """Seconds before try number `attempt` + 2: doubling, less up to a quarter so that clients spread out."""
+        """Seconds before try number `attempt` + 2. They double with each try, minus up to a quarter at random."""
         wait = min(FIRST_WAIT_S * 2.0**attempt, LONGEST_BACKOFF_S)
         return wait * (1 - self.random.random() / 4)
 
@@ -42,14 +43,14 @@ class RetryPolicy:
         return asked if asked <= LONGEST_WAIT_S else None
 
     def wait_after_drop(self, error: APIConnectionError, call: Call, attempt: int) -> float | None:
-        """As `wait_after`, where no answer came. What ran into the timeout once would do so again."""
+        """Like `wait_after`, if no answer came. A timeout is not retried."""
         if attempt >= self.max_retries or isinstance(error, APITimeoutError):
             return None
         return self.backoff(attempt)
 
 
 def _may_retry(response: httpx.Response) -> bool:
-    """A conflict that says how long to wait is this very request, whose first try is still under way."""
+    """Whether a retry may help. A 409 with `retry-after` means that the first try of this request still runs."""
     told = response.headers.get("x-should-retry")
     if told in ("true", "false"):
         return bool(told == "true")
@@ -68,19 +69,19 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """The success that a call ends with. Raises the typed error it ends with otherwise."""
+    """Send a call until it succeeds. Raises the typed error of the last try."""
     call = with_key(call)
     return (yield from _try_until_answered(Send(call), call, policy))
 
 
 def open_stream(call: Call, connection: Connection, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """As `send`, for an answer that is read piece by piece through `connection`."""
+    """Like `send`, for an answer that is read in pieces through `connection`."""
     call = with_key(call)
     return (yield from _try_until_answered(OpenStream(call, connection), call, policy))
 
 
 def with_key(call: Call) -> Call:
-    """The call under an Idempotency-Key, where it creates something and has none yet."""
+    """Add an Idempotency-Key to a call that creates something."""
     if not call.creates or "idempotency-key" in call.headers:
         return call
     return call.with_headers(idempotency_key=uuid4().hex)

@@ -1,6 +1,6 @@
-"""Performs effects: the only two places where the SDK touches the network, a clock or a thread.
+"""Performs effects. Only here does the SDK use the network, a clock or threads.
 
-`SyncRuntime` and `AsyncRuntime` differ in `await` and in nothing else; all that the SDK knows is in the steps.
+`SyncRuntime` and `AsyncRuntime` differ only in `await`.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The two kinds of key; either may be missing until a call needs it."""
+    """The two kinds of keys. A call raises ConfigurationError if its key is missing."""
 
     tenant: str | None
     admin: str | None
@@ -48,13 +48,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """Steps that have returned."""
+    """The result of steps that have returned."""
 
     value: T
 
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:
-    """The call as an httpx request, made afresh for every try."""
+    """Build the httpx request of a call, again for each try."""
     query = {name: value for name, value in call.query.items() if value is not None}
     headers = {**keys.header(call), **call.headers}
     return http.build_request(
@@ -63,7 +63,7 @@ def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys
 
 
 def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APIConnectionError:
-    """httpx's failures as the SDK's own."""
+    """Convert an error of httpx."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return APIConnectionError(f"No Graftwork server answers at {base_url}", code="unreachable")
     if isinstance(error, httpx.TimeoutException):
@@ -72,7 +72,7 @@ def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APICon
 
 
 class SyncRuntime:
-    """Performs effects one after the other, on the caller's thread."""
+    """Performs effects in sequence, on the caller's thread."""
 
     def __init__(self, http: httpx.Client, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], None]) -> None:
         self.http = http
@@ -81,13 +81,13 @@ class SyncRuntime:
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
-        """Perform steps that emit nothing, up to their result."""
+        """Perform steps that emit no events, and return their result."""
         ended = self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform steps until they hand something over or end."""
+        """Perform steps until they emit an event or end."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:
@@ -134,7 +134,7 @@ class SyncRuntime:
 
 
 class AsyncRuntime:
-    """Performs effects with `await`; any number of steps may be under way at once."""
+    """Performs effects with `await`. Many operations may run at once."""
 
     def __init__(
         self, http: httpx.AsyncClient, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], Awaitable[None]]
@@ -145,13 +145,13 @@ class AsyncRuntime:
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
-        """Perform steps that emit nothing, up to their result."""
+        """Perform steps that emit no events, and return their result."""
         ended = await self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     async def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform steps until they hand something over or end."""
+        """Perform steps until they emit an event or end."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:

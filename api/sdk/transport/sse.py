@@ -1,4 +1,4 @@
-"""Bytes to server-sent events, in whatever pieces they come. Source: the HTML standard, section 9.2."""
+"""Parses server-sent events from bytes that arrive in any pieces. Source: the HTML standard, section 9.2."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One dispatched event; `event` is "message" where the stream names none, `id` None where it gives none."""
+    """One event. `event` is "message" and `id` is None by default."""
 
     event: str
     data: str
@@ -15,7 +15,7 @@ class Frame:
 
 @dataclass(slots=True)
 class FrameParser:
-    """Feed it bytes; it yields each frame as soon as its blank line is in."""
+    """Parses bytes. Yields each frame as soon as its blank line has arrived."""
 
     _rest: bytes = b""
     _event: str = ""

@@ -1,6 +1,6 @@
-"""What a caller iterates: events of one kind, with and without `await`.
+"""Streams of events that a caller iterates, with and without `await`.
 
-Invariant: a stream that ends, fails or is closed has given its connection back.
+Invariant: a stream that ends, fails or is closed releases its connection.
 """
 
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -15,7 +15,7 @@ E = TypeVar("E")
 
 
 class Stream(Iterator[E]):
-    """Events as they come. Close it, or leave its `with`, to stop early."""
+    """Iterates over events as they arrive. Close it, or leave its `with`, to stop early."""
 
     def __init__(self, runtime: SyncRuntime, steps: Steps[None], connection: Connection) -> None:
         self._runtime = runtime
@@ -23,7 +23,7 @@ class Stream(Iterator[E]):
         self._connection = connection
 
     def open(self) -> Self:
-        """Send the request. Raises the typed error it is refused with."""
+        """Send the request. Raises its typed error if it is refused."""
         self._runtime.advance(self._steps)
         return self
 
@@ -53,7 +53,7 @@ class Stream(Iterator[E]):
 
 
 class AsyncStream(AsyncIterator[E]):
-    """As Stream. Iterating it sends the request; `await` it before that to learn that it was accepted."""
+    """Like Stream. Iterating sends the request. `await` it first to learn whether it was accepted."""
 
     def __init__(self, runtime: AsyncRuntime, steps: Steps[None], connection: Connection) -> None:
         self._runtime = runtime
@@ -62,7 +62,7 @@ class AsyncStream(AsyncIterator[E]):
         self._is_open = False
 
     async def open(self) -> Self:
-        """Send the request unless that has happened. Raises the typed error it is refused with."""
+        """Send the request, once. Raises its typed error if it is refused."""
         if not self._is_open:
             self._is_open = True
             await self._runtime.advance(self._steps)
@@ -98,7 +98,7 @@ class AsyncStream(AsyncIterator[E]):
 
 
 def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
-    """The caller's kind of stream; the steps must yield Opened once their request is accepted."""
+    """Start a stream on this runtime. The steps must yield Opened once their request is accepted."""
     if isinstance(runtime, SyncRuntime):
         return Stream[Any](runtime, steps, connection).open()
     return AsyncStream[Any](runtime, steps, connection)

@@ -1,6 +1,6 @@
-"""Runs the caller's tools: all calls of a turn at once, each with a time limit, each failure as an answer.
+"""Runs the caller's tools: all calls of a turn at once, each with a time limit.
 
-Invariant: every call gets exactly one output, in the order of the calls; a tool can never break the loop.
+Invariant: each call gets exactly one output, in the order of the calls. A tool that fails answers with its error.
 """
 
 import asyncio
@@ -15,16 +15,17 @@ from typing import Any
 from graftwork.platform.answers.sessions import PendingCall
 
 Tools = Mapping[str, Callable[..., Any]]
-"""Functions, plain or async, by the name the model calls; they are called with the arguments as keywords."""
+"""Functions, plain or async, by the name that the model calls. They get the arguments as keywords."""
 
 TOOL_TIMEOUT_S = 60.0
 ToolTimeout = float | None | Mapping[str, float | None]
-"""Seconds that each call may take, None for any; or that by tool, TOOL_TIMEOUT_S for those that are not named."""
+"""The limit of each call in seconds, None for no limit, or a mapping from tool names to limits. Tools that the mapping
+lacks have TOOL_TIMEOUT_S."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a call answers the model with."""
+    """The output of one call."""
 
     call_id: str
     output: str
@@ -34,9 +35,9 @@ class ToolOutput:
 
 
 async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTimeout) -> list[ToolOutput]:
-    """All calls side by side.
+    """Run all calls at the same time.
 
-    A plain function that outlives its time keeps its thread until it returns; nothing can stop a thread.
+    A plain function that exceeds its limit keeps its thread until it returns, because threads cannot be stopped.
     """
     if not calls:
         return []
@@ -48,12 +49,12 @@ async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTime
 
 
 def limit_of(name: str, limits: ToolTimeout) -> float | None:
-    """Seconds that one tool may take."""
+    """The limit of one tool in seconds."""
     return limits.get(name, TOOL_TIMEOUT_S) if isinstance(limits, Mapping) else limits
 
 
 async def _answer(call: PendingCall, tools: Tools, limit_s: float | None, executor: ThreadPoolExecutor) -> ToolOutput:
-    """What the tool returned, or `{"error": …}`."""
+    """Run one tool. Its output is what it returned, or `{"error": …}`."""
     try:
         async with asyncio.timeout(limit_s) as limit:
             result = await _run(call, tools, executor)
@@ -91,13 +92,13 @@ def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def _is_cancelled() -> bool:
-    """Whether it is the program that cancels, and not the tool."""
+    """Whether the program cancels this task, and not the tool."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _text(result: object) -> str:
-    """Text as it is, everything else as JSON. Raises ValueError or TypeError for what is neither."""
+    """Convert a result to text: a text stays, any other value becomes JSON. Raises ValueError or TypeError."""
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
     text.encode()  # half a surrogate pair could not be sent
     return text

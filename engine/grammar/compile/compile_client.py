@@ -1,7 +1,7 @@
-"""The engine's side of the nursery: starts it when it is first needed, and starts another where it has died.
+"""The engine's client of the compile server. It starts the server's process at first use, and again if it has died.
 
-Answers arrive on a thread of its own and are handed on as they are. Every job is answered: a nursery that dies or
-falls silent is killed, and what it had in hand is answered as a failure.
+A thread of its own reads the answers and delivers them. Every job gets an answer: if the server dies or does not answer
+in time, the client kills it and answers its jobs as failed.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 _log = logging.getLogger(__name__)
 
 _START_S = 60.0
-"""For importing both engines on a busy machine."""
+"""Seconds to import both grammar engines on a busy machine."""
 _POLL_S = 0.5
 
 
 class CompileClient:
-    """Owns one process, the thread that reads from it and the one that writes to it."""
+    """Owns one server process, and the threads that read from it and write to it."""
 
     def __init__(
         self, folder: Path, vocabulary: Vocabulary, niceness: int, deliver: Callable[[CompileAnswer], None]
@@ -40,11 +40,11 @@ class CompileClient:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        """Held while a job is written, which may take until the nursery reads, and while its pipes are closed."""
+        """Held while a job is written, which may block until the server reads, and while the pipes are closed."""
         self._handing_in = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-jobs")
         self._process: subprocess.Popen[bytes] | None = None
         self._due: dict[int, float] = {}
-        """When each job that is in hand must have been answered."""
+        """The deadline of each job that the server holds."""
 
     @property
     def pid(self) -> int | None:
@@ -54,11 +54,11 @@ class CompileClient:
 
     @property
     def has_room(self) -> bool:
-        """Whether another job would begin at once."""
+        """Whether another job would start at once."""
         return len(self._due) < CHILDREN
 
     def start(self, job: CompileJob) -> None:
-        """Hand a job in, without waiting for the nursery to read it; its answer is delivered, whatever happens."""
+        """Send a job without waiting for the server to read it. An answer is delivered in every case."""
         with self._lock:
             try:
                 process = self._process or self._spawn()
@@ -66,17 +66,17 @@ class CompileClient:
                 self._deliver(_died(job.number, error))
                 return
             self._due[job.number] = time.monotonic() + _START_S + job.wall_seconds
-        self._handing_in.submit(self._hand_in, process, job)
+        self._handing_in.submit(self._send, process, job)
 
     def close(self) -> None:
-        """End the process and its children; the threads follow."""
+        """Kill the server and its children. The threads end then."""
         with self._lock:
             if self._process is not None:
                 _kill(self._process)
         self._handing_in.shutdown(wait=False, cancel_futures=True)
 
-    def _hand_in(self, process: subprocess.Popen[bytes], job: CompileJob) -> None:
-        """To a process that may have died: the reading thread answers for it then."""
+    def _send(self, process: subprocess.Popen[bytes], job: CompileJob) -> None:
+        """Write a job to the server. If the server has died, the reading thread answers the job."""
         assert process.stdin is not None
         with self._writing:
             if process.stdin.closed:
@@ -101,17 +101,17 @@ class CompileClient:
             bufsize=0,
             start_new_session=True,  # a Ctrl-C at the terminal is for the engine
         )
-        threading.Thread(target=self._read, args=(process,), name="grammar-nursery", daemon=True).start()
+        threading.Thread(target=self._read, args=(process,), name="grammar-compile", daemon=True).start()
         return process
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         try:
             self._read_answers(process)
         finally:
-            self._bury(process)
+            self._reap(process)
 
     def _read_answers(self, process: subprocess.Popen[bytes]) -> None:
-        """Until the process ends, or is ended because it owes an answer for too long."""
+        """Deliver answers until the server ends. Kills the server if an answer is too late."""
         assert process.stdout is not None
         stream = process.stdout.fileno()
         while True:
@@ -129,7 +129,7 @@ class CompileClient:
                 self._due.pop(answer.number, None)
             self._deliver(answer)
 
-    def _bury(self, process: subprocess.Popen[bytes]) -> None:
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
         _kill(process)
         process.wait()
         with self._lock:
@@ -141,22 +141,22 @@ class CompileClient:
                 if stream is not None:
                     stream.close()
         if lost:
-            _log.error("grammar_nursery_died", extra={"returncode": process.returncode, "jobs": len(lost)})
+            _log.error("grammar_compile_server_died", extra={"returncode": process.returncode, "jobs": len(lost)})
         for number in lost:
             self._deliver(_died(number, process.returncode))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The nursery and its children, which are of its session; not once it has been waited for."""
+    """Kill the server and its children, which share its process group. Call it before the process is reaped."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Without burying it: its number still names its children's group."""
+    """Whether the process has ended. Does not reap it, because its id still names the group of its children."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _died(number: int, reason: object) -> CompileAnswer:
-    return CompileAnswer(number, 0.0, refusal=f"The compiling process died: {reason}.", code="nursery_died")
+    return CompileAnswer(number, 0.0, refusal=f"The compiling process died: {reason}.", code="compile_server_died")

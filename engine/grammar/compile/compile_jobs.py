@@ -1,4 +1,4 @@
-"""What the engine and its nursery say to each other: messages of one program to itself, each a length and a pickle."""
+"""The messages between the engine and its compile server. Each is a length and a pickle. Both ends are this program."""
 
 import os
 import pickle
@@ -10,15 +10,15 @@ from graftwork.engine.core.requests import GrammarSource
 from graftwork.engine.grammar.schema.lint import GrammarEngine
 
 _HEADER = struct.Struct("!I")
-BUSY = "nursery_busy"
-"""The code of an answer that says nothing of the grammar: there was no processor for it in time."""
+BUSY = "compile_server_busy"
+"""The code of an answer if the machine was too busy to compile in time. It says nothing about the grammar."""
 CHILDREN = 2
-"""Compiles at a time."""
+"""The number of compiles at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """One grammar, and what it may cost."""
+    """One grammar to compile, with its limits."""
 
     number: int
     source: GrammarSource
@@ -29,29 +29,29 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True)
 class CompileAnswer:
-    """How one job ended."""
+    """The result of one job."""
 
     number: int
     seconds: float
-    """Of wall clock, in the child."""
+    """Seconds of wall clock in the child."""
     engine: GrammarEngine | None = None
     payload: bytes = b""
     compact: bytes = b""
-    """The same in its compact spelling; empty where there is none."""
+    """The grammar in its compact spelling. Empty if there is none."""
     refusal: str = ""
-    """What is wrong with the grammar; empty where there is a payload."""
+    """What is wrong with the grammar. Empty if there is a payload."""
     param: str = "#"
     code: str = "unsupported_grammar"
 
 
 def send(stream: int, message: CompileJob | CompileAnswer) -> None:
-    """Write one message, wholly."""
+    """Write one whole message."""
     content = pickle.dumps(message)
     forward(stream, _HEADER.pack(len(content)) + content)
 
 
 def forward(stream: int, content: bytes) -> None:
-    """Write what has been written somewhere before."""
+    """Write a message that is encoded already."""
     view = memoryview(content)
     while view:
         view = view[os.write(stream, view) :]

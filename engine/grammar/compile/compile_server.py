@@ -1,10 +1,10 @@
-"""The process in which grammars are compiled: it forks a child for each, gives it a deadline, and kills it.
+"""The compile server: a process that forks a child for each grammar, and kills the child at its deadline.
 
     python -m graftwork.engine.grammar.compile.compile_server MODEL_FOLDER VOCAB_SIZE EOS_ID[,EOS_ID…]
 
-It reads jobs on stdin and writes answers on stdout (compile_jobs.py). It has
-one thread, so that forking is safe, and imports the engines itself, so that a child begins at once. A child reads, lints
-and compiles one grammar under a memory limit; whatever it meets, it answers or it is killed. Two run at a time.
+It reads jobs on stdin and writes answers on stdout (compile_jobs.py). It has one thread, so that forking is safe. It
+imports the grammar engines itself, so that a child starts at once. A child reads, lints and compiles one grammar under
+a memory limit. It answers or it is killed. Two children run at a time.
 """
 
 import math
@@ -35,7 +35,9 @@ from graftwork.platform.errors import GraftworkError, InvalidRequest
 
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 _COLD = 3
-"""How a child ends that finds its engine missing: xgrammar takes seconds to import, and not everybody needs it."""
+"""The exit status of a child whose grammar engine is not imported yet. xgrammar takes seconds to import and is often
+not needed, so the server imports it on demand.
+"""
 
 
 @dataclass(slots=True)
@@ -46,14 +48,14 @@ class _Child:
     started: float
     content: bytes = b""
     is_late: bool = False
-    """It was given too little of a processor to come to an end, or to its limit."""
+    """Whether its wall time is over, although it had too little processor time to finish or to reach its limit."""
 
 
 class CompileServer:
-    """Owns the children."""
+    """Runs compile jobs in child processes, which it owns."""
 
     def __init__(self, vocabulary: Vocabulary, answers: int) -> None:
-        """`answers` is the stream that they are written to."""
+        """`answers` is the stream that answers are written to."""
         self._answers = answers
         self._vocabulary = vocabulary
         self._backends = Backends(vocabulary)
@@ -62,7 +64,7 @@ class CompileServer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Until stdin ends."""
+        """Serve jobs until stdin ends."""
         self._backends.of(GrammarEngine.LLGUIDANCE)
         self._selector.register(0, selectors.EVENT_READ)
         while True:
@@ -86,13 +88,13 @@ class CompileServer:
         pid = os.fork()
         if pid == 0:
             os.close(ours)
-            self._be_child(job, theirs)
+            self._run_child(job, theirs)
         os.close(theirs)
         self._children[ours] = _Child(job, pid, ours, time.monotonic())
         self._selector.register(ours, selectors.EVENT_READ)
 
-    def _be_child(self, job: CompileJob, pipe: int) -> None:
-        """Never returns. No cleaning up: what is open belongs to the parent."""
+    def _run_child(self, job: CompileJob, pipe: int) -> None:
+        """Run as the child. Never returns, and closes nothing, because open files belong to the parent."""
         try:
             limit = _mapped_bytes() + job.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -106,7 +108,9 @@ class CompileServer:
             os._exit(0)
 
     def _compile(self, job: CompileJob) -> CompileAnswer | None:
-        """None where the parent must import the engine first, so that it is done once."""
+        """Compile one grammar. Returns None if the parent must import the engine first, so that it is imported only
+        once.
+        """
         started = time.monotonic()
         try:
             linted = lint(job.source, specials=self._vocabulary.specials)
@@ -174,7 +178,7 @@ def main(arguments: list[str]) -> int:
     folder, size, eos, niceness = arguments
     os.nice(int(niceness))
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not stand among the answers
+    os.dup2(2, 1)  # a library's prints must not mix with the answers
     vocabulary = read_vocabulary(Path(folder), int(size), tuple(int(part) for part in eos.split(",")))
     if vocabulary is None:
         raise GraftworkError(f"{folder} has no tokenizer.json.")
@@ -183,7 +187,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _compact(backend: GrammarBackend, linted: LintedGrammar) -> bytes:
-    """Of grammars that hold JSON: what drafts are made from. Doing without costs speed and nothing else."""
+    """Compile the compact spelling of a grammar that holds JSON.
+
+    Drafts are made from it; without it, answers are only slower.
+    """
     if linted.kind in (GrammarKind.REGEX, GrammarKind.EBNF):
         return b""
     try:

@@ -1,7 +1,7 @@
-"""Compiled grammars by what they were compiled from: bounded, single-flight, and paid for by who asks.
+"""The cache of compiled grammars. Each source is compiled once, at the cost of the domain that asks first.
 
-GrammarCompiler alone says whether a grammar is ready. The work is done in the nursery; its ends come back to the loop
-as messages. Refusals are kept as well as grammars, so that a hostile one costs its domain one compile and no more.
+Only GrammarCompiler says whether a grammar is ready. The compile server does the work, and results return to the loop
+as messages. Refusals are cached too, so that a hostile grammar costs its domain one compile.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 
 from graftwork.engine.core.requests import GrammarSource
+from graftwork.engine.grammar.compile.compile_budget import CompileBudget
 from graftwork.engine.grammar.compile.compile_client import CompileClient
 from graftwork.engine.grammar.compile.compile_jobs import BUSY, CompileAnswer, CompileJob
-from graftwork.engine.grammar.compile.tenant_budget import CompileBudget
 from graftwork.engine.grammar.matching.backends import Backends
 from graftwork.engine.grammar.matching.drafts import Speller
 from graftwork.engine.grammar.matching.matcher import CompiledPair
@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 GrammarKey = str
 _PASSING = (InternalFailure, CapacityContended)
-"""What says nothing of a grammar, and may be otherwise the next time."""
+"""Failures that say nothing about a grammar. A second compile may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:
-    """The end of a compile, on its way to the loop."""
+    """The result of a compile, as a message to the loop."""
 
     key: GrammarKey
     seconds: float
@@ -50,7 +50,7 @@ class _Job:
 
 
 class GrammarCompiler:
-    """All methods are called by the loop's thread, but for the delivery of what has ended."""
+    """Compiles and caches grammars. Only the engine loop's thread calls it; results are delivered on other threads."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class GrammarCompiler:
         deliver: Callable[[GrammarCompiled], None],
         clock: Clock,
     ) -> None:
-        """`deliver` is called on another thread and must hand the event over to the loop."""
+        """`deliver` is called on another thread and must pass the message to the loop."""
         self._vocabulary = vocabulary
         self._limits = limits
         self._deliver = deliver
         self._backends = Backends(vocabulary)
-        self._nursery = CompileClient(folder, vocabulary, limits.niceness, self._answered)
+        self._server = CompileClient(folder, vocabulary, limits.niceness, self._answered)
         self._loading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-load")
         self._budget = CompileBudget(limits.domain_seconds_per_minute, clock)
         self._ready: OrderedDict[GrammarKey, CompiledPair | GraftworkError] = OrderedDict()
@@ -79,26 +79,29 @@ class GrammarCompiler:
         self.num_compiles = 0
 
     def key(self, source: GrammarSource) -> GrammarKey:
-        """What a compiled grammar depends on."""
+        """The cache key of a source: everything that a compiled grammar depends on."""
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def server_pid(self) -> int | None:
         """The process that compiles; None while there is none."""
-        return self._nursery.pid
+        return self._server.pid
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def forget_failures(self) -> None:
-        """Called once a round: what failed by our own fault is told to those who wait, and tried again afterwards."""
+        """Forget the failures that are our own fault.
+
+        The loop calls this once a round, after it has told the waiting requests; then the grammars are compiled again.
+        """
         for key in self._shown_failures:
-            if isinstance(self._ready.get(key), _PASSING):  # unless it has made way meanwhile
+            if isinstance(self._ready.get(key), _PASSING):  # unless it was dropped from the cache meanwhile
                 self.num_bytes -= _weight(self._ready.pop(key))
         self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, _PASSING)]
 
     def want(self, key: GrammarKey, source: GrammarSource, domain: str) -> GraftworkError | None:
-        """Have a grammar compiled, unless it is or is being; returns why the domain must wait, where it must."""
+        """Queue a compile, unless the grammar is cached or queued. Returns an error if the domain must wait."""
         if key in self._ready or key in self._queued or key in self._running:
             return None
         retry_after_s = self._budget.seconds_until_credit(domain)
@@ -119,15 +122,15 @@ class GrammarCompiler:
         return None
 
     def get(self, key: GrammarKey) -> CompiledPair | GraftworkError | None:
-        """A grammar, or why there is none; None while that is not known."""
+        """The compiled grammar, or the error why there is none. None while it is not known."""
         found = self._ready.get(key)
         if found is not None:
             self._ready.move_to_end(key)
         return found
 
     def close(self) -> None:
-        """End the nursery and the threads."""
-        self._nursery.close()
+        """Stop the compile server and the threads."""
+        self._server.close()
         self._loading.shutdown(wait=True, cancel_futures=True)
 
     def check_integrity(self) -> None:
@@ -138,8 +141,8 @@ class GrammarCompiler:
     # ---- compiling --------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """One grammar of a domain at a time, so that a flood of one domain's holds up no other's."""
-        while self._nursery.has_room:
+        """Start queued jobs, one of a domain at a time, so that a flood from one domain does not delay the others."""
+        while self._server.has_room:
             busy = {job.domain for job in self._running.values()}
             job = next((job for job in self._queued.values() if job.domain not in busy), None)
             if job is None:
@@ -149,12 +152,10 @@ class GrammarCompiler:
             number = next(self._numbers)
             self._keys_by_number[number] = job.key
             limits = self._limits
-            self._nursery.start(
-                CompileJob(number, job.source, limits.seconds, limits.wall_seconds, limits.memory_bytes)
-            )
+            self._server.start(CompileJob(number, job.source, limits.seconds, limits.wall_seconds, limits.memory_bytes))
 
     def _answered(self, answer: CompileAnswer) -> None:
-        """On the nursery's thread: what remains to be done takes a thread too."""
+        """Called on the client's thread. Loading the result takes time, so another thread does it."""
         try:
             self._loading.submit(self._load, answer)
         except RuntimeError:  # closed meanwhile
@@ -179,12 +180,12 @@ class GrammarCompiler:
                 code="grammar_not_reached",
                 retry_after_s=self._limits.seconds,
             )
-        if answer.code == "nursery_died":
+        if answer.code == "compile_server_died":
             return InternalFailure("The process that compiles grammars died. Send the request again.")
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Take the end of a compile in, and start the next."""
+        """Handle the result of a compile, and start the next one."""
         job = self._running.pop(compiled.key)
         self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1
@@ -192,7 +193,7 @@ class GrammarCompiler:
         self._start_next()
 
     def _keep(self, key: GrammarKey, outcome: CompiledPair | GraftworkError) -> None:
-        """Least recently used goes first; matchers that are in use keep what they need alive."""
+        """Cache a grammar. Drops the least recently used ones; matchers in use keep alive what they need."""
         self._ready[key] = outcome
         self.num_bytes += _weight(outcome)
         while len(self._ready) > 1 and (

@@ -1,4 +1,4 @@
-"""The two grammar engines over one vocabulary, each made when it is first needed."""
+"""The two grammar engines for one vocabulary. Each is made at first use."""
 
 from graftwork.engine.grammar.matching.matcher import GrammarBackend
 from graftwork.engine.grammar.matching.vocabulary import Vocabulary
@@ -6,24 +6,24 @@ from graftwork.engine.grammar.schema.lint import GrammarEngine
 
 
 class Backends:
-    """One process's engines."""
+    """The grammar engines of one process."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._made: dict[GrammarEngine, GrammarBackend] = {}
 
     def of(self, engine: GrammarEngine) -> GrammarBackend:
-        """Imports the engine, the first time."""
+        """The backend of an engine. Imports the engine at the first call."""
         if engine not in self._made:
             self._made[engine] = self._make(engine)
         return self._made[engine]
 
     def has(self, engine: GrammarEngine) -> bool:
-        """Whether an engine can be used at once."""
+        """Whether an engine is imported already."""
         return engine in self._made
 
     def warm(self) -> None:
-        """Make both."""
+        """Import and make both engines."""
         for engine in GrammarEngine:
             self.of(engine)
 

@@ -1,7 +1,7 @@
-"""Where one answer stands in its grammar: accepts tokens, says which may come next, goes back with refused drafts.
+"""The position of one answer in its grammar. It accepts tokens, tells which may follow, and rolls back rejected drafts.
 
-Used by the loop between steps and by the thread that fills masks during one; never by both at once, because the loop
-waits for the masks. A mask is asked for at a length, and a cursor that has moved on since then refuses to fill it.
+The loop uses it between steps, and the mask thread during a step. They never use it at once, because the loop waits for
+the masks. A mask row remembers the answer's length; if the cursor has moved since then, filling it fails.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRe
 
 
 class GrammarCursor:
-    """Owned by the desk, one for each running request that has a grammar."""
+    """One running request's position in its grammar. GrammarManager owns it."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class GrammarCursor:
         max_fill_s: float,
         clock: Clock,
     ) -> None:
-        """`stop_token_ids` end the answer where the grammar is complete; `eos_token_ids` never stand for text."""
+        """`stop_token_ids` end the answer if the grammar is complete. `eos_token_ids` are never part of the text."""
         self._matcher = matcher
         self._stops = sorted(stop_token_ids)
         self._eos = sorted({*eos_token_ids})
@@ -46,7 +46,7 @@ class GrammarCursor:
         return self._stopped or self._matcher.is_complete()
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False, and no change, where it is not allowed."""
+        """Accept one token. Returns False, and changes nothing, if the grammar does not allow it."""
         if self._stopped:
             return False
         if token_id in self._stops and self._matcher.is_complete():
@@ -57,20 +57,20 @@ class GrammarCursor:
         return True
 
     def accept_all(self, token_ids: Sequence[int]) -> int:
-        """Go on as far as the tokens are allowed; how many were."""
+        """Accept tokens until one is not allowed. Returns how many were accepted."""
         for count, token_id in enumerate(token_ids):
             if not self.accept(token_id):
                 return count
         return len(token_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these drafts the grammar allows; nothing changes."""
+        """Count how many of these drafts the grammar allows, from the first on. Changes nothing."""
         allowed = self.accept_all(token_ids)
         self.rollback(allowed)
         return allowed
 
     def rollback(self, num_tokens: int) -> None:
-        """Forget the last tokens."""
+        """Take back the last `num_tokens` tokens."""
         if num_tokens == 0:
             return
         assert num_tokens <= self.num_accepted
@@ -82,11 +82,11 @@ class GrammarCursor:
             self._matcher.rollback(num_tokens)
 
     def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
-        """The mask behind some drafts, to be filled later; `banned` tokens are not allowed in any case."""
+        """A mask row for the token after `drafts`, to be filled later. `banned` tokens are never allowed."""
         return _CursorRow(self, tuple(drafts), tuple(banned))
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
-        """Set the bits of what may follow the drafts; returns why the request cannot go on, if it cannot."""
+        """Set the bits of the tokens that may follow the drafts. Returns an error if the request cannot go on."""
         started = self._clock.worked()
         accepted = self.accept_all(drafts)
         try:
@@ -119,7 +119,7 @@ class GrammarCursor:
 
 
 class _CursorRow:
-    """A mask to be filled, and the length of the answer that it is meant for."""
+    """A mask row to be filled, with the length of the answer that it is for."""
 
     def __init__(self, cursor: GrammarCursor, drafts: tuple[int, ...], banned: tuple[int, ...]) -> None:
         self._cursor = cursor

@@ -1,9 +1,9 @@
-"""What a grammar tells a drafter: the tokens that are likely to come next, and how far a guess may go.
+"""Drafts from a grammar: the tokens that are likely to come next, and how many draft tokens it allows.
 
-Much of a constrained answer is settled but for its whitespace: a schema names the next key, yet any of `,"b"`, `, "b"`
-and `,  "b"` may stand there. So guesses come from a second, compact grammar, with one spelling for each answer, that
-follows along for as long as the model writes that way. Text is spelled by the longest tokens that fit. Where a model
-writes or spells otherwise the guess fails, and nothing is lost but a row.
+Often a grammar fixes the next text but for its whitespace: a schema names the next key, but `,"b"`, `, "b"` and `,
+"b"` are all allowed. So drafts come from a second, compact grammar that allows one spelling of each answer. It is
+followed for as long as the model writes in that spelling. Drafts use the longest tokens that fit the text. If the model
+writes otherwise, the draft is rejected and costs one row.
 """
 
 from graftwork.engine.grammar.matching.cursor import GrammarCursor
@@ -12,14 +12,14 @@ from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 
 
 class Speller:
-    """Text as the longest tokens of a vocabulary."""
+    """Splits text into the longest tokens of a vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
         self._longest = max(map(len, self._ids), default=0)
 
     def spell(self, text: bytes) -> list[int]:
-        """The tokens of a text, as far as the vocabulary has them."""
+        """The tokens of a text. Stops where no token fits."""
         token_ids: list[int] = []
         start = 0
         while start < len(text):
@@ -33,23 +33,26 @@ class Speller:
 
 
 class GrammarDrafts:
-    """One running request's constraint, as drafts see it."""
+    """The grammar's constraint on the drafts of one running request."""
 
     def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller) -> None:
-        """`compact` is where the answer stands in its compact grammar; None where there is none."""
+        """`compact` is the answer's matcher in the compact grammar, or None."""
         self._cursor = cursor
         self._compact = compact
         self._speller = speller
 
     def follow(self, token_id: int) -> None:
-        """The answer has gone on by a token; one that is not compact ends the guessing."""
+        """Follow a token of the answer.
+
+        After a token that the compact grammar does not allow, there are no more drafts.
+        """
         if self._compact is not None and not self._compact.accept(token_id):
             self._compact = None
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """What comes next in the compact spelling, as far as it is settled.
+        """The next tokens in the compact spelling, as far as the grammar fixes them.
 
-        The last token is left out: what follows may be spelled together with it.
+        The last token is left out, because the text after it may be part of a longer token.
         """
         if self._compact is None or self._cursor.is_over:
             return ()
@@ -57,5 +60,5 @@ class GrammarDrafts:
         return tuple(token_ids[: self.allowed_length(tuple(token_ids))])
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """How many of these tokens may stand next, in this order."""
+        """How many of these tokens the grammar allows next, from the first on."""
         return self._cursor.num_allowed(token_ids)

@@ -1,4 +1,7 @@
-"""llguidance over one vocabulary. Its parsers are lazy: what travels is the grammar, proven to fit its limits."""
+"""llguidance for one vocabulary.
+
+It parses lazily, so a compile sends back the grammar itself, checked against the limits.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -14,14 +17,14 @@ from graftwork.engine.grammar.schema.llguidance_schema import compacted
 
 _EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
 _STEP_FUEL = 100_000
-"""Of the lexer for one mask, at about 14,000 a millisecond; beyond it the answer ends with a typed error."""
+"""Lexer steps for one mask, about 14,000 of them in a millisecond. An answer that needs more ends with a typed error."""
 _STEP_ITEMS = 20_000
 _STATE_BYTES = 256 * 1024
-"""What a ready grammar is taken to weigh, on top of eight times its text."""
+"""Bytes that a compiled grammar counts in the cache, besides eight times its text."""
 
 
 class _Tokenizer:
-    """What llguidance asks of one; it never has to tokenise for us."""
+    """The tokenizer interface that llguidance needs. It never tokenizes text for us."""
 
     bos_token_id = None
 
@@ -101,10 +104,9 @@ class LlguidanceBackend:
 
 
 def _as_llguidance(grammar: LintedGrammar) -> str:
-    """In Lark, whose options let every token stand that spells what is allowed.
+    """The grammar in Lark form, whose options allow every token that spells allowed text.
 
-    By default only one spelling of text that must come next is let stand, and a model that has learned another is
-    thrown off its way.
+    By default llguidance allows only one spelling of forced text. That disturbs a model that has learned another one.
     """
     match grammar.kind:
         case GrammarKind.REGEX:

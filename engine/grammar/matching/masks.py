@@ -1,6 +1,6 @@
-"""Fills the masks of one step on a thread of its own while the forward pass runs, and lays them over the logits.
+"""Fills the masks of one step on a thread while the forward pass runs, and applies them to the logits.
 
-A row whose grammar has come to an end, or fails, is reported and left unmasked: nobody takes its token.
+A row whose grammar is complete or fails is reported and left unmasked. Its token is not used.
 """
 
 import logging
@@ -20,30 +20,30 @@ _NEVER = float("-inf")
 
 @dataclass(slots=True)
 class FilledMasks:
-    """What the thread leaves behind; rows are those of the logits."""
+    """The result of the mask thread. Rows are rows of the logits."""
 
     rows: list[int]
     barred: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None
     """[len(rows), vocab]"""
     ends: dict[int, GraftworkError | None] = field(default_factory=dict)
-    """Rows that have no next token: None where the answer is complete, else why it cannot go on."""
+    """Rows without a next token: None if the answer is complete, else the error."""
 
 
 class MaskFiller:
-    """Owns one thread."""
+    """Fills and applies masks. Owns one thread."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-masks")
 
     def begin(self, specs: Sequence[SampleSpec]) -> "Future[FilledMasks] | None":
-        """Start on the masks of a step; None where no row has one."""
+        """Start to fill the masks of a step. Returns None if no row has a mask."""
         if all(spec.mask is None for spec in specs):
             return None
         return self._thread.submit(self._fill, list(specs))
 
     def apply(self, masks: "Future[FilledMasks] | None", logits: torch.Tensor) -> dict[int, GraftworkError | None]:
-        """Wait for the masks and bar what they do not allow. logits: [rows, vocab], changed in place."""
+        """Wait for the masks and set the logits of forbidden tokens to -inf, in place. logits: [rows, vocab]."""
         if masks is None:
             return {}
         filled = masks.result()

@@ -1,4 +1,4 @@
-"""What the two grammar engines are to the rest: something that compiles, and a state that walks over tokens."""
+"""The interfaces of a grammar engine: a backend that compiles, and a matcher that follows tokens."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,16 +13,16 @@ Words = NDArray[np.int32]
 
 
 class Matcher(Protocol):
-    """The state of one answer. Not for two threads at once."""
+    """The state of one answer in a grammar. Not thread-safe."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False, and no change, where the grammar does not allow it."""
+        """Accept one token. Returns False, and changes nothing, if the grammar does not allow it."""
         ...
 
     def rollback(self, num_tokens: int) -> None: ...
 
     def fill(self, words: Words) -> bool:
-        """Set the bits of the tokens that may come next; False where the engine has given up on this answer."""
+        """Set the bits of the tokens that may come next. Returns False if the engine has given up on this answer."""
         ...
 
     def is_complete(self) -> bool:
@@ -30,12 +30,12 @@ class Matcher(Protocol):
         ...
 
     def forced_bytes(self) -> bytes:
-        """What must come next, as far as that is certain; may be empty."""
+        """The bytes that must come next, as far as they are certain. May be empty."""
         ...
 
 
 class Compiled(Protocol):
-    """A grammar that is ready: makes any number of matchers."""
+    """A compiled grammar. It makes any number of matchers."""
 
     num_bytes: int
 
@@ -44,11 +44,11 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompiledPair:
-    """What an answer is held to, and what it is guessed from."""
+    """The grammar that an answer must follow, and the compact one that its drafts come from."""
 
     held_to: Compiled
     guessed_from: Compiled | None
-    """The same grammar in its compact spelling; None where there is none."""
+    """The same grammar in its compact spelling, or None."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,15 +56,15 @@ class CompiledPair:
 
 
 class GrammarBackend(Protocol):
-    """One engine over one vocabulary."""
+    """One grammar engine for one vocabulary."""
 
     def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
-        """The work that may take long, in a form that travels. Raises ValueError with what the engine says.
+        """Compile a grammar, which may take long, into bytes for `load`. Raises ValueError with the engine's message.
 
         `compact` allows one spelling of each JSON answer, for drafts.
         """
         ...
 
     def load(self, payload: bytes) -> Compiled:
-        """What has been compiled, in this process."""
+        """Load compiled bytes in this process."""
         ...

@@ -1,7 +1,7 @@
-"""The bytes of every token: all that a grammar engine needs of a tokenizer.
+"""The bytes of every token, which is all that a grammar engine needs from a tokenizer.
 
-Special tokens have no bytes, so that no text ever makes one; a structural tag may name them. Ids beyond the tokenizer,
-where the model's vocabulary is padded, have none either.
+Special tokens have no bytes, so that no text can make one; a structural tag may name them. Padding ids beyond the
+tokenizer's vocabulary have no bytes either.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Read once; the same in the engine and in the processes that compile for it."""
+    """The token bytes of one model. The engine and its compile server read the same."""
 
     tokens: tuple[bytes, ...]
-    """By token id, as many as the model has rows; empty for special tokens and padding."""
+    """Bytes by token id, one entry for each row of the model's head. Empty for special tokens and padding."""
     specials: dict[str, int]
     eos_token_ids: tuple[int, ...]
     fingerprint: str
@@ -30,7 +30,7 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
-    """From a model folder's tokenizer.json; None where there is none."""
+    """Read a model folder's tokenizer.json. None if there is no such file."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
@@ -59,7 +59,7 @@ def _pieces(vocab: Any) -> dict[str, int]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's: printable bytes stand for themselves, the others for code points from 256."""
+    """GPT-2's byte alphabet: printable bytes are themselves, the others are code points from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""xgrammar over one vocabulary. Importing this module takes seconds, the first time."""
+"""xgrammar for one vocabulary. The first import of this module takes seconds."""
 
 import numpy as np
 import xgrammar
@@ -9,7 +9,7 @@ from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 from graftwork.engine.grammar.schema.lint import LintedGrammar
 
 MAX_WHITESPACE = 8
-"""Between two tokens of JSON: without a bound, models have been seen to fill their answer with it."""
+"""The most whitespace between two tokens of JSON. Without a limit, some models fill their answer with it."""
 
 
 class XgrammarMatcher:
@@ -26,7 +26,7 @@ class XgrammarMatcher:
     def fill(self, words: Words) -> bool:
         words.fill(-1)
         self._matcher.fill_next_token_bitmask(words[None, :], 0)
-        words.view(np.uint32)[-1] &= np.uint32(self._last_word)  # bits of no token, which may have stayed set
+        words.view(np.uint32)[-1] &= np.uint32(self._last_word)  # bits beyond the vocabulary, which may still be set
         return True
 
     def is_complete(self) -> bool:

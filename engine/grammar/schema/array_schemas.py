@@ -1,4 +1,4 @@
-"""Arrays of one branch, in core keywords."""
+"""Writes the array schemas of one branch, in core keywords."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,14 +8,14 @@ from graftwork.engine.grammar.schema.errors import Gaps
 from graftwork.engine.grammar.schema.json_values import ARRAY
 
 _PLACES = 4
-"""Where in an array the first item that must be contained may stand; later ones are not offered."""
+"""The number of positions at which the first contained item may be. Later positions are not offered."""
 _MOST_CONTAINED = 16
 
 Written = tuple[dict[str, Any], tuple[Goal, ...]]
 
 
 def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
-    """One schema, or one for each place where what must be contained may begin."""
+    """The schemas of one branch: one, or one for each position at which the contained items may begin."""
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)
     most = min((one.most for one in lengths if one.most is not None), default=None)
@@ -53,9 +53,9 @@ def _goal(claims: Iterator[Claim | None]) -> Goal:
 
 
 def _containing(demand: Contains, first: list[Goal], rest: Goal) -> Iterator[tuple[list[Goal], Goal, int]]:
-    """(first, rest, least): a run of items that fit, from each of the first places on.
+    """(first, rest, least) for each position at which the run of fitting items may begin.
 
-    Where there may be only so many, all the others must not fit, and every count has schemas of its own.
+    With `maxContains`, all other items must not fit, and every count has schemas of its own.
     """
     others: Goal = frozenset() if demand.most is None else frozenset({demand.claim.negated()})
     last = demand.least if demand.most is None else min(demand.most, demand.least + _PLACES)

@@ -1,8 +1,8 @@
-"""What a schema asks of one value, once unions, negations and references are resolved: a branch of plain demands.
+"""The types for what a schema demands of a value, after unions, negations and references are resolved.
 
-A claim says that a value does, or does not, fit the schema at a place; a goal is several claims at once. A branch is
-a set of types and the demands on each; a value fits it if its type is among them and it meets every demand that
-speaks of its type. A claim is the union of its branches. All of this is data.
+A claim says that a value fits, or does not fit, the schema at one place. A goal is several claims that must all hold. A
+branch is a set of types with demands. A value fits a branch if the branch has its type and the value meets every demand
+on that type. A claim is the union of its branches. This module is only data.
 """
 
 from collections.abc import Mapping
@@ -19,19 +19,19 @@ class Claim:
     pointer: str
     holds: bool = True
     silent: bool = False
-    """Under a negation: what it evaluates is not reported to `unevaluated…` outside."""
+    """True under a negation. Then `unevaluated…` keywords outside do not see what the claim evaluates."""
 
     def negated(self) -> "Claim":
         return Claim(self.pointer, not self.holds, True)
 
 
 Goal = frozenset[Claim]
-"""All at once; the empty goal is any value."""
+"""Claims that must all hold. Every value meets the empty goal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """Any type: it is one of these values, or none of them."""
+    """For any type: the value is one of these values, or none of them."""
 
     values: tuple[Any, ...] = field(hash=False)
     holds: bool
@@ -40,7 +40,7 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A number: at least or at most a limit."""
+    """For a number: a lower or an upper limit."""
 
     limit: float
     is_lower: bool
@@ -56,7 +56,7 @@ class MultipleOf:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Of a string in characters, of an array in items, or of an object in properties."""
+    """The length of a string in characters, of an array in items, or of an object in properties."""
 
     of: str
     least: int
@@ -66,7 +66,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """A string: a pattern is found in it."""
+    """For a string: a pattern is found in it."""
 
     pattern: Node = field(hash=False)
     pointer: str
@@ -74,7 +74,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class HasFormat:
-    """A string."""
+    """For a string: it has a format."""
 
     format: str
     pointer: str
@@ -82,7 +82,7 @@ class HasFormat:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """An array: its first items, then all the others; None asks nothing."""
+    """For an array: goals of its first items, and of all others. None demands nothing."""
 
     first: tuple[Claim | None, ...]
     rest: Claim | None
@@ -92,7 +92,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """An array: so many items fit."""
+    """For an array: the number of items that fit a claim."""
 
     claim: Claim
     least: int
@@ -102,7 +102,10 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """An object: the properties named, those whose names match a pattern, and all the others; None asks nothing."""
+    """For an object: goals of the named properties, of those that match a pattern, and of all others.
+
+    None demands nothing.
+    """
 
     named: Mapping[str, Claim | None] = field(hash=False)
     patterns: tuple[tuple[Node, Claim | None], ...] = field(hash=False)
@@ -113,7 +116,7 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """An object: one property, where it is there."""
+    """For an object: a claim on one property, if the property is present."""
 
     name: str
     claim: Claim
@@ -122,7 +125,7 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """An object has a property, or has it not."""
+    """For an object: a property is present, or absent."""
 
     name: str
     required: bool
@@ -131,7 +134,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """An object: every property's name fits."""
+    """For an object: every property's name fits a claim."""
 
     claim: Claim
     pointer: str
@@ -155,11 +158,11 @@ Demand = (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to fit."""
+    """One alternative of a claim: types, and demands on them."""
 
     types: frozenset[str]
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """The demands of one kind."""
+        """The branch's demands of one kind."""
         return [demand for demand in self.demands if isinstance(demand, kind)]

@@ -1,9 +1,9 @@
-"""Writes a multiplied-out schema down again, in the few keywords that the grammar engines enforce exactly.
+"""Writes the expanded branches as a schema with the few keywords that the grammar engines enforce exactly.
 
-The result is a graph of goals: a goal is a union of typed schemas, each with one type, whose parts are goals again.
+The result is a graph of goals. A goal is a union of typed schemas. Each has one type, and its parts are goals again.
 Typed schemas use `type`, `enum`; number bounds and `multipleOf`; lengths, `pattern` and `format` of strings;
 `prefixItems` and `items`; `properties`, `required`, `patternProperties` and `additionalProperties`; nothing else.
-Where a language is narrower than asked (whole numbers are written without a point), it is never wider.
+The result may allow less than the schema (whole numbers are written without a point), but never more.
 """
 
 from dataclasses import dataclass
@@ -37,15 +37,15 @@ ANY_VALUE: Goal = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class TypedSchema:
-    """One way to fit, of one type. Parts of it that are goals stand in it as such."""
+    """One alternative with one type. Its parts are goals, not yet written schemas."""
 
     keywords: dict[str, Any]
     needs: tuple[Goal, ...] = ()
-    """Goals without which this has no value."""
+    """The goals that must have a value for this schema to have one."""
 
 
 class CoreWriter:
-    """Makes the graph and writes it."""
+    """Builds the graph of goals and writes it as a schema."""
 
     def __init__(self, root: Schema, limits: LintLimits, gaps: Gaps) -> None:
         self._gaps = gaps
@@ -56,7 +56,7 @@ class CoreWriter:
         self._num_nodes = 0
 
     def write(self) -> dict[str, Any]:
-        """The core schema. Raises InvalidRequest where no value fits, or where it grows beyond the limits."""
+        """The core schema. Raises InvalidRequest if no value fits, or if it grows beyond the limits."""
         root: Goal = frozenset({Claim("#")})
         try:
             self._collect(root)
@@ -118,18 +118,18 @@ class CoreWriter:
         return [TypedSchema({"enum": values})] if values else []
 
     def _alive(self) -> set[Goal]:
-        """Goals that have a finite value: a least fixed point over what each way needs."""
+        """The goals that have a finite value: a least fixed point over what each alternative needs."""
         alive, known = {ANY_VALUE}, 0
         while known < len(alive):
             known = len(alive)
-            for goal in reversed(self._unions):  # parts were found behind what they are parts of
+            for goal in reversed(self._unions):  # parts were found after the goals that contain them
                 if goal not in alive and any(alive.issuperset(typed.needs) for typed in self._unions[goal]):
                     alive.add(goal)
         return alive
 
 
 def goals_in(keywords: dict[str, Any]) -> list[Goal]:
-    """Goals that stand in a typed schema's keywords."""
+    """The goals in the keywords of a typed schema."""
     return [goal for keyword, part in keywords.items() if keyword != "enum" for goal in _goals_at(part)]
 
 
@@ -146,7 +146,7 @@ def _goals_at(part: Any) -> list[Goal]:
 
 
 class _Printer:
-    """Goals without parts stand where they are used; the others, which may be in a cycle, in `$defs`."""
+    """Writes the document. Goals without parts are written inline; the others, which may form a cycle, go to `$defs`."""
 
     def __init__(self, unions: dict[Goal, list[TypedSchema]], alive: set[Goal]) -> None:
         self._unions = unions

@@ -1,4 +1,4 @@
-"""What is not served, and where: the one error of this room, and the list of what was let go instead."""
+"""The error of this room, which names what is not served and where, and the list of gaps for callers that allow them."""
 
 from dataclasses import dataclass, field
 
@@ -8,24 +8,24 @@ UNSUPPORTED = "unsupported_grammar"
 
 
 def refused(pointer: str, reason: str) -> InvalidRequest:
-    """`pointer` is a URI fragment: `#` for the whole, `#/properties/a/not` for a part."""
+    """Make the error. `pointer` is a URI fragment: `#` for the whole schema, `#/properties/a/not` for a part."""
     return InvalidRequest(f"The grammar cannot be enforced at {pointer}: {reason}", param=pointer, code=UNSUPPORTED)
 
 
 @dataclass(slots=True)
 class Gaps:
-    """What cannot be enforced: the end of a strict grammar, and a list for one that is not strict."""
+    """Collects what cannot be enforced. For a strict grammar the first gap is an error."""
 
     strict: bool
     pointers: dict[str, str] = field(default_factory=dict)
-    """What was let go, and why."""
+    """JSON pointers of what is not enforced, with reasons."""
 
     def meet(self, pointer: str, reason: str) -> None:
-        """Returns only where the caller may go on without. Raises InvalidRequest under `strict`."""
+        """Note a gap. Raises InvalidRequest if the grammar is strict."""
         if self.strict:
             raise refused(pointer, reason)
         self.pointers.setdefault(pointer, reason)
 
     def listed(self) -> tuple[tuple[str, str], ...]:
-        """By pointer."""
+        """All gaps, sorted by pointer."""
         return tuple(sorted(self.pointers.items()))

@@ -1,7 +1,7 @@
-"""Which values of `format` are enforced, and as what.
+"""The values of `format` that are enforced, and how.
 
-Most are patterns of our own, tighter than the standards where those are not regular: no leap seconds, no punycode.
-The rest are llguidance's, which accept nothing that the suite of formats calls invalid.
+Most are patterns of our own. They are stricter than a standard that is not regular: no leap seconds, no punycode.
+The rest are llguidance's formats, which accept nothing that the test suite of formats calls invalid.
 """
 
 from graftwork.engine.grammar.schema.constraints import Bound, Demand, HasFormat, Length, Matches
@@ -20,7 +20,7 @@ _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]+)?(?:[Zz]|[+\-]{_CLOCK})"
 _END = "[A-Za-z0-9]"
 _INNER = "[A-Za-z0-9\\-]"
 _LABEL = f"{_END}(?:{_INNER}?{_END}|{_INNER}(?:{_END}{_INNER}|-{_END}){_INNER}{{0,58}}{_END}|{_INNER}{_INNER}{_END})?"
-"""Without two hyphens in its third and fourth place, where punycode has them."""
+"""A label of a host name. It has no hyphens at both its third and fourth character, which mark punycode."""
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
 _PATTERNS = {
@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = frozenset({"float", "double"})
 
 
 def demands_of(name: object, pointer: str) -> tuple[Demand, ...] | None:
-    """What a format asks for; None if it is not enforced."""
+    """The demands of a format. None if it is not enforced."""
     if not isinstance(name, str):
         return None
     if name in _BUILT_IN:

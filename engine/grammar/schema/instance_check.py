@@ -1,4 +1,4 @@
-"""Whether a given value fits: for the values that a schema lists, which must also meet everything around them."""
+"""Checks given values against a schema. Listed values (`enum`, `const`) must also meet the keywords around them."""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -31,7 +31,7 @@ _FUEL = 1_000_000
 
 
 class Fitting:
-    """Reads values against the branches of one schema."""
+    """Checks values against the branches of one schema."""
 
     def __init__(self, brancher: Brancher, gaps: Gaps) -> None:
         self._brancher = brancher
@@ -42,7 +42,7 @@ class Fitting:
         return any(self.is_met(value, branch) for branch in self._brancher.branches_of(goal, "#"))
 
     def is_met(self, value: Any, branch: Branch) -> bool:
-        """Raises InvalidRequest where it takes too long to tell."""
+        """Whether a value meets a goal. Raises InvalidRequest if the check takes too long."""
         try:
             return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
         except PatternError as error:
@@ -52,7 +52,7 @@ class Fitting:
         return claim is None or self.fits(value, frozenset({claim}))
 
     def _meets(self, value: Any, demand: Demand) -> bool:
-        """A demand on another type is met by any value."""
+        """Whether a value meets a demand. A demand on another type is always met."""
         kind = type_of(value)
         match demand:
             case Among(values, holds):
@@ -93,7 +93,7 @@ class Fitting:
                 return all(self.fits(item, self.claims_on(demand, name)) for name, item in value.items())
 
     def claims_on(self, demand: Properties, name: str) -> Goal:
-        """What an object's demand asks of the property of a name. Raises PatternError where it takes too long to tell."""
+        """The claims of an object's demand on the property with a name. Raises PatternError if matching takes too long."""
         claims = [demand.named[name]] if name in demand.named else []
         claims += [claim for pattern, claim in demand.patterns if matches(pattern, name, self._fuel)]
         return frozenset(claim for claim in claims or [demand.rest] if claim is not None)
@@ -108,5 +108,5 @@ def _number_meets(value: float, demand: Bound | MultipleOf) -> bool:
 
 
 def exact(number: float) -> Fraction:
-    """The decimal that was written, not the binary float next to it."""
+    """The number as the decimal that was written, not as the nearest binary float."""
     return Fraction(repr(number)) if isinstance(number, float) else Fraction(number)

@@ -1,4 +1,4 @@
-"""JSON values as JSON Schema sees them: six types with whole numbers apart, and equality that minds types."""
+"""JSON values as JSON Schema sees them: their types, with whole numbers as a type, and equality by type and value."""
 
 import json
 from collections.abc import Hashable
@@ -8,7 +8,7 @@ NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (
     "null", "boolean", "integer", "fraction", "string", "array", "object",
 )  # fmt: skip
 ALL_TYPES = frozenset({NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT})
-"""`fraction` is a number that is not whole, so that the types are disjoint."""
+"""`fraction` is a number that is not whole. So no two types overlap."""
 NUMBERS = frozenset({INTEGER, FRACTION})
 
 TYPES_BY_NAME: dict[str, frozenset[str]] = {name: frozenset({name}) for name in ALL_TYPES - {FRACTION}} | {
@@ -36,7 +36,7 @@ def type_of(value: Any) -> str:
 
 
 def identity(value: Any) -> Hashable:
-    """Equal for values that are equal in JSON: 1 is 1.0 and not true, and keys have no order."""
+    """A key that is equal for values that are equal in JSON: 1 equals 1.0 but not true, and keys have no order."""
     match value:
         case bool() | None | str():
             return (type_of(value), value)
@@ -49,12 +49,12 @@ def identity(value: Any) -> Hashable:
 
 
 def canonical(value: Any) -> str:
-    """One text for one value as it was written, keys in their order."""
+    """The compact JSON text of a value, with keys in their order."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def is_writable(value: Any) -> bool:
-    """Whether its texts need no escape by number. Engines write none: a name could be written in two ways."""
+    """Whether its texts need no escape such as \\u0061. The engines write none, so that each name has one spelling."""
     match value:
         case str():
             return all(character >= " " or character in "\b\f\n\r\t" for character in value)

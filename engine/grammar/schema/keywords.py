@@ -1,6 +1,6 @@
-"""The keywords that ask something of one value and name no other schema, each as branches for both its signs.
+"""Reads the keywords that contain no other schema. Each gives branches, for the keyword and for its negation.
 
-A keyword that speaks of one type says nothing of the others, so its negation is a value of that type.
+A keyword about one type allows all other types. So its negation allows only values of that type.
 """
 
 from collections.abc import Callable
@@ -30,19 +30,19 @@ Keyword = Callable[["LeafKeywords", str, dict[str, Any], str, bool], list[Branch
 
 
 def only(types: frozenset[str], demand: Demand, *, holds: bool) -> list[Branch]:
-    """A demand on some types: free for the others where it is asked, for nobody else where its contrary is."""
+    """The branches of a demand on some types. Values of other types fit it; they do not fit its negation."""
     return [Branch(ALL_TYPES if holds else types, (demand,))]
 
 
 class LeafKeywords:
-    """Reads keywords at a place."""
+    """Reads the keywords of a schema at one place."""
 
     def __init__(self, limits: LintLimits, gaps: Gaps) -> None:
         self._limits = limits
         self._gaps = gaps
 
     def branches(self, keyword: str, schema: dict[str, Any], pointer: str, holds: bool) -> list[Branch]:
-        """The ways in which a value fits one keyword, or does not. Raises InvalidRequest for a malformed value."""
+        """The branches of one keyword, or of its negation. Raises InvalidRequest for a malformed keyword."""
         return _KEYWORDS[keyword](self, keyword, schema, under(pointer, keyword), holds)
 
     def _type(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
@@ -65,7 +65,7 @@ class LeafKeywords:
         is_lower = keyword in ("minimum", "exclusiveMinimum")
         exclusive = keyword.startswith("exclusive")
         limit = schema[keyword]
-        if exclusive and isinstance(limit, bool):  # draft 4: a mark on the other keyword
+        if exclusive and isinstance(limit, bool):  # in draft 4 this is a flag of the other keyword
             return ANYTHING if holds else NOTHING
         if not _is_number(limit):
             raise refused(at, "a limit is a number.")
@@ -108,7 +108,7 @@ class LeafKeywords:
         return only(frozenset({STRING}), Matches(pattern, at), holds=True)
 
     def read_pattern(self, text: str) -> Any:
-        """A pattern within the limits. Raises PatternError."""
+        """Read a pattern and check its limits. Raises PatternError."""
         if len(text) > self._limits.pattern_length:
             raise PatternError(f"it is longer than {self._limits.pattern_length} characters")
         pattern = read_search(text)
@@ -127,7 +127,7 @@ class LeafKeywords:
 
     def _required(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
         names = schema[keyword]
-        if isinstance(names, bool):  # draft 3 wrote it into the property
+        if isinstance(names, bool):  # in draft 3 this is a flag inside the property
             return self._gap(at, "required is a list of names beside `properties`.")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise refused(at, "required is a list of names.")
@@ -166,7 +166,7 @@ LEAF_KEYWORDS = tuple(_KEYWORDS)
 
 
 def whole_number(value: object, at: str) -> int:
-    """A count. Raises InvalidRequest for anything else."""
+    """A non-negative whole number. Raises InvalidRequest for any other value."""
     if not _is_number(value) or value != int(value) or value < 0:
         raise refused(at, "a count is a whole number from 0.")
     return int(value)

@@ -1,8 +1,8 @@
-"""Reads a grammar before anything compiles it: whether it is served, by which engine, and in what words.
+"""Reads a grammar before it is compiled: decides whether it is served, by which engine, and writes it for that engine.
 
-Pure Python, and bounded: what passes is small, and every keyword in it is enforced by the engine chosen, or refused
-with its JSON pointer. Where the caller is not strict, what cannot be enforced is let go and listed instead.
-xgrammar serves what it enforces exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
+It is pure Python with bounded cost. Every keyword is enforced by the chosen engine, or refused with its JSON pointer.
+If the caller is not strict, keywords that cannot be enforced are listed instead. xgrammar serves what it enforces
+exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
 """
 
 import json
@@ -33,21 +33,21 @@ class GrammarEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintedGrammar:
-    """What an engine is to compile, and what it will not enforce."""
+    """The text for an engine to compile, and the gaps that it does not enforce."""
 
     engine: GrammarEngine
     kind: GrammarKind
     text: str
     gaps: tuple[tuple[str, str], ...] = ()
-    """JSON pointers and reasons; empty under `strict`."""
+    """JSON pointers with reasons. Empty if the caller is strict."""
 
 
 def lint(
     source: GrammarSource, limits: LintLimits = _LIMITS, specials: Mapping[str, int] | None = None
 ) -> LintedGrammar:
-    """Raises InvalidRequest, with the JSON pointer as its `param`, for what is not served.
+    """Check a grammar and prepare it for an engine. Raises InvalidRequest with the JSON pointer as its `param`.
 
-    `specials` are the tokenizer's special tokens, which a structural tag may name; without them its text is only read.
+    `specials` are the tokenizer's special tokens, which a structural tag may name. Without them its text is only checked.
     """
     size = len(source.text.encode(errors="surrogatepass"))
     if size > limits.text_bytes:
@@ -72,16 +72,16 @@ def lint(
 
 
 def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
-    """A schema in the few keywords that engines enforce exactly. Raises InvalidRequest."""
+    """Rewrite a schema in the few keywords that the engines enforce exactly. Raises InvalidRequest."""
     check_size(schema, limits)
     return CoreWriter(schema, limits, gaps).write()
 
 
 def parsed(text: str) -> Any:
-    """JSON. Raises InvalidRequest."""
+    """Parse JSON. Raises InvalidRequest."""
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
-        canonical(value).encode()  # half of a surrogate pair is no character
+        canonical(value).encode()  # half of a surrogate pair is not a character
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else f"it is no JSON: {error}"
         raise refused("#", f"{reason}.") from None

@@ -1,4 +1,4 @@
-"""A core schema as llguidance reads it, with the one way of writing JSON that it is to allow."""
+"""Writes a core schema for llguidance, with options that fix how JSON is spelled."""
 
 from typing import Any
 
@@ -9,8 +9,10 @@ _OPTIONS = {
     "whitespace_pattern": "[ \\n\\r\\t]{0,8}",
     "json_allowed_escapes": '"\\bfnrt',
 }
-"""No escape by number: `"\\u0061"` would be another way to write a name that is ruled out. Whitespace has a bound:
-without one, models have been seen to fill their answers with it."""
+"""No escapes such as `"\u0061"`, which would be a second spelling of a forbidden name.
+
+Whitespace is limited, because some models fill their answers with it.
+"""
 
 
 _COMPACT_OPTIONS = {
@@ -19,11 +21,11 @@ _COMPACT_OPTIONS = {
     "key_separator": ": ",
     "json_allowed_escapes": '"\\bfnrt',
 }
-"""As most programs write JSON: what is guessed of an answer, never what it is held to."""
+"""The spelling that most programs use. It serves only to draft answers, never to check them."""
 
 
 def compacted(text: str) -> str:
-    """A grammar of `spelled` schemas with one spelling for each answer."""
+    """The grammar of `spelled` with one spelling for each answer."""
     return text.replace(canonical(_OPTIONS), canonical(_COMPACT_OPTIONS))
 
 

@@ -1,4 +1,4 @@
-"""Drops from a branch the types that its own demands rule out; a branch without types is no way to fit at all."""
+"""Drops from a branch the types that its own demands exclude. A branch without types fits nothing."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def required_names(branch: Branch) -> list[str]:
 
 
 def narrowed(branch: Branch) -> Branch | None:
-    """Without the types that its demands rule out; None if none is left."""
+    """The branch without the types that its demands exclude. None if no type is left."""
     types = set(branch.types & _possible_types(branch))
     lengths: dict[str, list[Length]] = {}
     for length in branch.of(Length):
@@ -27,13 +27,13 @@ def narrowed(branch: Branch) -> Branch | None:
 
 
 def _possible_types(branch: Branch) -> frozenset[str]:
-    """Of the values that it allows, where it lists them."""
+    """The types of the values that a branch lists, if it lists values."""
     values = listed_values(branch)
     return ALL_TYPES if values is None else frozenset(type_of(value) for value in values)
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
-    """The values that all lists of a branch leave; None where it has no list of what is allowed."""
+    """The values that all lists of a branch allow. None if it has no list."""
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]
     if not listed:

@@ -1,8 +1,8 @@
-"""Multiplies a schema out: the branches of a claim, in which no union, negation, condition or reference is left.
+"""Expands a schema into branches, in which no union, negation, condition or reference is left.
 
-Every keyword has two readings, that it holds and that it does not; negation swaps them (De Morgan), so `not`,
-`if`/`then`/`else` and the exclusive half of `oneOf` need no engine that knows them. Where the contrary of a keyword
-cannot be said (that some item does not fit), the keyword is a gap. Branches that contradict themselves are dropped.
+Every keyword is read in two ways: that it holds, and that it does not. Negation swaps the two (De Morgan). So the
+engines need not know `not`, `if`/`then`/`else` or the exclusive part of `oneOf`. A keyword whose negation cannot be
+expressed (that some item does not fit) is a gap. Branches that contradict themselves are dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,17 +34,17 @@ from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocum
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WORK = 40_000
 _WORTH = 16
-"""Demands, and values that are listed, that cost as much to join as two bare branches."""
+"""The number of demands and listed values that cost as much to join as two branches without any."""
 _LOOK_AHEAD = 2
 _MOST_SUBSETS = 4
 
 
 class _Loop(Exception):
-    """A claim is met again while it is being multiplied out."""
+    """A claim refers to itself while it is expanded."""
 
 
 class Brancher:
-    """Owns what has been multiplied out so far, and the budget for it."""
+    """Expands claims. Owns the results so far, and the budget for them."""
 
     def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
         self._document = document
@@ -58,7 +58,7 @@ class Brancher:
     # ---- goals ------------------------------------------------------------------------------------------------
 
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """The ways to fit all claims of a goal; `pointer` is named where there are too many."""
+        """The branches that fit all claims of a goal. `pointer` is named in the error if there are too many."""
         try:
             return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
         except _Loop:
@@ -66,7 +66,7 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Whether a goal may have a value; a yes is a maybe."""
+        """Whether a goal may have a value. True can be wrong, False cannot."""
         try:
             branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
         except _Loop:
@@ -84,7 +84,7 @@ class Brancher:
         )
 
     def property_goal(self, branch: Branch, name: str) -> Goal:
-        """What a branch asks of one property's value."""
+        """The goal of one property's value in a branch."""
         claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
         for demand in branch.of(Properties):
             claims |= set(_claims_on(demand, name))
@@ -93,7 +93,7 @@ class Brancher:
     # ---- claims -----------------------------------------------------------------------------------------------
 
     def branches(self, claim: Claim) -> list[Branch]:
-        """The ways in which one claim is true."""
+        """The branches of one claim."""
         if claim not in self._known:
             if claim in self._open:
                 raise _Loop
@@ -123,7 +123,7 @@ class Brancher:
         return self._with_unevaluated(schema, claim, self._product(parts, claim.pointer))
 
     def _product(self, parts: Sequence[list[Branch]], pointer: str) -> list[Branch]:
-        """Every way to take one branch of each part, without those that contradict themselves."""
+        """Combine one branch of each part, in every way. Combinations that contradict themselves are dropped."""
         found = ANYTHING
         for part in sorted(parts, key=len):
             if part is ANYTHING:
@@ -179,7 +179,7 @@ class Brancher:
         if not claim.holds:
             return self._product(parts, claim.pointer)
         if len(children) <= _MOST_SUBSETS and self._evaluates(claim):
-            # Each that fits says what it evaluates: unevaluated parts depend on which ones do.
+            # Every fitting alternative counts, because unevaluated parts depend on which ones fit.
             sizes = range(len(parts), 0, -1)
             subsets = [subset for size in sizes for subset in combinations(parts, size)]
             return [branch for subset in subsets for branch in self._product(subset, claim.pointer)]
@@ -208,7 +208,7 @@ class Brancher:
         return none + [branch for pair in pairs for branch in pair]
 
     def _are_apart(self, one: Claim, two: Claim) -> bool:
-        """Whether no value fits both, as far as a look at types, values and required properties tells."""
+        """Whether types, values or required properties show that no value fits both."""
         return not any(
             self._has_types(both, 0)
             for left in self.branches(one)
@@ -356,7 +356,9 @@ class Brancher:
 
 
 def _rest_of_properties(branch: Branch, rest: Claim) -> Demand:
-    """What no keyword of this branch has evaluated fits `rest`. What others might have evaluated is asked all the same."""
+    """Demand `rest` of all properties that no keyword of this branch evaluates, even if another branch might evaluate
+    them.
+    """
     seen = [demand for demand in branch.of(Properties) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
     return Properties(
@@ -376,7 +378,10 @@ def _rest_of_items(branch: Branch, rest: Claim) -> Demand:
 
 
 def _claims_on(demand: Properties, name: str) -> list[Claim]:
-    """Without patterns, which take time to match: what is left out only asks less."""
+    """The claims of a demand on a property, without those by pattern, which take time to match.
+
+    Leaving them out only demands less.
+    """
     found = demand.named.get(name) if name in demand.named or demand.patterns else demand.rest
     return [] if found is None else [found]
 

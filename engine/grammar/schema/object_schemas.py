@@ -1,4 +1,4 @@
-"""Objects of one branch, in core keywords."""
+"""Writes the object schemas of one branch, in core keywords."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def object_schemas(
     branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
 ) -> list[Written]:
-    """One schema, or none where a required property cannot be there."""
+    """One schema, or none if a required property is impossible."""
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()
     except PatternError as error:
@@ -38,7 +38,7 @@ def object_schemas(
 
 
 class _ObjectWriter:
-    """Owns nothing beyond one branch."""
+    """Writes the object schema of one branch."""
 
     def __init__(self, branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps) -> None:
         self._branch = branch
@@ -75,7 +75,7 @@ class _ObjectWriter:
     # ---- properties with a name -------------------------------------------------------------------------------
 
     def _all_names(self, named_only: list[str]) -> list[str]:
-        """Those that are declared, in the order of declaration; then those that are only spoken of."""
+        """All property names: declared ones in their order, then those that other keywords mention."""
         names = [name for shape in self._shapes for name in shape.named]
         names += [one.name for one in self._branch.of(Property)]
         names += self._required + sorted(self._forbidden) + named_only
@@ -94,7 +94,7 @@ class _ObjectWriter:
     # ---- properties without -----------------------------------------------------------------------------------
 
     def _unnamed(self) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
-        """(goals by pattern, goal of all others, names that are the only ones left)."""
+        """(goals by pattern, goal of all other properties, the only names that are allowed besides)."""
         by_pattern = [_claims_by_pattern(shape) for shape in self._shapes]
         everywhere: Goal = frozenset().union(
             *(claims for found in by_pattern for text, claims in found.items() if text is None)
@@ -104,7 +104,7 @@ class _ObjectWriter:
             for shape, found in zip(self._shapes, by_pattern, strict=True)
         ]
         rest = everywhere.union(*rests)
-        # A pattern of one shape is, to another that does not have it, one of its others.
+        # A pattern that a shape does not have belongs to the others of that shape.
         goals: dict[str, Goal] = {
             text: everywhere.union(*(found.get(text, other) for found, other in zip(by_pattern, rests, strict=True)))
             for text in dict.fromkeys(text for found in by_pattern for text in found if text is not None)
@@ -132,7 +132,7 @@ class _ObjectWriter:
         return ({pattern: rest} if rest is not False else {}), False, []
 
     def _pattern_of_names(self, branches: list[Branch]) -> str | None:
-        """None where any name will do."""
+        """The pattern that all names must match. None if any name is allowed."""
         asked: list[Node] = []
         for one in branches[0].demands:
             if isinstance(one, Matches):
@@ -140,7 +140,7 @@ class _ObjectWriter:
             elif isinstance(one, Length) and one.of == STRING:
                 asked.append(length_between(one.least, one.most))
             elif isinstance(one, HasFormat) or (isinstance(one, Among) and any(isinstance(v, str) for v in one.values)):
-                asked += [length_between(0, None)] * 2  # neither can be said in one pattern
+                asked += [length_between(0, None)] * 2  # neither can be written as one pattern
         if len(branches) == 1 and len(asked) <= 1:
             return anchored(written(asked[0])) if asked else None
         lengths = [one for one in branches[0].of(Length) if one.of == STRING]
@@ -154,9 +154,10 @@ class _ObjectWriter:
     # ---- counts -----------------------------------------------------------------------------------------------
 
     def _counts(self, is_closed: bool, num_allowed: int, *, has_optional: bool) -> dict[str, Any] | None:
-        """A property may be written twice, and counts once: only what that cannot break is enforced.
+        """The limits on the number of properties. A model may write a property twice, which counts once, so only limits
+        that still hold then are enforced.
 
-        llguidance 1.9.1 counts only where all names that are declared are required.
+        llguidance 1.9.1 counts only if all declared names are required.
         """
         lengths = [one for one in self._branch.of(Length) if one.of == OBJECT]
         least = max((one.least for one in lengths), default=0)
@@ -191,9 +192,9 @@ def _union(claims: Iterable[Claim | None]) -> Goal:
 
 
 def _claims_by_pattern(shape: Properties) -> dict[str | None, Goal]:
-    """What a shape asks where a pattern matches, by the pattern as it is written; None stands for any name.
+    """The claims of a demand by pattern, in the engine's spelling. None stands for any name.
 
-    Several of its patterns may be one pattern, spelled differently.
+    Two patterns of a schema may become the same pattern.
     """
     found: dict[str | None, Goal] = {}
     for pattern, claim in shape.patterns:

@@ -1,15 +1,15 @@
-"""Regular expressions of JSON Schema (ECMA-262, unicode), as far as they are regular.
+r"""Regular expressions of JSON Schema (ECMA-262, unicode), as far as they are regular.
 
-Reads a pattern into characters, sequences, alternatives and repeats, and writes it for an engine as a whole match with
-every class spelled out, so that no engine's own idea of `\\d`, `.` or an unanchored search is ever used. Look-around,
-back references, word boundaries and flags are refused. `matches` runs in polynomial time, whatever the pattern.
+Reads a pattern into characters, sequences, alternatives and repeats. Writes it for an engine as a match of the whole
+text with every class written out, so that the engine's own meaning of `\d`, `.` or a search does not matter.
+Look-around, back references, word boundaries and flags are refused. `matches` takes polynomial time for every pattern.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]
-"""Code points, inclusive, ascending, apart from one another."""
+"""Ranges of code points: inclusive, ascending, not touching."""
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -18,19 +18,19 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class PatternError(ValueError):
-    """Why a pattern is not served."""
+    """A pattern is not served. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a class."""
+    """Matches one character of a class."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One after another; the empty run matches the empty string."""
+    """Matches its parts one after another. An empty run matches the empty string."""
 
     parts: tuple["Node", ...]
 
@@ -61,7 +61,7 @@ def normalise(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Every other code point; surrogates are no characters and are in neither."""
+    """Every other code point. Surrogates are not characters and belong to neither side."""
     left, start = [], 0
     for low, high in normalise([*ranges, _SURROGATES]):
         if start < low:
@@ -94,7 +94,7 @@ _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 
 @dataclass(frozen=True, slots=True)
 class _Alternative:
-    """A sequence and whether it is tied to the string's start and end."""
+    """A sequence, and whether it is anchored at the text's start and end."""
 
     parts: tuple[Node, ...]
     starts: bool
@@ -150,7 +150,7 @@ class _Reader:
                 ends = True
             else:
                 term = self._term()
-                if isinstance(term, list):  # a group with anchors of its own
+                if isinstance(term, list):  # a group with its own anchors
                     if parts or starts or self._peek() not in ("", "|", ")"):
                         raise PatternError("an anchor stands inside a group among other text")
                     return term
@@ -195,7 +195,7 @@ class _Reader:
         bounds = self._bounds()
         if bounds is None:
             return part
-        self._skip("?")  # lazy or not, the same strings match
+        self._skip("?")  # a lazy repeat matches the same texts
         if self._peek() in ("*", "+", "?"):
             raise PatternError("a repeat is repeated without a group")
         return Repeat(part, *bounds)
@@ -278,12 +278,15 @@ def _is_one(ranges: Ranges) -> bool:
 
 
 def read_search(pattern: str) -> Node:
-    """A pattern as JSON Schema means it: found anywhere unless anchored. Raises PatternError."""
+    """Read a pattern that may be found anywhere in the text unless it is anchored, as in JSON Schema.
+
+    Raises PatternError.
+    """
     return _joined(_Reader(pattern).read(), around=(ANYTHING,))
 
 
 def read_whole(pattern: str) -> Node:
-    """A pattern that must match from start to end. Raises PatternError."""
+    """Read a pattern that must match the whole text. Raises PatternError."""
     return _joined(_Reader(pattern).read(), around=())
 
 
@@ -293,12 +296,12 @@ def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
 
 
 def length_between(least: int, most: int | None) -> Node:
-    """Any text of so many characters."""
+    """A pattern of any text with a length in a range, in characters."""
     return Repeat(ANY, least, most)
 
 
 def none_of(texts: Iterable[str]) -> Node:
-    """Every text but these."""
+    """A pattern of every text but these."""
     by_first: dict[str, list[str]] = {}
     texts = list(texts)
     for text in texts:
@@ -311,7 +314,7 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Whether every text surely matches: free on both sides of something that may be empty."""
+    """Whether every text certainly matches: anything, then a part that may be empty, then anything."""
     match node:
         case Either(choices):
             return any(is_universal(choice) for choice in choices)
@@ -322,7 +325,7 @@ def is_universal(node: Node) -> bool:
 
 
 def repeats(node: Node) -> int:
-    """Copies of the inmost part that counted repeats ask for."""
+    """The number of copies of the innermost part that counted repeats multiply to."""
     match node:
         case Chars():
             return 1
@@ -333,7 +336,7 @@ def repeats(node: Node) -> int:
 
 
 def written(node: Node) -> str:
-    """In the syntax of Rust's regular expressions, without anchors."""
+    """Write a pattern in the syntax of Rust's regular expressions, without anchors."""
     match node:
         case Chars(ranges):
             return f"[{''.join(_written_range(*one) for one in ranges)}]" if ranges else "[^\\x{0}-\\x{10FFFF}]"
@@ -351,25 +354,25 @@ def _written_range(low: int, high: int) -> str:
 
 
 class Fuel:
-    """What matching may still cost: about a microsecond for each unit."""
+    """The budget of a match. A unit is about a microsecond."""
 
     def __init__(self, units: int = 200_000) -> None:
         self.left = units
 
     def spend(self, units: int) -> None:
-        """Raises PatternError where nothing is left."""
+        """Spend units. Raises PatternError if too few are left."""
         self.left -= units
         if self.left < 0:
             raise PatternError("it takes too long to match")
 
 
 def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
-    """Whether the whole text matches. Raises PatternError where that takes too long to tell."""
+    """Whether the whole text matches. Raises PatternError if that takes too long."""
     return len(text) in _ends(node, text, frozenset({0}), fuel or Fuel())
 
 
 def _ends(node: Node, text: str, starts: frozenset[int], fuel: Fuel) -> frozenset[int]:
-    """Where a match may end that begins at one of `starts`."""
+    """The positions where a match that begins at one of `starts` may end."""
     fuel.spend(1 + len(starts))
     match node:
         case Chars(ranges):

@@ -1,7 +1,7 @@
-"""Which core schemas xgrammar enforces exactly, in milliseconds and with small states.
+"""Decides which core schemas are plain: xgrammar enforces them exactly, in milliseconds and with small states.
 
-Held to by both test suites. What it reads loosely (open objects beside
-declared names, patterns, lengths, counts of properties) or compiles slowly (many optional properties) is not plain.
+Both test suites check this. Not plain is what xgrammar enforces loosely (open objects with declared names, patterns,
+lengths, counts of properties) or compiles slowly (many optional properties).
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Numbers and strings of one branch, in core keywords."""
+"""Writes the number and string schemas of one branch, in core keywords."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
@@ -14,19 +14,19 @@ from graftwork.engine.grammar.schema.patterns import none_of, written
 _MAX_FACTOR = 10_000
 _MAX_BARRED = 16
 _MAX_BARRED_LENGTH = 64
-"""Characters; each is a group within the one before it, and engines read only so many."""
+"""The longest forbidden text, in characters. Each character is a nested group, and engines limit the nesting."""
 _STEP = 1e-6
 _EXACT = 2**53
-"""Up to here doubles tell all whole numbers apart."""
+"""Up to this number, every whole number has a double of its own."""
 _DIGITS = 15
 _LARGE = 10**9
 _FARTHEST = 9 * 10**18
 _LEAST_INTEGER = -(2**63 - 1024)
-"""A double whose like is counted in 64 bits, above and below."""
+"""The least double whose whole numbers still fit 64 bits."""
 
 
 def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """One for each run between the numbers that are barred. Numbers that must have a fraction cannot be said."""
+    """One schema for each run between forbidden numbers. Numbers that must have a fraction cannot be expressed."""
     if INTEGER not in branch.types:
         return []
     is_whole = FRACTION not in branch.types
@@ -48,7 +48,9 @@ def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[s
 
 
 def _inside(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Within one unit, llguidance 1.9.1 reads an open bound at a whole number as a closed one: step inside."""
+    """Move an open bound at a whole number inwards, because llguidance 1.9.1 reads it as closed if the range is within
+    one unit.
+    """
     low, high = _limits(keywords)
     if keywords["type"] == "integer" or high - low >= 1:
         return keywords
@@ -76,9 +78,9 @@ def _bounds(bounds: list[Bound], gaps: Gaps, *, is_whole: bool) -> dict[str, Any
 
 
 def _inward(bound: Bound) -> float | None:
-    """The nearest limit within a bound that llguidance 1.9.1 reads as it is written; None where none is.
+    """The nearest limit inside a bound that llguidance 1.9.1 reads exactly. None if there is none.
 
-    It keeps 15 digits, and of large ones does not leave an open limit out.
+    It keeps 15 digits, and it includes an open limit if the number is large.
     """
     limit = bound.limit
     if bound.exclusive and abs(limit) >= _LARGE:
@@ -88,8 +90,13 @@ def _inward(bound: Bound) -> float | None:
 
 
 def _whole_inward(bound: Bound) -> float | None:
-    """The nearest whole number within, which it reads as a double and counts in 64 bits; None where none is."""
-    limit = exact(bound.limit) if bound.is_lower else -exact(bound.limit)  # an upper one is a lower one in the mirror
+    """The nearest whole number inside a bound that llguidance reads exactly: as a double and in 64 bits.
+
+    None if there is none.
+    """
+    limit = (
+        exact(bound.limit) if bound.is_lower else -exact(bound.limit)
+    )  # an upper bound is a lower bound of the negated numbers
     least = math.floor(limit) + 1 if bound.exclusive else math.ceil(limit)
     double = float(least)
     inward = int(double if double >= least else math.nextafter(double, math.inf))
@@ -99,19 +106,19 @@ def _whole_inward(bound: Bound) -> float | None:
 
 
 def _beyond(bound: Bound, farthest: int) -> int | None:
-    """A limit on the far side of all that can be written asks for no more than that can."""
+    """Whether a limit is beyond all numbers that can be written, so that it demands nothing."""
     if (bound.limit > 0) == bound.is_lower:
         return None
     return farthest if bound.is_lower else -farthest
 
 
 def _is_exact(point: float, *, is_whole: bool) -> bool:
-    """Whether a number can be told from those beside it."""
+    """Whether a number is exact in llguidance, so that its neighbours are different numbers."""
     return abs(point) <= _EXACT if is_whole else abs(point) < _LARGE and _rounded(point, up=True) == point
 
 
 def _rounded(limit: float, *, up: bool) -> float:
-    """To as many digits as are kept."""
+    """Round to the number of digits that llguidance keeps."""
     if isinstance(limit, int) and abs(limit) < 10**_DIGITS:
         return limit
     return float(Context(_DIGITS, ROUND_CEILING if up else ROUND_FLOOR).create_decimal(repr(limit)))
@@ -158,7 +165,7 @@ def _is_empty(keywords: dict[str, Any]) -> bool:
 
 
 def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """One schema; several patterns are all asked for."""
+    """One schema. The text must match all patterns."""
     keywords: dict[str, Any] = {"type": STRING}
     lengths = [one for one in branch.of(Length) if one.of == STRING]
     least = max((one.least for one in lengths), default=0)
@@ -179,5 +186,5 @@ def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[s
 
 
 def anchored(pattern: str) -> str:
-    """A pattern that says itself where it is open."""
+    """A pattern for a match of the whole text, with its open ends written out."""
     return f"^(?:{pattern})$"

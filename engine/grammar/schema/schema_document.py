@@ -1,6 +1,7 @@
-"""A JSON Schema as a set of places: every subschema by its JSON pointer, and what references lead to.
+"""A JSON Schema as a set of places: every subschema by its JSON pointer, and the targets of references.
 
-Knows where subschemas stand, so that an `$id` inside an `enum` is data. Never follows a reference out of the document.
+Knows which values are subschemas, so that an `$id` inside an `enum` is data. Never follows a reference out of the
+document.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "defini
 
 
 class Dialect(IntEnum):
-    """The drafts by age; the newest reads documents that name none."""
+    """The drafts, oldest first. A document that names none is read as the newest."""
 
     DRAFT4 = 4
     DRAFT6 = 6
@@ -49,7 +50,7 @@ def under(pointer: str, *names: str | int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One subschema and the base that its references are read against."""
+    """One subschema, with the base URI of its references."""
 
     schema: Schema
     base: str
@@ -57,13 +58,13 @@ class Place:
 
 
 class SchemaDocument:
-    """Read-only after it is made."""
+    """All places of one document. Read-only after it is made."""
 
     def __init__(self, root: Schema) -> None:
-        """Raises InvalidRequest where a subschema is neither an object nor a boolean, or of an unknown dialect."""
+        """Raises InvalidRequest if a subschema is neither an object nor a boolean, or has an unknown dialect."""
         self._places: dict[str, Place] = {}
         self._targets: dict[str, str] = {}
-        """Pointers by absolute URI: of resources, and of anchors behind their `#`."""
+        """Pointers by absolute URI, for resources and for anchors (after the `#`)."""
         self._dynamic: dict[str, list[str]] = {}
         self.has_unevaluated = False
         self._visit(root, "#", "", Dialect.DRAFT2020)
@@ -75,7 +76,7 @@ class SchemaDocument:
         return pointer in self._places
 
     def target(self, pointer: str, keyword: str) -> str:
-        """The pointer that a reference at a place leads to. Raises InvalidRequest if it is not in the document."""
+        """The pointer of a reference's target. Raises InvalidRequest if it is not in the document."""
         place = self._places[pointer]
         assert isinstance(place.schema, dict)
         at, reference = under(pointer, keyword), place.schema[keyword]
@@ -95,14 +96,16 @@ class SchemaDocument:
         return found
 
     def _static(self, at: str, reference: str) -> str:
-        """A dynamic reference is a plain one where only one place in the document answers to its name."""
+        """Resolve a dynamic reference as a plain one, if only one place in the document has its name."""
         name = urldefrag(reference)[1]
         if len(self._dynamic.get(name, [])) > 1:
             raise refused(at, "several places answer to this dynamic reference.")
         return reference
 
     def _visit_unknown(self, pointer: str, at: str) -> None:
-        """A reference into a part that is no subschema by any keyword, such as an unknown one."""
+        """Visit the target of a reference that no keyword marks as a subschema, such as the value of an unknown
+        keyword.
+        """
         value: Any = self._places["#"].schema
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -133,10 +136,10 @@ class SchemaDocument:
 
     def _register(self, schema: dict[str, Any], pointer: str, base: str, dialect: Dialect) -> str:
         name = schema.get("id" if dialect == Dialect.DRAFT4 else "$id")
-        hidden = dialect <= Dialect.DRAFT7 and "$ref" in schema  # beside a reference it was not read in those days
+        hidden = dialect <= Dialect.DRAFT7 and "$ref" in schema  # old drafts ignore it beside a reference
         if isinstance(name, str) and not hidden:
             resource, fragment = urldefrag(urljoin(base, name))
-            if fragment:  # an anchor, as the old drafts wrote it
+            if fragment:  # an anchor, in the form of the old drafts
                 self._add_target(f"{resource}#{fragment}", pointer)
             else:
                 base = resource

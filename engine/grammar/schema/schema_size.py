@@ -1,4 +1,4 @@
-"""Whether a schema's JSON is small enough to be read at all; one pass, without recursion."""
+"""Checks that a schema's JSON is small enough to be read. One pass, without recursion."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from graftwork.engine.grammar.schema.schema_document import under
 
 
 def check_size(schema: Any, limits: LintLimits) -> None:
-    """Raises InvalidRequest at the place where a limit is passed."""
+    """Raises InvalidRequest with the place where a limit is exceeded."""
     enum_values = properties = 0
     waiting: list[tuple[Any, str, int]] = [(schema, "#", 1)]
     while waiting:

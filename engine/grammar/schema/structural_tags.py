@@ -1,18 +1,19 @@
-"""Calls of tools in an answer, as data: text with calls in it, calls alone, or calls or an answer of a schema.
+"""Structural tags: answers with tool calls. An answer is text with calls, or calls alone, or either calls or a schema's
+value.
 
 The text of a structural tag is JSON:
 
-    {"calls": [{"begin": "<tool_call>{\\"name\\": \\"f\\", \\"arguments\\": ", "schema": {…}, "end": "}</tool_call>"}],
-     "triggers": ["<tool_call>"],     what text never holds; each call (or `opening`) begins with one of them
-     "text": true,                    text may stand before, between and after calls
+    {"calls": [{"begin": "<tool_call>{\"name\": \"f\", \"arguments\": ", "schema": {…}, "end": "}</tool_call>"}],
+     "triggers": ["<tool_call>"],     text never contains them; each call (or `opening`) begins with one of them
+     "text": true,                    text is allowed before, between and after calls
      "required": false,               at least one call
      "parallel": true,                more than one call; else an answer ends after its call
-     "opening": "", "separator": "", "closing": "",    around and between calls that stand together
-     "answer": {…}}                   without text: a schema that is answered instead of calling
+     "opening": "", "separator": "", "closing": "",    around and between calls of one group
+     "answer": {…}}                   without text: the answer may be a value of this schema instead of calls
 
-A form whose calls are whole JSON values (`{"name": "f", "parameters": {…}}`) leaves `begin` and `end` empty and puts
-all of it in the schema. Special tokens may be named in `begin`, `end`, `opening`, `separator` and `closing`.
-Every schema is read by the rules of a grammar of its own; its pointers begin at its place in the tag.
+In a format whose calls are whole JSON values (`{"name": "f", "parameters": {…}}`), `begin` and `end` are empty and the
+schema covers the whole value. `begin`, `end`, `opening`, `separator` and `closing` may contain special tokens. Every
+schema is checked like a grammar of its own. Pointers in its errors begin at its place in the tag.
 """
 
 import json
@@ -36,7 +37,7 @@ _KNOWN = {"calls", "triggers", "answer", *_TEXT_FIELDS, *_FLAGS}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool: what stands before and behind its arguments, and what they must fit."""
+    """One tool: the text before and after its arguments, and their schema."""
 
     begin: str
     schema: Any
@@ -45,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """A structural tag as it was read."""
+    """A structural tag, parsed and checked."""
 
     calls: tuple[Call, ...]
     triggers: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ class StructuralTag:
 
 
 def read_tag(value: Any, limits: LintLimits) -> StructuralTag:
-    """Raises InvalidRequest for a tag that is malformed, or whose text could not be told from its calls."""
+    """Parse a tag. Raises InvalidRequest if it is malformed, or if text could be mistaken for a call."""
     if not isinstance(value, dict) or not value.keys() <= _KNOWN:
         raise refused("#", f"a structural tag is an object of {', '.join(sorted(_KNOWN))}.")
     for name in _TEXT_FIELDS:
@@ -121,7 +122,7 @@ class TagWriter:
     limits: LintLimits
     gaps: Gaps
     specials: Mapping[str, int] = field(default_factory=dict)
-    """Ids of special tokens by their content: they are tokens, not text."""
+    """Ids of special tokens, by their content. They are matched as tokens, not as text."""
 
     def write(self) -> str:
         tag = self.tag
@@ -136,7 +137,7 @@ class TagWriter:
         return "\n".join([*rules, ""])
 
     def _json(self, schema: Any, pointer: str) -> str:
-        """A schema inline; what is refused in it is refused at its place in the tag."""
+        """Write a schema inline. An error in it names its place in the tag."""
         check_size(schema, self.limits)
         inner = Gaps(self.gaps.strict)
         try:
@@ -151,7 +152,7 @@ class TagWriter:
         return " ".join([*self._literal(begin), f"call_{index}_arguments", *self._literal(self.tag.calls[index].end)])
 
     def _group(self) -> str:
-        """Calls that stand together."""
+        """The rule of a group of calls."""
         more = " ".join(["(", *self._literal(self.tag.separator), "call", ")*"]) if self.tag.parallel else ""
         return " ".join([*self._literal(self.tag.opening), "call", more, *self._literal(self.tag.closing)])
 
@@ -164,7 +165,7 @@ class TagWriter:
         return [f"start: {' | '.join(f'({choice})' for choice in choices)}"]
 
     def _text_rules(self) -> list[str]:
-        """Text ends at a trigger, which is lazy: the first one that is complete, not the last one."""
+        """The rules of free text. Text ends at the first complete trigger."""
         tag = self.tag
         rules = [f"TEXT: /{written(ANYTHING)}/ & {' & '.join(f'~/{_holding(one)}/' for one in tag.triggers)}"]
         for index, trigger in enumerate(tag.triggers):
@@ -180,7 +181,7 @@ class TagWriter:
         return rules
 
     def _runs(self) -> Iterator[str]:
-        """Text, a trigger, and the rest of what begins with it."""
+        """The rules of text, then a trigger, then the rest of a call that begins with it."""
         tag = self.tag
         for index, trigger in enumerate(tag.triggers):
             if tag.opening.startswith(trigger):
@@ -194,7 +195,7 @@ class TagWriter:
                     yield " ".join([f"trigger_{index}", self._call(number, call.begin[len(trigger) :]), *closing])
 
     def _literal(self, text: str) -> Iterator[str]:
-        """A text, its special tokens named by id."""
+        """Write a text, with its special tokens by id."""
         if not self.specials:
             yield from [json.dumps(text)] if text else []
             return
@@ -206,5 +207,5 @@ class TagWriter:
 
 
 def _holding(text: str) -> str:
-    """A pattern of everything that holds a text."""
+    """A pattern of every text that contains `text`."""
     return written(Run((ANYTHING, *(Chars(((ord(one), ord(one)),)) for one in text), ANYTHING)))

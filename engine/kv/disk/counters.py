@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from graftwork.platform.clock import Clock
 
@@ -51,14 +51,18 @@ class DiskMonitor:
     def record_corrupt(self, name: str, reason: str) -> None:
         """Counts a file whose content was wrong."""
         self.add("corrupt")
-        self._write_line("disk_tier_corrupt", name, reason)
+        self._log_failure("disk_tier_corrupt", name, reason)
 
     def record_failure(self, name: str, error: OSError) -> None:
         """Counts an operation that the file system refused."""
         self.add("failed")
-        self._write_line("disk_tier_failed", name, str(error))
+        self._log_failure("disk_tier_failed", name, str(error))
 
-    def _write_line(self, event: str, name: str, reason: str) -> None:
+    def check_integrity(self) -> None:
+        """Checks that every counter is known and none is negative."""
+        assert all(count >= 0 for count in astuple(self.snapshot())), "a counter is negative"
+
+    def _log_failure(self, event: str, name: str, reason: str) -> None:
         with self._lock:
             now = self._clock.monotonic()
             if self._last_line_at is not None and now - self._last_line_at < _SECONDS_BETWEEN_LINES:

@@ -38,7 +38,7 @@ class DomainUsage:
         """Returns a copy."""
         return self._bytes.copy()
 
-    def change(self, domain: FileDomain, num_bytes: int) -> None:
+    def add_bytes(self, domain: FileDomain, num_bytes: int) -> None:
         """Adds bytes to a domain. A negative number removes bytes."""
         self.total += num_bytes
         self._bytes[domain] += num_bytes
@@ -90,38 +90,38 @@ class VictimSearch:
     def make_room(self, domain: FileDomain, num_bytes: int, max_bytes: int) -> bool:
         """Adds victims until `domain` can have `num_bytes` more. Returns False if that is impossible."""
         while self._usage.is_over_limit(domain, self._bytes[domain] + num_bytes):
-            if not self._take_oldest(lambda other: other == domain):
+            if not self._choose_oldest(lambda other: other == domain):
                 return False
         while self._total + num_bytes > max_bytes:
-            if not self._take_for(domain):
+            if not self._choose_for(domain):
                 return False
         return True
 
     def enforce_limits(self) -> None:
         """Adds victims until no domain exceeds its limit."""
-        while self._take_oldest(self._is_over_limit):
+        while self._choose_oldest(self._is_over_limit):
             pass
 
-    def _take_for(self, domain: FileDomain) -> bool:
+    def _choose_for(self, domain: FileDomain) -> bool:
         return (
-            self._take_oldest(self._is_over_limit)
-            or self._take_oldest(self._can_spare)
-            or self._take_oldest(self._is_borrowing)
-            or self._take_oldest(lambda other: other == domain)
+            self._choose_oldest(self._is_over_limit)
+            or self._choose_oldest(self._keeps_reserve_without_oldest)
+            or self._choose_oldest(self._is_over_reserve)
+            or self._choose_oldest(lambda other: other == domain)
         )
 
     def _is_over_limit(self, domain: FileDomain) -> bool:
         return self._usage.is_over_limit(domain, self._bytes[domain])
 
-    def _can_spare(self, domain: FileDomain) -> bool:
+    def _keeps_reserve_without_oldest(self, domain: FileDomain) -> bool:
         """Whether a domain keeps its reserve without its oldest file."""
         oldest = self._oldest[domain]
         return oldest is not None and self._bytes[domain] - oldest.num_bytes >= self._usage.reserve_of(domain)
 
-    def _is_borrowing(self, domain: FileDomain) -> bool:
+    def _is_over_reserve(self, domain: FileDomain) -> bool:
         return self._bytes[domain] > self._usage.reserve_of(domain)
 
-    def _take_oldest(self, may_lose: Callable[[FileDomain], bool]) -> bool:
+    def _choose_oldest(self, may_lose: Callable[[FileDomain], bool]) -> bool:
         """Adds the oldest file of all domains for which `may_lose` is true. Returns False if there is none."""
         oldest = [file for domain, file in self._oldest.items() if file is not None and may_lose(domain)]
         if not oldest:

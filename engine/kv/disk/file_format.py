@@ -31,7 +31,7 @@ _MAGIC = b"GRAFTKV\n"
 
 _VERSION = 1
 
-_FIXED = struct.Struct("<8sIIQ32s32s")
+_FIXED_FIELDS = struct.Struct("<8sIIQ32s32s")
 
 _ENTRY_BYTES = KEY_BYTES + CHECKSUM_BYTES
 
@@ -70,7 +70,7 @@ class PageFileHeader:
 
     def encode(self) -> bytes:
         """Returns the header's bytes with checksum and padding."""
-        fixed = _FIXED.pack(_MAGIC, _VERSION, len(self.keys), self.page_bytes, self.layout, self.domain)
+        fixed = _FIXED_FIELDS.pack(_MAGIC, _VERSION, len(self.keys), self.page_bytes, self.layout, self.domain)
         entries = (key + checksum for key, checksum in zip(self.keys, self.checksums, strict=True))
         content = b"".join((fixed, *entries))
         return (content + page_checksum(content)).ljust(self.header_bytes, b"\0")
@@ -83,7 +83,7 @@ def page_checksum(content: bytes | memoryview) -> bytes:
 
 def header_bytes(num_pages: int) -> int:
     """Returns the size of a header for `num_pages` pages, in whole blocks."""
-    content = _FIXED.size + num_pages * _ENTRY_BYTES + CHECKSUM_BYTES
+    content = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES + CHECKSUM_BYTES
     return -(-content // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -101,10 +101,10 @@ def promised_header_bytes(start: bytes) -> int:
 def decode_header(content: bytes) -> PageFileHeader:
     """Decodes the header at the start of `content`. Raises DamagedFile if any bit is wrong, or ForeignFile."""
     num_pages, page_bytes, layout, domain = _fixed_fields(content)
-    end = _FIXED.size + num_pages * _ENTRY_BYTES
+    end = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES
     if content[end : end + CHECKSUM_BYTES] != page_checksum(content[:end]):
         raise DamagedFile("the header's checksum is wrong")
-    starts = range(_FIXED.size, end, _ENTRY_BYTES)
+    starts = range(_FIXED_FIELDS.size, end, _ENTRY_BYTES)
     return PageFileHeader(
         layout=layout,
         domain=domain,
@@ -120,9 +120,9 @@ def checksums_of(pages: Iterable[memoryview]) -> tuple[bytes, ...]:
 
 
 def _fixed_fields(content: bytes) -> tuple[int, int, bytes, bytes]:
-    if len(content) < _FIXED.size:
+    if len(content) < _FIXED_FIELDS.size:
         raise DamagedFile("shorter than a header")
-    magic, version, num_pages, page_bytes, layout, domain = _FIXED.unpack_from(content)
+    magic, version, num_pages, page_bytes, layout, domain = _FIXED_FIELDS.unpack_from(content)
     if magic != _MAGIC:
         raise DamagedFile("not a file of pages")
     if version != _VERSION:

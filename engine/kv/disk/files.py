@@ -65,7 +65,7 @@ class LocalFiles:
 
     def entries(self) -> list[FileEntry]:
         with os.scandir(self._folder) as listing:
-            return [found for entry in listing if (found := _described(entry)) is not None]
+            return [found for entry in listing if (found := _file_entry(entry)) is not None]
 
     def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
         descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -101,7 +101,7 @@ class LocalFiles:
             os.close(descriptor)
 
 
-def _described(entry: "os.DirEntry[str]") -> FileEntry | None:
+def _file_entry(entry: "os.DirEntry[str]") -> FileEntry | None:
     """Returns None if the entry is no regular file or no longer exists."""
     try:
         status = entry.stat(follow_symlinks=False)
@@ -140,7 +140,7 @@ class FaultTolerantFiles:
             return False
         return True
 
-    def remove_remains(self, name: str) -> bool:
+    def remove_partial(self, name: str) -> bool:
         """Removes what a failed `put` may have left. Returns whether nothing is left."""
         return self.remove(name + DRAFT_SUFFIX) and self.remove(name)
 

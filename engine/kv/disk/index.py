@@ -95,14 +95,14 @@ class DiskIndex:
         """Stops counting a claimed or retired file, which is gone from the disk."""
         with self._lock:
             del self._hidden[file.name]
-            self._usage.change(file.domain, -file.num_bytes)
+            self._usage.add_bytes(file.domain, -file.num_bytes)
 
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
         """Lists a retired file again, without pages or domain, because it could not be removed. Its bytes stay counted,
         and it is tried again when room is needed."""
         with self._lock:
             del self._hidden[file.name]
-            self._usage.change(file.domain, -file.num_bytes)
+            self._usage.add_bytes(file.domain, -file.num_bytes)
             remains = PageFile(file.name, file.num_bytes, None, self._new_stamp(now_ns))
             self._claim(remains)
             self._publish(remains)
@@ -214,7 +214,7 @@ class DiskIndex:
     def _claim(self, file: PageFile) -> None:
         assert file.name not in self._hidden, f"{file.name} is claimed already"
         self._hidden[file.name] = file
-        self._usage.change(file.domain, file.num_bytes)
+        self._usage.add_bytes(file.domain, file.num_bytes)
 
     def _publish(self, file: PageFile) -> None:
         """Lists a claimed file as the last used one, even if others were used while it was written."""

@@ -43,10 +43,10 @@ class FolderScan:
 
     def page_files(self) -> list[PageFile]:
         """Returns all usable files, least recently used first. Removes incomplete and damaged ones."""
-        found = [file for entry in self._files.entries() if (file := self._recognise(entry)) is not None]
+        found = [file for entry in self._files.entries() if (file := self._read_page_file(entry)) is not None]
         return sorted(found, key=lambda file: (file.used_at_ns, file.name))
 
-    def _recognise(self, entry: FileEntry) -> PageFile | None:
+    def _read_page_file(self, entry: FileEntry) -> PageFile | None:
         """Returns None if the file does not count: other programs made it, or it was damaged and is removed."""
         file = PageFile(entry.name, entry.num_bytes, None, entry.used_at_ns)
         try:

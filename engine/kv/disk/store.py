@@ -150,9 +150,9 @@ class DiskStore:
 
     def read(self, key: PageKey, into: memoryview) -> bool:
         """Reads one page into `into`. Returns False if it is not stored or was damaged."""
-        return self.read_run([key], into) == 1
+        return self.read_pages([key], into) == 1
 
-    def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
+    def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
         """Reads the longest available prefix of `keys` into `into`, which must have room for all of them.
 
         Returns how many pages are correct; the bytes after them are undefined. Removes a file in which anything is
@@ -198,6 +198,7 @@ class DiskStore:
     def check_integrity(self) -> None:
         """Recounts the index and compares it with the folder. Call it only while nothing is written."""
         self._index.check_integrity()
+        self._monitor.check_integrity()
         there = sum(entry.num_bytes for entry in self._files.entries() if is_our_name(entry.name))
         assert there <= self.bytes_used, f"{there} bytes lie in the folder and {self.bytes_used} are counted"
         assert self.bytes_used <= self._index.max_bytes, "more is used than allowed"
@@ -235,7 +236,7 @@ class DiskStore:
         if self._files.put(file.name, contents, file.used_at_ns):
             self._index.publish(file)
             return True
-        if self._files.remove_remains(file.name):
+        if self._files.remove_partial(file.name):
             self._index.free(file)
         return False
 

@@ -8,18 +8,19 @@ A token can only be computed after all tokens before it. So what is loaded is al
 and the rest is computed.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations, groupby
 
 import numpy as np
 
 from graftwork.engine.core.tiers import Tier
 
-_SHORTEST_S = 1e-9
+_MIN_SECONDS = 1e-9
 """The lower bound of every cost. Without it, a fit to noise could make an operation look free."""
 
-_MOST = 8.0
+_MAX_RATIO = 8.0
 """One observation counts at most as this many times slower or faster than expected."""
 
 
@@ -120,7 +121,7 @@ def fit_transfer(samples: Sequence[TransferSample]) -> TransferCost:
     """Fits a cost to measurements by least relative error."""
     features = [[1.0, float(sample.num_pages)] for sample in samples]
     fixed_s, page_s = fit_costs(features, [sample.seconds for sample in samples])
-    return TransferCost(fixed_s, max(page_s, _SHORTEST_S))
+    return TransferCost(fixed_s, max(page_s, _MIN_SECONDS))
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
@@ -129,7 +130,7 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
         [float(sample.num_tokens), _attended(sample.num_tokens, sample.context_tokens), 1.0] for sample in samples
     ]
     token_s, attended_s, fixed_s = fit_costs(features, [sample.seconds for sample in samples])
-    return PrefillCost(max(token_s, _SHORTEST_S), attended_s, fixed_s)
+    return PrefillCost(max(token_s, _MIN_SECONDS), attended_s, fixed_s)
 
 
 class CostTracker:
@@ -166,9 +167,15 @@ class CostTracker:
             expected = self._cost.prefill.seconds(num_tokens, context_tokens)
             self._cost = replace(self._cost, prefill=self._cost.prefill.scaled(self._factor(seconds, expected)))
 
+    def check_integrity(self) -> None:
+        """Checks that all costs are finite and that none is negative."""
+        cost = self._cost
+        for part in (cost.host, cost.disk, cost.prefill):
+            assert all(math.isfinite(seconds) and seconds >= 0.0 for seconds in astuple(part)), f"{part} is no cost"
+
     def _factor(self, seen_s: float, expected_s: float) -> float:
-        ratio = max(seen_s, _SHORTEST_S) / max(expected_s, _SHORTEST_S)
-        return float(min(max(ratio, 1 / _MOST), _MOST) ** self._smoothing)
+        ratio = max(seen_s, _MIN_SECONDS) / max(expected_s, _MIN_SECONDS)
+        return float(min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO) ** self._smoothing)
 
 
 def _attended(num_tokens: int, context_tokens: int) -> float:

@@ -22,7 +22,7 @@ from graftwork.engine.kv.index.eviction_queue import EvictionRank
 from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.platform.clock import Clock
 
-_CHANCE_WITHOUT_LEASE = 0.1
+_REUSE_WITHOUT_LEASE = 0.1
 """Probability that a page without a lease is used again. Only its order against leased pages matters."""
 
 
@@ -70,12 +70,12 @@ class EvictionPolicy:
 
     def _value(self, node: Node, tier: Tier) -> float:
         lease = node.lease
-        chance = lease.chance if lease is not None and self._is_leased(node) else _CHANCE_WITHOUT_LEASE
+        probability = lease.return_probability if lease is not None and self._is_leased(node) else _REUSE_WITHOUT_LEASE
         cost = self.costs.cost
         if self.has_copy_below(node, tier):
             on_host = tier is Tier.DEVICE and node.host is not None
-            return chance * cost.of_tier(Tier.HOST if on_host else Tier.DISK).page_s
-        return chance * cost.prefill.seconds(self.page_tokens, node.depth * self.page_tokens)
+            return probability * cost.of_tier(Tier.HOST if on_host else Tier.DISK).page_s
+        return probability * cost.prefill.seconds(self.page_tokens, node.depth * self.page_tokens)
 
     def _is_leased(self, node: Node) -> bool:
         return node.lease is not None and node.lease.until > self.clock.monotonic()

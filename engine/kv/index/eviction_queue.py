@@ -41,12 +41,12 @@ class EvictionQueue:
         self._reserved_pages = reserved_pages
         self._used: dict[Domain, int] = {}
         self._heaps: dict[Domain, list[_Entry]] = {}
-        self._queue: list[tuple[EvictionRank, int, Domain]] = []
+        self._domain_heap: list[tuple[EvictionRank, int, Domain]] = []
         """Domains above their reserve, each with a lower bound of its lowest rank. Entries may be stale."""
         self._bounds: dict[Domain, EvictionRank] = {}
-        """The bound of each domain's valid entry in `_queue`."""
-        self._protected: set[Domain] = set()
-        """Domains that were found at or below their reserve and are not in `_queue`."""
+        """The bound of each domain's valid entry in `_domain_heap`."""
+        self._protected_domains: set[Domain] = set()
+        """Domains that were found at or below their reserve and are not in `_domain_heap`."""
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
@@ -72,12 +72,12 @@ class EvictionQueue:
         if used:
             self._used[domain] = used
             # A new domain makes every reserve smaller.
-            self._recheck_protected(self._protected if is_new else [domain])
+            self._recheck_protected(self._protected_domains if is_new else [domain])
         else:
             del self._used[domain]
             self._heaps.pop(domain, None)
             self._bounds.pop(domain, None)
-            self._protected.discard(domain)
+            self._protected_domains.discard(domain)
 
     def add(self, node: Node) -> None:
         """Queues a page if it is evictable. Call it when a page became idle, became a leaf, or lost rank."""
@@ -120,36 +120,36 @@ class EvictionQueue:
 
     def _first_above_reserve(self) -> Domain | None:
         reserve = self.reserve_pages()
-        while self._queue:
-            bound, _, domain = self._queue[0]
+        while self._domain_heap:
+            bound, _, domain = self._domain_heap[0]
             if self._bounds.get(domain) != bound:
-                heapq.heappop(self._queue)  # a lower bound was entered later
+                heapq.heappop(self._domain_heap)  # a smaller bound was entered since
                 continue
             top = self._lowest_entry(domain) if self.used_pages(domain) > reserve else None
             if top is not None and top[0] == bound:
                 return domain
-            heapq.heappop(self._queue)
+            heapq.heappop(self._domain_heap)
             del self._bounds[domain]
             if top is not None:
                 self._enqueue(domain)
             elif self.used_pages(domain) <= reserve:
-                self._protected.add(domain)
+                self._protected_domains.add(domain)
         return None
 
     def _enqueue(self, domain: Domain) -> None:
-        """Puts a domain into `_queue`, or lowers its bound, to match its first entry."""
+        """Puts a domain into `_domain_heap`, or lowers its bound, to match its first entry."""
         heap = self._heaps.get(domain)
-        if not heap or domain in self._protected:
+        if not heap or domain in self._protected_domains:
             return
         rank = heap[0][0]
         if domain not in self._bounds or rank < self._bounds[domain]:
             self._bounds[domain] = rank
-            heapq.heappush(self._queue, (rank, next(self._numbers), domain))
+            heapq.heappush(self._domain_heap, (rank, next(self._numbers), domain))
 
     def _recheck_protected(self, domains: Iterable[Domain]) -> None:
         reserve = self.reserve_pages()
-        for domain in [one for one in domains if one in self._protected and self.used_pages(one) > reserve]:
-            self._protected.remove(domain)
+        for domain in [one for one in domains if one in self._protected_domains and self.used_pages(one) > reserve]:
+            self._protected_domains.remove(domain)
             self._enqueue(domain)
 
     def _lowest_entry(self, domain: Domain) -> _Entry | None:
@@ -185,7 +185,7 @@ class EvictionQueue:
                     "an evictable page is not queued"
                 )
         assert used == self._used, "pages of domains were counted wrongly"
-        queued = {(bound, domain) for bound, _, domain in self._queue}
+        queued = {(bound, domain) for bound, _, domain in self._domain_heap}
         for domain in [one for one in list(self._heaps) if self.used_pages(one) > self.reserve_pages()]:
             top = self._lowest_entry(domain)
             if top is not None:
@@ -213,6 +213,11 @@ class LeaseExpiryQueue:
         """Yields the last node of each path whose lease has ended by `now`, and forgets it."""
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[2]
+
+    def check_integrity(self) -> None:
+        """Checks that the earliest end is found first."""
+        for index, entry in enumerate(self._ends):
+            assert self._ends[(index - 1) // 2 if index else 0][:2] <= entry[:2], "a lease's end is found too late"
 
 
 class Evictable(Protocol):

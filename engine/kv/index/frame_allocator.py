@@ -146,7 +146,9 @@ def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
     """
     if num_frames > len(occupancy.is_fixed):
         return None
-    num_held = np.where(_in_windows(occupancy.is_fixed, num_frames) > 0, -1, _in_windows(occupancy.is_held, num_frames))
+    num_held = np.where(
+        _count_in_windows(occupancy.is_fixed, num_frames) > 0, -1, _count_in_windows(occupancy.is_held, num_frames)
+    )
     can_be = num_held >= 0
     if not can_be.any():
         return None
@@ -154,7 +156,7 @@ def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
     return int(np.flatnonzero(num_held == fewest)[-1])
 
 
-def _in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
+def _count_in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
     """Counts the marks in each window of `width`, by the window's start."""
     sums = np.zeros(len(marks) + 1, dtype=np.int64)
     np.cumsum(marks, out=sums[1:])

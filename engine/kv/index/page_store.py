@@ -246,7 +246,7 @@ class PageStore:
         while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
             self.evict(node, tier, MissReason.EVICTED_QUOTA)
 
-    # ---- changes that make pages idle -------------------------------------------------------------------------
+    # ---- changes of a page's state ----------------------------------------------------------------------------
 
     def release(self, tier: Tier, pages: Iterable[PageId]) -> None:
         """Removes one holder from each page. The tree keeps its pages cached."""
@@ -283,7 +283,7 @@ class PageStore:
         if nodes:
             self._lease_expiries.add(lease.until, nodes[-1])
 
-    # ---- what was lost ----------------------------------------------------------------------------------------
+    # ---- evicted pages ----------------------------------------------------------------------------------------
 
     def eviction_reason(self, key: PageKey) -> MissReason | None:
         """Returns why a page was evicted from its last tier; None if that is not remembered."""
@@ -318,10 +318,11 @@ class PageStore:
         self._requeue_node(node)  # the rank of the copy on the other tier has changed
 
     def check_integrity(self) -> None:
-        """Recounts the pools, the tree and the queues."""
+        """Checks the pools, the tree and the queues."""
         self.device.check_integrity()
         self.host.check_integrity()
         self.tree.check_integrity()
+        self._lease_expiries.check_integrity()
         for tier, queue in self._queues.items():
             queue.check_integrity(self.tree.nodes_on(tier))
 
@@ -341,5 +342,5 @@ class _IdlePages:
         return None if self._domain is None else self._page_store.lowest_rank(self._tier, self._domain)
 
     def evict_next(self) -> None:
-        assert self._domain is not None, "nothing was promised"
+        assert self._domain is not None, "next_rank must be called first"
         self._page_store.evict_lowest(self._tier, self._domain)

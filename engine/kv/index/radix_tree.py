@@ -63,7 +63,7 @@ class Lease:
 
     until: float
     """End of the lease in seconds, on the engine's monotonic clock."""
-    chance: float
+    return_probability: float
     """Probability that the session returns by then."""
 
 

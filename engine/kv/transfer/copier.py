@@ -36,7 +36,7 @@ from graftwork.platform.clock import Clock
 
 _log = logging.getLogger(__name__)
 
-_LOAD_PARTS = 4
+_LOAD_GROUPS = 4
 """Groups of layers per load. With more groups a step begins sooner, but each page needs two calls per group."""
 _FETCH_BYTES = 16 * 2**20
 """Bytes that are read from the disk before the first of them is copied to the device."""
@@ -52,7 +52,7 @@ class DiskIO(Protocol):
         many pages are new."""
         ...
 
-    def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
+    def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
         """Reads consecutive pages into one buffer. Returns how many are good, counted from the first."""
         ...
 
@@ -153,7 +153,7 @@ class PageCopier:
 
     def _load_by_layers(self, plan: TransferPlan, gate: LayerGate) -> int:
         num_layers = self._cache.num_layers
-        step = -(-num_layers // _LOAD_PARTS)
+        step = -(-num_layers // _LOAD_GROUPS)
         for start in range(0, num_layers, step):
             layers = range(start, min(start + step, num_layers))
             for move in plan.moves:
@@ -166,7 +166,7 @@ class PageCopier:
     def _stream_wait(self) -> StreamWait:
         """Returns a function that makes its caller's stream wait for all copies that this thread has queued so far."""
         if self._cache.device.type != "cuda":
-            return _nothing
+            return _no_wait
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event.wait
@@ -176,11 +176,11 @@ class PageCopier:
         start = 0
         for end in range(1, len(plan.nodes) + 1):
             if end == len(plan.nodes) or not _is_next(plan.nodes[end - 1], plan.nodes[end]):
-                self._store_run(plan.nodes[start:end], plan.moves[start:end])
+                self._store_file(plan.nodes[start:end], plan.moves[start:end])
                 start = end
         return len(plan.moves)
 
-    def _store_run(self, nodes: Sequence[Node], moves: Sequence[PageMove]) -> None:
+    def _store_file(self, nodes: Sequence[Node], moves: Sequence[PageMove]) -> None:
         assert self._disk is not None
         pages = [self._host.bytes_of(move.source) for move in moves if move.source is not None]
         keys = [move.key for move in moves]
@@ -194,7 +194,7 @@ class PageCopier:
         for start in range(0, len(plan.moves), at_once):
             moves = plan.moves[start : start + at_once]
             space = scratch.all_bytes()[: len(moves) * scratch.page_bytes]
-            num_good = self._disk.read_run([move.key for move in moves], space)
+            num_good = self._disk.read_pages([move.key for move in moves], space)
             for index, move in enumerate(moves[:num_good]):
                 assert move.target is not None
                 self._cache.write_page(move.target, scratch.page(index))
@@ -203,7 +203,7 @@ class PageCopier:
         return len(plan.moves)
 
 
-def _nothing() -> None:
+def _no_wait() -> None:
     """No wait is needed: the copies are done."""
 
 

@@ -55,6 +55,10 @@ class DeviceMemory:
         for source, target in _in_safe_order(moves, self.scratch_frame):
             self.frames[target].copy_(self.frames[source])
 
+    def check_integrity(self) -> None:
+        """Checks that the null frame is zero."""
+        assert not self.frames[self.null_frame].any(), "the null frame was written"
+
 
 def frame_bytes_for(used_bytes: int) -> int:
     """Returns the bytes of a frame that can hold `used_bytes`."""

@@ -59,6 +59,12 @@ class LayerGate:
             raise LoadFailed(f"layer {layer} of a load from the host did not arrive")
         opened.wait()
 
+    def check_integrity(self) -> None:
+        """Checks that layers were opened in order."""
+        ends = [opened.end for opened in self._opened]
+        assert ends == sorted(set(ends)), "layers were opened out of order"
+        assert self._end <= self._num_layers, "a layer was opened that does not exist"
+
     @property
     def _end(self) -> int:
         return self._opened[-1].end if self._opened else 0
@@ -87,3 +93,8 @@ class LayerGates:
         """Returns when a layer of every selected load may be read. Raises LoadFailed."""
         for gate in self._selected:
             gate.wait(layer)
+
+    def check_integrity(self) -> None:
+        """Checks all gates."""
+        for gate in {*self._gates.values(), *self._selected}:
+            gate.check_integrity()

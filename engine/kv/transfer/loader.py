@@ -88,7 +88,7 @@ class PageLoader:
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
-        loads = self._pages_below(match, len(on_device))
+        loads = self._pages_off_device(match, len(on_device))
         held = [node.device for node in on_device if node.device is not None]
         page_store.device.hold(held)
         pages = page_store.device.allocate(self._make_room(loads, len(loads), path.domain))
@@ -116,17 +116,25 @@ class PageLoader:
             page_store.tree.remove_subtree(first_bad)
         return first_bad.depth
 
+    def check_integrity(self) -> None:
+        """Checks that exactly the nodes of running loads are marked as loading."""
+        for node, plan in self._in_flight.items():
+            assert node in plan.nodes, "a load is recorded for a page that it does not fill"
+            assert node.is_loading or not node.in_tree, "a page is being loaded and not marked"
+        for node in self._page_store.tree.nodes_on(Tier.DEVICE):
+            assert not node.is_loading or node in self._in_flight, "a page waits for a load that does not run"
+
     def _tier_of(self, node: Node) -> Tier:
         plan = self._in_flight.get(node)
         return Tier.DEVICE if plan is None else plan.kind.source
 
-    def _pages_below(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
+    def _pages_off_device(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
         """Returns the cached pages after the first `start`, each with its tier and, on the host, its node."""
         on_host = [(Tier.HOST, node) for node in match.nodes[start:]]
         return [*on_host, *((Tier.DISK, None) for _ in match.disk_keys)]
 
     def _pages_to_load(self, match: PrefixMatch, start: int, num_tokens: int) -> "list[tuple[Tier, Node | None]]":
-        below = self._pages_below(match, start)
+        below = self._pages_off_device(match, start)
         if not below:
             return []
         page_tokens = self._page_store.sizes.page_tokens

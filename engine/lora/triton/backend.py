@@ -1,16 +1,16 @@
-"""The LoRA backend of CUDA devices: the fused Triton kernels, one shrink and one expand for a group of projections.
+"""The LoRA backend of CUDA devices. It launches one shrink and one expand Triton kernel for each group of projections.
 
-An adapter that becomes resident is entered in the kernels' tables of addresses; its matrices stay in its block, which
-is read where it lies. A step's rows are told to the device once, for all layers; no layer waits for the host. Rows of
-the base are in no tile, and a mixture is one tile's parts, each by its weight.
+The kernels find each resident adapter in tables of addresses and read its matrices where they are. A step sends its
+rows to the device once, for all layers, and no layer waits for the host. Base rows are in no tile. A mixture is several
+parts of one tile, each with its weight.
 
-What the kernels apply: low-rank factors of all linear layers, and their columns (DoRA, biases). The rest is torch's,
-for the rows concerned alone:
+The kernels apply the low-rank factors of all linear layers, and their columns (DoRA, biases). Torch applies the rest,
+only for the rows that need it:
 
-- what happens at the vocabulary: LoRA on embed_tokens and lm_head, and saved copies of either;
-- an adapter of a higher rank than the tables were laid out for, or one that finds every slot taken.
+- changes of the vocabulary: LoRA on embed_tokens and lm_head, and saved copies of either;
+- an adapter whose rank is too high for the tables, or that finds no free slot.
 
-Invariant: an adapter has a slot, or torch applies it; never both, and never neither.
+Invariant: either an adapter has a slot, or torch applies it. Never both, never neither.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GROUPS, GroupShape
 
 NUM_SLOTS = 1024
-"""Adapters that the tables have room for; a slot of a model with 32 layers takes 10 KB."""
+"""The number of adapters in the tables. For a model of 32 layers, one slot takes 10 KB."""
 
 
 class TritonLora:
-    """Which resident adapter is in which slot of the kernels' tables."""
+    """Applies adapters with the fused kernels. Owns which resident adapter is in which slot."""
 
     def __init__(self, fused: FusedLora, groups: Mapping[LayerKey, GroupShape], max_rank: int, rest: TorchLora) -> None:
-        """`groups` and `max_rank` are what `fused` was laid out for; `rest` applies what the kernels do not."""
+        """`fused` was made for `groups` and `max_rank`. `rest` applies what the kernels do not."""
         self._fused = fused
         self._groups = groups
         self._max_rank = max_rank
@@ -93,7 +93,7 @@ class TritonLora:
         return tuple((self._slots[adapter.digest], weight) for adapter, weight in mix.parts)
 
     def _highest_rank(self, adapter: ResidentAdapter) -> int:
-        """Of the groups that the kernels apply."""
+        """The highest rank in the groups that the kernels apply."""
         parts = [part for key in self._groups if key in adapter.deltas for part in adapter.deltas[key].slices]
         return max((part.rank_end - part.rank_start for part in parts), default=0)
 
@@ -102,7 +102,7 @@ class TritonLora:
 
 
 class TritonStep:
-    """One step: the kernels for every layer, and torch beside them where it is needed."""
+    """One step: the kernels for every layer, and torch for what they do not apply."""
 
     def __init__(self, fused: FusedLora, slotless: LoraBatch | None, at_vocabulary: LoraBatch | None) -> None:
         self._fused = fused
@@ -124,7 +124,7 @@ class TritonStep:
 
 
 def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -> Iterator[SliceTerms]:
-    """A group's change by slice, as the kernels are told it: addresses on the device, scales from the host."""
+    """The terms of each slice of a group, for the kernels' tables: addresses on the device, scales from the host."""
     parts = {part.out_start: part for part in on_device.slices}
     out_start = 0
     for width in widths:
@@ -144,7 +144,7 @@ def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -
 def build_triton_lora(
     model: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device, rest: TorchLora
 ) -> TritonLora:
-    """Empty slots for every fused layer of a model."""
+    """Make a backend with empty slots for every fused layer of a model."""
     groups = {
         (layer, group.name): GroupShape.of(model, group.targets)
         for layer in range(model.num_layers)

@@ -1,8 +1,8 @@
-"""Compiles the kernels for GPUs that are not there: a check that they build and fit, for machines without one.
+"""Compiles the kernels for several GPU architectures, on a machine without a GPU. It checks that they build and fit.
 
     python -m graftwork.engine.lora.triton.compile_ahead
 
-It must run without TRITON_INTERPRET, which replaces the compiler's functions by the interpreter's.
+Run it without TRITON_INTERPRET, which replaces the compiler by the interpreter.
 """
 
 import sys
@@ -36,7 +36,7 @@ _ALIGNED_NUMBERS = {"in_features", "span_features", "x_stride", "y_stride", "pla
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """A fused layer in one step: what decides which variants of the kernels run."""
+    """A fused layer in one step. Its fields decide which variants of the kernels run."""
 
     name: str
     num_tiles: int
@@ -64,7 +64,7 @@ class LayerShape:
 
     @property
     def kernels(self) -> tuple[Any, Any]:
-        """Shrink and expand."""
+        """The shrink kernel and the expand kernel."""
         if self.tile_rows == ROW_WISE:
             return shrink_rows_kernel, expand_rows_kernel
         return shrink_tiles_kernel, expand_tiles_kernel
@@ -80,8 +80,9 @@ SHAPES = (
     LayerShape("o prefill", 256, GROUPED_TILE_ROWS[1], 4096, 1, 128, torch.float32),
     LayerShape("o decode", 32, ROW_WISE, 4096, 1, 128, torch.float32),
 )
-"""Between them: every dtype and tile size, spans in parallel and not, one and several blocks of ranks, mixtures and
-columns and neither."""
+"""Together they cover every dtype and tile size, parallel and serial spans, one and several blocks of ranks, and layers
+with and without mixtures and columns.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAP
 
 
 def compile_kernel(kernel: Any, shape: LayerShape, capability: int) -> CompiledKernel:
-    """Build one kernel to a cubin, as a launch with 16-byte aligned tensors would.
+    """Compile one kernel to a cubin, as a launch with 16-byte aligned tensors would.
 
     Raises RuntimeError if the kernel is an interpreted one.
     """
@@ -144,7 +145,7 @@ def _type_of(name: str, shape: LayerShape) -> str:
 
 
 def constants_of(shape: LayerShape) -> dict[str, Any]:
-    """The compile-time arguments of all the kernels, as a launch for this shape gives them."""
+    """The compile-time arguments that a launch for this shape passes to the kernels."""
     plan = shape.plan
     return {
         "NUM_SLICES": shape.num_slices,

@@ -1,20 +1,22 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""What the kernels share: which arguments do not make variants, and what expand asks about a block of columns."""
+"""Code that the kernels share: the arguments that make no variants, and helpers for a block of output columns."""
 
 import triton
 import triton.language as tl
 
 UNALIGNED = ("a_pointers", "b_pointers", "column_scales", "column_shifts", "ranks", "scales")
-"""Arguments whose addresses may have any alignment: scalars are read from them, and a variant of a kernel for every
-combination of alignments would be compiled for nothing."""
+"""Arguments whose alignment does not matter, because only scalars are read from them.
+
+Without this list Triton would compile a variant for every combination of alignments.
+"""
 COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
-"""Arguments whose values should not make variants either."""
+"""Arguments whose values must not make variants."""
 
 
 @triton.jit
 def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    """The slice that an output block lies in, and that slice's first block."""
+    """The slice of an output block, and the first block of that slice."""
     slice_index = 0
     first_block = 0
     blocks_before = 0
@@ -36,7 +38,7 @@ def is_changed(
     slot_words,
     HAS_COLUMNS: tl.constexpr,
 ):
-    """Whether any of a tile's parts does anything to a slice. `part_slot` is the address of the tile's first part."""
+    """Whether any part of a tile changes a slice. `part_slot` is the address of the tile's first part."""
     largest = 0
     for part in range(num_parts):
         largest = max(largest, tl.load(ranks + tl.load(part_slot + part) * slot_words * 2 + slice_index))
@@ -49,7 +51,7 @@ def is_changed(
 
 @triton.jit
 def change_columns(y_block, column_scales, column_shifts, entry, columns, width):
-    """column_scale * y + column_shift in fp32, absent columns being 1 and 0. `columns` broadcast with y."""
+    """column_scale * y + column_shift in fp32. An absent scale is 1, an absent shift 0. `columns` broadcast with y."""
     scale_address = tl.load(column_scales + entry)
     shift_address = tl.load(column_shifts + entry)
     scale_pointers = scale_address.to(tl.pointer_type(tl.float32)) + columns

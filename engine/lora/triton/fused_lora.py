@@ -1,14 +1,14 @@
-"""The adapters of a whole model on a CUDA device, in a fixed number of slots: what the model runner calls.
+"""Applies the adapters of a whole model on a CUDA device. A fixed number of slots holds them.
 
-    assign, release     between steps: which adapter is in which slot
-    begin_step          once a step: who owns which row of the batch
-    add_deltas          once a fused layer
+    assign, release     between steps: put an adapter into a slot, take it out
+    begin_step          once a step: tell which adapter each row of the batch uses
+    add_deltas          once for each fused layer
 
-All layers' tables lie in one allocation, a slot's part of them side by side, so that taking an adapter in is one copy;
-the adapter's own tensors stay where they are and are kept alive here until the slot is released.
+The tables of all layers are one allocation, in which the parts of one slot lie side by side. So adding an adapter is
+one copy. The adapter's own tensors stay where they are; they are kept alive here until the slot is released.
 
-Invariant: a row gets the delta of an adapter that was in its slot when the step began, and of no other: a slot must be
-released before it is assigned anew, an empty one cannot be used, and any change of slots ends the step.
+Invariant: a row gets the delta of the adapter that was in its slot when the step began, and of no other. A slot must be
+released before it is assigned again, an empty slot cannot be used, and every change of slots ends the step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, RowOwner, SegmentCa
 from graftwork.engine.model.projections import GroupShape
 
 LayerKey = tuple[int, str]
-"""Layer index and the name of a group of projections that are computed as one."""
+"""(layer index, group name), for a group of projections that are computed as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """What a captured graph holds for: with another key it must be captured again."""
+    """The conditions that a captured graph is valid for. Another key needs another capture."""
 
     capacity: SegmentCapacity
     has_columns: bool
@@ -52,7 +52,7 @@ class _Step:
 
 
 class FusedLora:
-    """Adapters by slot, and the step that is running. Not safe to call from several threads."""
+    """Adapters by slot, and the running step. Not thread-safe."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class FusedLora:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """Empty slots for the given fused layers; weights are read in `dtype`, whatever the activations have.
+        """Make empty slots for the given fused layers. Weights have `dtype`; activations may have another.
 
-        `max_rank` is the largest rank that any adapter may have. With `batch_invariant` a row's bits do not depend on
-        the rest of the batch, at the price of the row-wise kernels (see lora_plan).
+        `max_rank` is the largest rank of any adapter. With `batch_invariant` a row's bits do not depend on the rest of
+        the batch, and the row-wise kernels are not used (see launch_plan.py).
         """
         self._max_rank = max_rank
         self._batch_invariant = batch_invariant
@@ -101,11 +101,11 @@ class FusedLora:
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def assign(self, slot: int, deltas: Mapping[LayerKey, SlotPairs]) -> None:
-        """Put an adapter into a free slot: what it does, by layer and group; a layer it leaves alone may be absent.
+        """Put an adapter into a free slot. `adapter` has its terms by layer and group; unchanged layers may be absent.
 
-        Tensors on the device, in the weights' dtype and 16-byte aligned, A as [rank, in_features] and B as the
-        transpose of a contiguous [rank, width], are used where they lie; others are copied. The copy of the addresses
-        is ordered with the current stream. Ends the step.
+        Tensors are used where they are if they are on the device, have the weights' dtype, are 16-byte aligned, and
+        have the layout A [rank, in_features], B the transpose of a contiguous [rank, width]. Others are copied. The
+        addresses are written in the order of the current stream. Ends the step.
         Raises ValueError, and changes nothing, if the slot is taken, a layer unknown, or a shape or rank does not fit.
         """
         if self._residents[slot] is not None:
@@ -118,7 +118,7 @@ class FusedLora:
         self._residents[slot] = resident
 
     def release(self, slot: int) -> None:
-        """Empty a slot and let its adapter go, in stream order. Ends the step.
+        """Empty a slot and drop its adapter, in stream order. Ends the step.
 
         Raises ValueError if the slot is empty.
         """
@@ -144,16 +144,16 @@ class FusedLora:
     # ---- steps ------------------------------------------------------------------------------------------------
 
     def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
-        """Say whose delta each row of the batch gets: a slot's, a mixture's of up to four (slot, weight), or none.
+        """Tell which delta each row of the batch gets: a slot's, a mixture's of up to four (slot, weight), or none.
 
-        With a capacity the arrays have fixed sizes and addresses, one set for each capacity: a graph captured between
-        `begin_step` and the next one may be replayed after any `begin_step` that returns an equal key.
-        Raises ValueError if a slot is empty, the capacity exceeded, or a mixture has an adapter that scales or shifts
-        columns, which no weighted sum is.
+        With a capacity, the arrays have fixed sizes and addresses, one set for each capacity. A graph that was captured
+        after `begin_step` may be replayed after any `begin_step` that returns an equal key.
+        Raises ValueError if a slot is empty, if the capacity is exceeded, or if a mixture has an adapter that scales or
+        shifts columns, because those have no weighted sum.
         """
         self._step = None
         if self._words.is_cuda:
-            torch.cuda.set_device(self._words.device)  # kernels are launched on the thread's own current device
+            torch.cuda.set_device(self._words.device)  # Triton launches on the thread's current device
         distinct = {parts_of(owner) for owner in set(owners) if owner is not None}
         residents = {slot: self._part(slot, weight, len(parts)) for parts in distinct for slot, weight in parts}
         slots = frozenset(residents)
@@ -173,10 +173,10 @@ class FusedLora:
         return GraphKey(capacity, self.has_columns)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Turn the base's output of one fused layer into each row's own, in place.
+        """Add each row's delta to the base's output of one fused layer, in place.
 
         x: [num_rows, in_features], y: [num_rows, sum of widths], features adjacent.
-        Raises ValueError if the shapes do not fit, RuntimeError if there is no step: slots changed since it began.
+        Raises ValueError if the shapes do not fit, and RuntimeError if slots changed since the step began.
         """
         step = self._step
         if step is None:
@@ -193,7 +193,7 @@ class FusedLora:
         return self._captured[capacity]
 
     def _part(self, slot: int, weight: float, num_parts: int) -> _Resident:
-        """The adapter that a row names as one of its parts."""
+        """The slot and weight of one part of a row."""
         resident = self._residents[slot] if 0 <= slot < self.num_slots else None
         if resident is None:
             raise ValueError(f"slot {slot} is empty: assign an adapter to it first")

@@ -1,17 +1,17 @@
-"""The Triton kernels that add every adapter's delta to one fused layer's output, launched: shrink, then expand.
+"""Launches the Triton kernels that add every adapter's delta to the output of one fused layer: shrink, then expand.
 
-    v = x @ A.T                                          shrink: fp32, in as many planes as there are parallel spans
+    v = x @ A.T                                          shrink: fp32, one plane for each parallel span
     y = column_scale * y + column_shift + scale * v @ B.T    expand: all slices in one launch, one rounding at the end
 
-There are two pairs of them, for tiles of many rows (tile_kernels) and for single rows (row_kernels); which one runs
-follows from the segments. Programs are launched by tile (see lora_segments) and reach weights by address (see
-slice_table), so ranks differ freely and only real ranks are read; rows of the base, empty tiles, unused slots and rank
-tails are neither read nor written.
-No atomics: the input features are summed in spans, each in fp32, and the spans in order, so equal rows give equal bits.
+There are two pairs of kernels: for tiles of many rows (tile_kernels.py) and for single rows (row_kernels.py). The
+segments decide which pair runs. A program is launched for each tile (see tiles.py) and finds weights by address (see
+slice_table.py), so adapters may have different ranks. Base rows, empty tiles, unused slots and ranks beyond an
+adapter's own are neither read nor written. There are no atomics. Input features are summed in spans in fp32, and the
+spans in order, so equal rows give equal bits.
 
-Under the interpreter (TRITON_INTERPRET=1, tensors on the CPU) operands are upcast as soon as they are loaded, for its
-bf16 arithmetic is wrong without a word. Only built-ins of the language are used, so that a copy of the kernels can be
-interpreted in a process where triton itself is not.
+Under the interpreter (TRITON_INTERPRET=1, tensors on the CPU) operands are upcast when they are loaded, because its
+bf16 arithmetic is wrong. The kernels use only built-ins of the language, so that a copy of them can be interpreted in a
+process where triton itself is not interpreted.
 """
 
 from dataclasses import dataclass
@@ -38,10 +38,10 @@ def apply_lora(
     plan: LoraPlan | None = None,
     bounds: LaunchBounds | None = None,
 ) -> None:
-    """Turn one fused layer's base output into each row's own, in place.
+    """Add each row's delta to the base's output of one fused layer, in place.
 
     `x` is [num_rows, in_features], `y` [num_rows, sum of widths]; both may be views with any stride between rows.
-    `bounds` hold for every row's adapter; by default they are those of the whole table.
+    `bounds` must hold for every row's adapter. By default they are the bounds of the whole table.
     Raises ValueError if the shapes do not fit.
     """
     _check_fits(x, y, table, segments)
@@ -65,14 +65,15 @@ def apply_lora(
 
 
 def bounds_of(table: SliceTable) -> LaunchBounds:
-    """What holds for every adapter that is, or may yet come, into the table; but for columns, only for those it has."""
+    """Bounds for every adapter that may be in the table. Columns are counted only if an adapter has them now."""
     return LaunchBounds(table.max_rank, table.has_columns)
 
 
 def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank: int) -> torch.Tensor:
-    """Scratch for v, ranks rounded up to whole blocks: fp32 [num_planes, rows, ranks of all parts and slices].
+    """Scratch memory for v, with ranks rounded up to whole blocks: fp32 [num_planes, rows, ranks of all parts and
+    slices].
 
-    Shrink writes the blocks that hold real ranks, expand reads those alone, so it need not be cleared.
+    It is not cleared: shrink writes the blocks that hold real ranks, and expand reads only those.
     """
     ranks_of_all = segments.num_parts * table.num_slices * plan.rank_blocks(rank)
     shape = (plan.num_planes, segments.permutation.shape[0], ranks_of_all * plan.block_rank)
@@ -82,7 +83,7 @@ def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank
 def lora_shrink(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> None:
-    """Write v = x @ A.T, by position in the tiles, into the planes; their sum, in order, is v."""
+    """Write v = x @ A.T into the planes, by position in the tiles. The sum of the planes, in order, is v."""
     shrink_launch(x, planes, table, segments, plan).run()
 
 
@@ -94,16 +95,16 @@ def lora_expand(
     plan: LoraPlan,
     has_columns: bool,
 ) -> None:
-    """y = column_scale * y + column_shift + scale * (v @ B.T), in place: summed in fp32, rounded once.
+    """y = column_scale * y + column_shift + scale * (v @ B.T), in place. Sums are fp32 and are rounded once.
 
-    Without `has_columns` no adapter's columns are looked at.
+    Without `has_columns` the columns are not read.
     """
     expand_launch(planes, y, table, segments, plan, has_columns).run()
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel and all that it is told."""
+    """A kernel with its grid and arguments."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -116,7 +117,7 @@ class Launch:
 def shrink_launch(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> Launch:
-    """What lora_shrink launches."""
+    """The launch of shrink."""
     arguments = _common_arguments(planes, table, segments, plan)
     grid = (segments.num_tiles * segments.num_parts * table.num_slices * arguments["rank_blocks"], plan.num_planes)
     arguments |= {
@@ -143,7 +144,7 @@ def expand_launch(
     plan: LoraPlan,
     has_columns: bool,
 ) -> Launch:
-    """What lora_expand launches."""
+    """The launch of expand."""
     out_blocks = sum(-(-width // plan.block_out) for width in table.slice_widths)
     grid = (segments.num_tiles * out_blocks,)
     arguments = _common_arguments(planes, table, segments, plan) | {
@@ -171,7 +172,7 @@ def expand_launch(
 def _common_arguments(
     planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> dict[str, Any]:
-    """What all four kernels are told."""
+    """The arguments of all four kernels."""
     return {
         "planes": planes,
         "ranks": table.ranks,
@@ -192,7 +193,7 @@ def _common_arguments(
 
 
 def _tile_arguments(segments: LoraSegments) -> dict[str, Any]:
-    """What the kernels for tiles of many rows are told besides."""
+    """The further arguments of the kernels for tiles of many rows."""
     return {
         "tile_start": segments.tile_start,
         "tile_length": segments.tile_length,
@@ -201,10 +202,10 @@ def _tile_arguments(segments: LoraSegments) -> dict[str, Any]:
 
 
 def expand_precision(dtype: torch.dtype) -> dict[str, bool | str]:
-    """How tiles are multiplied by weights of this dtype in expand, without losing the precision of v, which is fp32.
+    """How expand multiplies tiles by weights of this dtype without losing the precision of v, which is fp32.
 
-    v is not split into fp16 halves, for it may exceed fp16's range; fp16 weights are exact in tf32, so three of its
-    products are as good as fp32.
+    v is not split into fp16 halves, because it may exceed fp16's range. fp16 weights are exact in tf32, so three tf32
+    products are as precise as fp32.
     """
     return {"SPLIT_V": dtype == torch.bfloat16, "PRECISION": "tf32x3" if dtype == torch.float16 else "ieee"}
 

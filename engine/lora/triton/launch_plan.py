@@ -1,45 +1,45 @@
-"""How a step's deltas are computed, by shape: plain functions, so that a plan is the same in every process.
+"""Plans how the deltas of a step are computed, from shapes alone, so that a plan is the same in every process.
 
 There are two ways. Grouped: a program takes a tile of up to 32 rows of one adapter and multiplies on matrix units.
 Row-wise: a program takes one row and sums products in fp32, without matrix units. `tile_rows_for` chooses once a step.
 
-The bits of a row must not depend on its neighbours. What they depend on is therefore kept apart from what the batch
-decides:
+The bits of a row must not depend on its neighbours. So the batch must not decide what the bits depend on:
 
 - How the input features are summed (`num_spans`, `block_in`) and the ranks (`block_rank`) follows from the layer and
   its table alone. Whether the spans run in one program or in several (`parallel_spans`) follows from the batch; either
   way they are summed in the same order.
-- Tiles have at most 32 rows, so that every architecture uses the same matrix instruction (mma.sync) for all of them;
-  from 64 rows on the compiler would turn to wgmma or tcgen05, which accumulate differently.
-- The two ways do differ in bits: both sum in fp32 and round once, but a matrix unit adds products in an order, and
-  with an inner precision, of its own. Where a row's bits matter more than the time of small batches,
-  `batch_invariant` takes the grouped way for every batch.
+- Tiles have at most 32 rows, so that every architecture uses the same matrix instruction (mma.sync) for all of them.
+  From 64 rows on, the compiler would use wgmma or tcgen05, which accumulate differently.
+- The two ways do differ in bits. Both sum in fp32 and round once, but a matrix unit has its own order of additions and
+  its own inner precision. With `batch_invariant` every batch is grouped: equal bits, but small batches take longer.
 """
 
 from dataclasses import dataclass
 
 ROW_WISE = 1
-"""`tile_rows` of the row-wise way: a tile is one row."""
+"""The value of `tile_rows` for the row-wise way: a tile is one row."""
 GROUPED_TILE_ROWS = (16, 32)
-"""What a tile of the grouped way may hold. More would change the matrix instruction, and with it the bits of a row."""
+"""The sizes of a tile of the grouped way. Larger tiles would change the matrix instruction, and so the bits of a row."""
 TILE_ROWS = (ROW_WISE, *GROUPED_TILE_ROWS)
 
-_SPAN_FEATURES = 512  # what one program should sum at least, to be worth its launch
+_SPAN_FEATURES = 512  # the least features for which a program is worth its launch
 _MAX_SPANS = 8  # the expand kernel reads one plane of scratch for each
-_BUSY_PROGRAMS = 256  # about two a multiprocessor: above this the device is full without parallel spans
+_BUSY_PROGRAMS = 256  # about two for each multiprocessor; with more, the device is full without parallel spans
 _ROW_BLOCK_RANK = 16
 _ROW_BLOCK_IN = 256  # one row of A to a warp: 32 lanes of 16 bytes
 _ROW_BLOCK_OUT = 256
-_ROWS_AN_ADAPTER = 2  # above this, row-wise re-reads would take longer from L2 than the weights from memory
-_FREE_RANKS = 512  # ranks summed over rows whose re-reads, 20 KB each, stay under the two microseconds of a launch
+_ROWS_AN_ADAPTER = (
+    2  # with more, repeated row-wise reads from L2 would take longer than reading the weights from memory
+)
+_FREE_RANKS = 512  # up to this sum of ranks over rows, repeated reads of 20 KB each take less than the 2 us of a launch
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step asks of the kernels."""
+    """The size of a step's LoRA work."""
 
     num_rows: int
-    """Rows that have an adapter, each counted once for every part of its mixture."""
+    """Rows with an adapter. A row counts once for every part of its mixture."""
     num_adapters: int
     """Distinct adapters among them."""
     total_ranks: int
@@ -47,15 +47,13 @@ class StepShape:
 
 
 def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
-    """Rows to a tile: ROW_WISE, or one of GROUPED_TILE_ROWS.
+    """The number of rows of a tile: ROW_WISE, or one of GROUPED_TILE_ROWS.
 
-    Row-wise, each row reads its adapter for itself; grouped, a tile does. From memory both read an adapter once, for a
-    layer's part of it stays in L2; so row-wise is chosen while rows are few to an adapter (the tile would be 15/16
-    empty, and the matrix unit's staging in shared memory buys nothing), or while all re-reads together are trifling.
-    The limits are arithmetic on published bandwidths; they have not been measured.
+    Row-wise, each row reads its adapter; grouped, each tile does. Both read an adapter from memory only once, because a
+    layer's part of it stays in L2. So row-wise is chosen if an adapter has few rows (a tile would be 15/16 empty) or if
+    all repeated reads together are small. The limits come from published bandwidths and have not been measured.
 
-    A row's bits differ between the two ways, so with `batch_invariant` false they depend on the make-up of the batch;
-    with `batch_invariant` true every batch is grouped, and they do not.
+    The two ways differ in bits. With `batch_invariant` every batch is grouped, so a row's bits do not depend on it.
     """
     if not batch_invariant and _is_better_by_row(step):
         return ROW_WISE
@@ -68,14 +66,17 @@ def _is_better_by_row(step: StepShape) -> bool:
 
 
 def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
-    """Small tiles while an adapter has few rows (no program idles), larger ones when its weights would be re-read."""
+    """Small tiles if an adapter has few rows, so that no program idles.
+
+    Larger tiles if its weights would be read again.
+    """
     small, large = GROUPED_TILE_ROWS
     return large if num_adapters and num_rows // num_adapters >= 2 * large else small
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchBounds:
-    """What programs are launched for: at least what any adapter of the step has. It decides how many, and no bits."""
+    """Upper bounds over the adapters of a step. They decide how many programs are launched, and change no bits."""
 
     rank: int
     has_columns: bool
@@ -83,18 +84,18 @@ class LaunchBounds:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """One fused layer in one step: what its plan follows from."""
+    """The shape of one fused layer in one step, from which its plan follows."""
 
     num_tiles: int
     tile_rows: int
     num_slices: int
     in_features: int
     max_rank: int
-    """The largest that the layer's table allows, not the largest of the batch: bits follow from it."""
+    """The largest rank that the layer's table allows. Bits depend on it, so it is not the largest rank of the batch."""
     launched_rank: int
-    """The largest that programs are launched for; it decides only how many there are."""
+    """The largest rank that programs are launched for. It decides only their number."""
     element_bytes: int
-    """Of the wider operand."""
+    """Bytes of an element of the wider operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,9 @@ class LoraPlan:
     block_rank: int
     block_out: int
     num_spans: int
-    """Parts that the input features are summed in."""
+    """The number of parts in which the input features are summed."""
     parallel_spans: bool
-    """One program a span, and one plane of scratch each, rather than one program for all."""
+    """Whether each span has its own program and plane of scratch, or one program does all."""
     num_stages: int
 
     @property

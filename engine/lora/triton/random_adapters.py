@@ -1,4 +1,4 @@
-"""Adapters and batches drawn at random: what kernels are tested and measured with."""
+"""Makes random adapters, with which the kernels are tested and measured."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from graftwork.engine.lora.weights import LoraPair
 def random_pair(
     rank: int, in_features: int, width: int, dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0
 ) -> LoraPair:
-    """A pair whose delta of a standard normal x is about standard normal too."""
+    """Make a pair whose delta is about standard normal if x is standard normal."""
     A = torch.randn(rank, in_features, generator=generator) / in_features**0.5
     B = torch.randn(width, rank, generator=generator) / rank**0.5
     return LoraPair(A.to(dtype), B.to(dtype), scale)
@@ -24,7 +24,7 @@ def random_slots(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> list[list[LoraPair | None]]:
-    """Adapters by slot; `ranks` are given by slot and slice, 0 for a slice that is left alone."""
+    """Make adapters by slot. `ranks` has a rank for each slot and slice; 0 leaves the slice unchanged."""
     return [
         [
             random_pair(rank, in_features, width, dtype, generator, scale=0.5 + 0.25 * slot + 0.125 * index)
@@ -39,7 +39,7 @@ def random_slots(
 def with_random_columns(
     pairs: Sequence[LoraPair | None], slice_widths: Sequence[int], generator: torch.Generator
 ) -> list[SliceTerms]:
-    """The same adapter with columns scaled near 1 and shifted near 0, as DoRA and biases do."""
+    """Add columns to an adapter: scales near 1 and shifts near 0, as DoRA and biases have."""
     return [
         SliceTerms(pair, 1 + 0.1 * torch.randn(width, generator=generator), torch.randn(width, generator=generator))
         for pair, width in zip(pairs, slice_widths, strict=True)

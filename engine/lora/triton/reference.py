@@ -1,6 +1,6 @@
-"""What the LoRA kernels must compute, in plain torch: the oracle that every kernel is held to.
+"""What the LoRA kernels must compute, in plain torch. Every kernel is tested against it.
 
-Never fast, never clever: one tile, one part and one slice at a time, in fp32.
+It is slow and simple on purpose: one tile, one part and one slice at a time, in fp32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, Parts
 def lora_delta(
     x: torch.Tensor, segments: LoraSegments, slots: Sequence[SlotPairs], slice_widths: Sequence[int]
 ) -> torch.Tensor:
-    """What the adapters' factors add to a fused layer's output: fp32 [num_rows, sum of widths], zero for base rows.
+    """The delta of a fused layer's output: fp32 [num_rows, sum of widths], zero for base rows.
 
     `x` is [num_rows, in_features]; `slots` are the adapters by slot, each by slice.
     """
@@ -39,10 +39,9 @@ def add_lora(
     slots: Sequence[SlotPairs],
     slice_widths: Sequence[int],
 ) -> torch.Tensor:
-    """The output with columns scaled and shifted and the delta added in fp32, rounded once. Returns a new tensor like
-    y.
+    """Scale and shift the columns of y and add the delta, in fp32, rounded once. Returns a new tensor like y.
 
-    The columns of a mixture are those of its first part.
+    A mixture has the columns of its first part.
     """
     delta = lora_delta(x, segments, slots, slice_widths)
     expected = y.clone()
@@ -62,7 +61,7 @@ def add_lora(
 
 
 def _tiles(segments: LoraSegments) -> Iterator[tuple[torch.Tensor, Parts]]:
-    """Rows [length] int64 and parts of each tile that is not padding."""
+    """The rows [length] int64 and the parts of each tile that is not padding."""
     for tile in range(segments.num_tiles):
         start, length = int(segments.tile_start[tile]), int(segments.tile_length[tile])
         if length:

@@ -1,14 +1,13 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""The row-wise pair of kernels: one program takes one row, as decode has them, each with an adapter of its own.
+"""The row-wise pair of kernels, made for decode: one program takes one row, and each row may have another adapter.
 
     shrink_rows  one (row, part, slice, block of ranks, span of the input features or all of them)
     expand_rows  one (row, block of output columns of one slice)
 
-Weights are loaded once, in whole vectors, straight into registers, and products are summed there in fp32; there is no
-tile to fill up, no shared memory on the way, no matrix unit. Sums run in the same order whatever the batch: elements of
-a block side by side, blocks and spans one after another, lanes in a tree at the end.
-Positions are those of the tiles: of one row each, tile t at position t.
+A program loads weights once, in whole vectors, into registers, and sums products there in fp32. It needs no tile, no
+shared memory and no matrix unit. The order of sums does not depend on the batch: elements of a block side by side, then
+blocks, then spans, then lanes in a tree. A tile has one row here, so tile t is at position t.
 """
 
 import triton
@@ -19,7 +18,7 @@ from graftwork.engine.lora.triton.expand_blocks import COUNTS, UNALIGNED, change
 
 @triton.jit
 def sum_last_axis(block):
-    # tl.sum is a function of Triton's library, not of its language, and so not there in a copy that is interpreted.
+    # tl.sum is part of Triton's library, not of its language, so an interpreted copy of the kernels does not have it.
     return tl.reduce(block, 1, tl.standard._sum_combine)
 
 

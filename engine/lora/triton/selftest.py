@@ -1,7 +1,7 @@
-"""The kernels' trial on a device, before an engine relies on them: do they build there, and do they compute?
+"""Tests the kernels on a device at start, before an engine relies on them: do they compile, and are they right?
 
-Triton compiles when a kernel is first launched, with tools that a machine may lack; and what it compiles for a device
-that nobody has tried may be wrong. A few small adapters are applied both ways and compared with plain torch.
+Triton compiles a kernel at its first launch, with tools that a machine may lack, and the result may be wrong on a new
+device. The test applies a few small adapters in both ways and compares them with plain torch.
 """
 
 from contextlib import nullcontext
@@ -21,11 +21,11 @@ _WIDTHS = (48, 16)
 _RANKS = ((8, 16), (24, 0), (8, 8))
 _OWNERS: tuple[RowOwner | None, ...] = (0, None, ((0, 0.5), (1, 0.25)), 1, 2, 2)
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Of the largest value: two roundings of the output, and something for sums in another order."""
+"""Relative to the largest value: two roundings of the output, and a margin for another order of the sums."""
 
 
 def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with the kernels on a device; None if they do what the oracle says."""
+    """Say what is wrong with the kernels on a device. None if they agree with the reference."""
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}
@@ -37,7 +37,7 @@ def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _error(device: torch.device, dtype: torch.dtype, tile_rows: int) -> float:
-    """How far a batch with base rows, a mixture and an adapter with columns is from the oracle, of its largest value."""
+    """The largest error of a batch against the reference, relative to its largest value."""
     generator = torch.Generator().manual_seed(_SEED)
     slots: list[SlotPairs] = [*random_slots(_RANKS, _IN_FEATURES, _WIDTHS, dtype, generator)]
     slots[2] = with_random_columns(random_slots(_RANKS, _IN_FEATURES, _WIDTHS, dtype, generator)[2], _WIDTHS, generator)

@@ -1,11 +1,11 @@
-"""Where the kernels find the adapters' weights: tables of addresses by (slot, slice) for one fused layer.
+"""Tables of addresses, in which the kernels find the adapters' weights: one table for each fused layer.
 
-A slice is one projection of a fused layer: q, k and v of qkv; gate and up. Widths may differ between slices, ranks
-and scales between any two entries, and an adapter may leave a slice alone: its rank there is 0 and nothing is read.
-The weights stay where they are; only their addresses are in the table, which keeps them alive.
+A slice is one projection of a fused layer, such as q, k and v of qkv. An entry is one adapter's part of one slice.
+Slices may differ in width, and entries in rank and scale. Rank 0 means that the adapter does not change the slice.
+The weights stay where they are. The table holds their addresses and keeps them alive.
 
-Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] and, where it has them, at its columns
-[0:width], and nowhere else.
+Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] and, if it has columns, at [0:width].
+Nothing else is read.
 """
 
 import struct
@@ -19,11 +19,11 @@ from graftwork.engine.lora.weights import LoraPair
 
 @dataclass(frozen=True, slots=True)
 class SliceTerms:
-    """What one adapter does to one slice: y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T, in fp32.
+    """One adapter's change of one slice: y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T, in fp32.
 
-    For DoRA, column_scale is magnitude / norm(W + scale * B @ A) by output, B is already multiplied by it, and
-    column_shift gives back what column_scale took from the base's bias. The columns are kept in fp32: rounding
-    column_scale, which is near 1, to bf16 would err by as much as many an adapter adds.
+    For DoRA, column_scale is magnitude / norm(W + scale * B @ A) for each output. B is already multiplied by it, and
+    column_shift restores the base's bias. Columns are fp32: column_scale is near 1, and rounding it to bf16 can be as
+    large an error as the whole delta of an adapter.
     """
 
     pair: LoraPair | None = None
@@ -32,7 +32,7 @@ class SliceTerms:
 
 
 SlotPairs = Sequence[LoraPair | SliceTerms | None]
-"""What one adapter does to a fused layer, by slice; a pair alone has no columns, None leaves the slice as it is."""
+"""One adapter's terms for each slice of a fused layer. A pair has no columns; None leaves the slice unchanged."""
 
 _ALIGNED_ELEMENTS = 16
 _ALIGNED_BYTES = 16
@@ -52,11 +52,11 @@ def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One slot's part of a table, ready to be written."""
+    """The words of one slot, ready to be written to a table."""
 
     words: torch.Tensor  # [words of the table] int64, on the host
     weights: tuple[torch.Tensor, ...]
-    """What the addresses among the words point to."""
+    """The tensors that the addresses point to."""
     max_rank: int
     has_columns: bool
 
@@ -67,7 +67,7 @@ class SlotRow:
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:
-    """One fused layer's adapters, by slot and slice. Entries change only through `replace_slot` and `keep`."""
+    """The adapters of one fused layer, by slot and slice. Entries change only through `replace_slot` and `keep`."""
 
     words: torch.Tensor  # [num_slots, words of the table] int64: a slot's part of all the views below, side by side
     a_pointers: torch.Tensor  # [num_slots, num_slices] int64, to A as [rank, in_features]
@@ -79,13 +79,13 @@ class SliceTable:
     offsets: torch.Tensor  # [num_slices] int32, the first column of the slice in y
     widths: torch.Tensor  # [num_slices] int32
     slice_widths: tuple[int, ...]
-    """`widths`, as the host knows them."""
+    """A copy of `widths` on the host."""
     in_features: int
     max_rank: int
     """The largest rank that an entry may have."""
     dtype: torch.dtype
     rows: list[SlotRow]
-    """By slot: what its words say; keeps alive what they point to."""
+    """The row of each slot. It keeps alive the tensors that its words point to."""
 
     @property
     def num_slots(self) -> int:
@@ -101,26 +101,26 @@ class SliceTable:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter scales or shifts columns; if none does, the kernels are compiled without them."""
+        """Whether any adapter scales or shifts columns. If none does, the kernels are compiled without columns."""
         return any(row.has_columns for row in self.rows)
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every row of every matrix starts on 16 elements, so that loads may be wide."""
+        """Whether every row of every matrix starts at a multiple of 16 elements, so that loads may be wide."""
         return all(size % _ALIGNED_ELEMENTS == 0 for size in (self.in_features, *self.slice_widths))
 
     def replace_slot(self, slot: int, pairs: SlotPairs) -> None:
         """Point a slot at another adapter, in stream order and at unchanged table addresses.
 
-        The caller sees to it that no later step still means the former adapter by this slot.
-        Raises ValueError if a shape or rank does not fit the table; it is then as it was.
+        The caller must make sure that no later step uses this slot for the former adapter.
+        Raises ValueError, and changes nothing, if a shape or rank does not fit the table.
         """
         row = self.row_of(pairs)
         self.words[slot] = row.words.to(self.words.device)
         self.keep(slot, row)
 
     def row_of(self, pairs: SlotPairs) -> SlotRow:
-        """What a slot with this adapter would hold. Raises ValueError if a shape or rank does not fit the table."""
+        """Make the row of a slot for this adapter. Raises ValueError if a shape or rank does not fit the table."""
         if len(pairs) != self.num_slices:
             raise ValueError(f"{len(pairs)} pairs were given for a layer of {self.num_slices} slices")
         entries = [self._entry(index, slice_terms(pair)) for index, pair in enumerate(pairs)]
@@ -136,7 +136,7 @@ class SliceTable:
         self.rows[slot] = row
 
     def _entry(self, index: int, delta: SliceTerms) -> "_Entry":
-        """Tensors as the kernels read them (copies only if need be), rank and scale."""
+        """Make an entry: tensors in the kernels' layout (copied only if necessary), rank and scale."""
         width = self.slice_widths[index]
         for column in (delta.column_scale, delta.column_shift):
             if column is not None and column.shape != (width,):
@@ -159,7 +159,7 @@ class SliceTable:
         return replace(entry, A=A, B=B, rank=pair.rank, scale=pair.scale)
 
     def _readable(self, tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """The tensor on the table's device, row-major and aligned: itself if it is so already."""
+        """The tensor on the table's device, row-major and aligned. Copies it only if necessary."""
         if tensor is None:
             return None
         placed = tensor.to(self.words.device, dtype).contiguous()
@@ -190,7 +190,10 @@ def num_words(num_slices: int) -> int:
 
 
 def _words(entries: Sequence[_Entry]) -> torch.Tensor:
-    """A slot's part of a table, as `_views` reads it; made at once, for an adapter has hundreds of entries."""
+    """The words of one slot, in the layout that `_views` reads.
+
+    Made in one operation, because an adapter has hundreds of entries.
+    """
     by_kind = zip(*((entry.A, entry.B, entry.column_scale, entry.column_shift) for entry in entries), strict=True)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensors in by_kind for tensor in tensors]
     padding = [0] * (len(entries) % 2)
@@ -218,7 +221,7 @@ def empty_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """A table in which no slot does anything. The slices lie side by side in y."""
+    """A table of empty slots. The slices lie side by side in y."""
     words = torch.zeros(num_slots, num_words(len(slice_widths)), dtype=torch.int64, device=device)
     return table_over(words, slice_widths, in_features, max_rank, dtype)
 
@@ -226,7 +229,7 @@ def empty_table(
 def table_over(
     words: torch.Tensor, slice_widths: Sequence[int], in_features: int, max_rank: int, dtype: torch.dtype
 ) -> SliceTable:
-    """An empty table in words that are all zero, [num_slots, num_words(slices)] int64; its rows may lie apart."""
+    """An empty table over given words, which must be zero: [num_slots, num_words(slices)] int64, rows of any stride."""
     num_slices = len(slice_widths)
     offsets = [sum(slice_widths[:index]) for index in range(num_slices)]
     addresses, ranks, scales = _views(words, num_slices)

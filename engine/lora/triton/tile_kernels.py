@@ -1,11 +1,11 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""The grouped pair of kernels: one program takes a tile of rows that share an adapter, and multiplies on matrix units.
+"""The grouped pair of kernels: one program takes a tile of rows of one adapter and multiplies on matrix units.
 
     shrink_tiles  one (tile, part, slice, block of ranks, span of the input features or all of them)
     expand_tiles  one (tile, block of output columns of one slice)
 
-`v` between the two is kept by position in the tiles, not by row of the batch.
+Between the two, `v` is indexed by position in the tiles, not by row of the batch.
 """
 
 import triton
@@ -119,7 +119,7 @@ def shrink_tiles_kernel(
 def sum_planes(
     v_pointers, row_mask, plane_stride, NUM_PLANES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr
 ):
-    """v, the planes added in order: fp32 [BLOCK_ROWS, BLOCK_RANK]."""
+    """The sum of the planes of v, added in order: fp32 [BLOCK_ROWS, BLOCK_RANK]."""
     v = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
     for _ in tl.static_range(NUM_PLANES):
         v += tl.load(v_pointers, mask=row_mask[:, None], other=0.0)
@@ -129,7 +129,7 @@ def sum_planes(
 
 @triton.jit
 def multiply_precisely(v, b_block, total, SPLIT_V: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
-    """total + v @ b_block, with v's fp32 precision (see lora_matmul.expand_precision)."""
+    """total + v @ b_block, with the fp32 precision of v (see launch.expand_precision)."""
     if SPLIT_V:
         v_high = v.to(b_block.dtype)
         v_low = (v - v_high.to(tl.float32)).to(b_block.dtype)

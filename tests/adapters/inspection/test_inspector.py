@@ -18,7 +18,7 @@ from graftwork.adapters.format.identity import identify_adapter
 from graftwork.adapters.inspection.inspector import AdapterInspector, IdentifiedAdapter, InspectionLimits
 from graftwork.adapters.inspection.process import InspectionProcess
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.errors import CapacityAbsent, ValidationFailed
+from graftwork.platform.errors import Unavailable, ValidationFailed
 from tests.adapters.adapter_files import (
     DESCRIPTION,
     Q0_A,
@@ -271,14 +271,14 @@ async def test_a_worker_ends_with_its_parent(small: AdapterInspector) -> None:
     await small.close()
 
     assert not any(is_alive(pid) for pid in pids)
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await small.identify(config_bytes(), GOOD, DESCRIPTION)
 
 
 @pytest.mark.parametrize("command", [("/nonexistent",), ("false",), ("echo",)])
 def test_a_worker_that_cannot_start_is_absent_capacity(command: tuple[str, ...]) -> None:
     """No such program, one that fails at once, one that is no worker."""
-    with pytest.raises(CapacityAbsent) as caught:
+    with pytest.raises(Unavailable) as caught:
         InspectionProcess(command)
 
     assert caught.value.code == "inspection_unavailable"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
-from graftwork.platform.errors import CapacityAbsent, NotFound
+from graftwork.platform.errors import NotFound, Unavailable
 
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "a" * 63 + "b"
 
@@ -97,7 +97,7 @@ def test_a_write_that_fails_midway_leaves_nothing(
 
     monkeypatch.setattr(os, "fsync", full)
 
-    with pytest.raises(CapacityAbsent, match="No space"):
+    with pytest.raises(Unavailable, match="No space"):
         store.put(DIGEST, b"config", b"weights")
 
     assert not store.exists(DIGEST)

@@ -19,10 +19,10 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import (
     BudgetSpent,
-    CapacityAbsent,
     Conflict,
     GraftworkError,
     NotFound,
+    Unavailable,
     ValidationFailed,
 )
 from graftwork.platform.ids import TenantId
@@ -485,11 +485,11 @@ async def test_a_store_that_fails_leaves_no_rows(lab: Lab, monkeypatch: pytest.M
     """A full disk is an error, not an adapter without weights."""
 
     def full(_digest: str, _config: bytes, _weights: bytes) -> None:
-        raise CapacityAbsent("No space left on device")
+        raise Unavailable("No space left on device")
 
     monkeypatch.setattr(lab.store, "put", full)
 
-    with pytest.raises(CapacityAbsent, match="No space"):
+    with pytest.raises(Unavailable, match="No space"):
         await lab.publish()
 
     assert (await lab.registry.list(lab.a)).items == ()
@@ -547,7 +547,7 @@ async def test_an_engine_that_is_gone_does_not_keep_an_adapter_from_being_delete
     """It holds nothing that would have to be forgotten."""
 
     async def gone(_digest: str) -> None:
-        raise CapacityAbsent("no engine answers")
+        raise Unavailable("no engine answers")
 
     registry = AdapterRegistry(lab.database, lab.store, lab.inspector, before_free=gone)
     await lab.publish()
@@ -621,8 +621,8 @@ async def test_a_version_is_there_only_once_the_engine_has_tried_it(lab: Lab) ->
     ("refusal", "expected"),
     [
         (ValidationFailed("the probe differs"), ValidationFailed),
-        (CapacityAbsent("no engine"), CapacityAbsent),
-        (NotFound("no such artifact"), CapacityAbsent),
+        (Unavailable("no engine"), Unavailable),
+        (NotFound("no such artifact"), Unavailable),
     ],
 )
 async def test_what_the_engine_cannot_serve_is_not_stored(

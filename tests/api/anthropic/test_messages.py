@@ -10,7 +10,7 @@ from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import ConversationMessage, MessagesRequest
 from graftwork.api.anthropic.translate import chat_body
 from graftwork.api.deps.background import ServerTasks
-from graftwork.api.inference.response_head import AnswerHead
+from graftwork.api.inference.request import ResponseHead
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from tests.api.fakes import FakeEngine
@@ -303,7 +303,7 @@ async def test_ping(sqlite_database: Database) -> None:
     engine, tasks = FakeEngine(holds_after=2), ServerTasks()
     job = a_job(engine, sqlite_database)
     job.start(tasks)
-    head = AnswerHead("msg_1", 0, "tiny", "fp_1", "default")
+    head = ResponseHead("msg_1", 0, "tiny", "fp_1", "default")
 
     frames: list[bytes] = []
 

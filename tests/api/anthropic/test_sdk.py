@@ -9,7 +9,7 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from anthropic.types import MessageParam, ToolParam
 
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
 from tests.api.harness import ADMIN_KEY, Gateway, TestTenant
 from tests.api.served import served
@@ -106,7 +106,9 @@ async def test_tools(gateway: Gateway, client: AsyncAnthropic) -> None:
     assert said.to_dict() == {"type": "text", "text": "Let me see."}
     assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
     assert answered.content[0].to_dict()["text"] == "Sunny."
-    prompt = gateway.resources.tokenizer.decode(gateway.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    prompt = gateway.resources.inference.tokenizer.decode(
+        gateway.engine.requests[-1].prompt_token_ids, skip_special_tokens=False
+    )
     assert prompt.index("Let me see.") < prompt.index('"city": "Paris"') < prompt.index("20 degrees")
 
 
@@ -185,7 +187,7 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncAnthropic)
         await ask(client, extra_body={"temperature": 9})
     with pytest.raises(anthropic.RateLimitError) as spent:
         await ask(limited)
-    gateway.engine.refusal = CapacityAbsent("gone", retry_after_s=0.001)
+    gateway.engine.refusal = Unavailable("gone", retry_after_s=0.001)
     with pytest.raises(anthropic.InternalServerError) as absent:
         await ask(client)
     for other in (stranger, operator, limited):
@@ -201,7 +203,7 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncAnthropic)
 
 async def test_failure_in_a_stream(gateway: Gateway, client: AsyncAnthropic) -> None:
     """A stream that fails after it began raises in the SDK too, and does not end as if it were whole."""
-    gateway.engine.breaks_after, gateway.engine.breakage = 2, CapacityAbsent("The engine is gone.")
+    gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine is gone.")
     stream = await client.messages.create(model="tiny", max_tokens=50, messages=[HELLO], stream=True)
 
     with pytest.raises(anthropic.APIStatusError, match="The engine is gone"):
@@ -236,7 +238,7 @@ async def test_leaving_a_stream(gateway: Gateway, client: AsyncAnthropic, tenant
 
     await stream.close()
     await asyncio.wait_for(gateway.engine.cancelled_event.wait(), 60)
-    await gateway.resources.tasks.close()
+    await gateway.resources.inference.tasks.close()
 
     assert len(gateway.engine.cancelled) == 1
     assert (await tenant.usage())[0]["completion_tokens"] == 2

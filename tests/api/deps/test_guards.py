@@ -95,7 +95,7 @@ async def test_suspended_tenant(gateway: Gateway, tenant: TestTenant) -> None:
 
 async def test_unknown_routes(gateway: Gateway, tenant: TestTenant) -> None:
     """What is no route is a 404 in the same shape; a wrong method is a 405."""
-    for path in ("/", "/v1", "/v1/embeddings", "/v1/models/", "/v2/models", "/v1/adapters/a/b/c/d", "/docs"):
+    for path in ("/", "/v1", "/v1/embeddings", "/v1/models/", "/v2/models", "/v1/adapters/a/b/c/d", "/doc"):
         answer = await tenant.client.get(path)
 
         assert (answer.status_code, check_shape(answer)["type"]) == (404, "not_found_error"), path
@@ -185,7 +185,7 @@ async def test_unexpected_failure(
     async def fail(principal: Principal, page: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(gateway.resources.sessions, "list_sessions", fail)
+    monkeypatch.setattr(gateway.resources.sessions.sessions, "list_sessions", fail)
 
     answer = await tenant.client.get("/v1/sessions")
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from graftwork.api.formats.sessions import write_session_events
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.sessions.core.events import EventType, SessionEvent
 
@@ -45,7 +45,7 @@ async def test_failure_to_read_on() -> None:
     client = Client()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
-        raise CapacityAbsent("The database is away.")
+        raise Unavailable("The database is away.")
         yield
 
     await write_session_events(events(), client.write)

@@ -1,4 +1,4 @@
-"""A job's end: whoever leaves, and however often, it is settled once."""
+"""Tests of the end of a job: it is settled once."""
 
 from graftwork.api.deps.background import ServerTasks
 from graftwork.platform.database import Database

@@ -2,13 +2,13 @@
 
 import pytest
 
-from graftwork.platform.errors import CapacityAbsent, GraftworkError, ValidationFailed
+from graftwork.platform.errors import GraftworkError, Unavailable, ValidationFailed
 from tests.api.harness import Gateway, TestTenant, adapter_upload
 
 
 @pytest.mark.parametrize(
     ("refusal", "status"),
-    [(ValidationFailed("the delta differs", param="weights"), 422), (CapacityAbsent("no engine answers"), 503)],
+    [(ValidationFailed("the delta differs", param="weights"), 422), (Unavailable("no engine answers"), 503)],
 )
 async def test_nothing_is_stored_that_the_engine_refuses(
     gateway: Gateway, tenant: TestTenant, refusal: GraftworkError, status: int
@@ -20,7 +20,7 @@ async def test_nothing_is_stored_that_the_engine_refuses(
 
     assert (answer.status_code, answer.json()["error"]["message"]) == (status, refusal.message)
     assert (await tenant.client.get("/v1/adapters")).json()["data"] == []
-    assert not [*gateway.resources.settings.data_dir.glob("artifacts/sha256/*/*")]
+    assert not [*gateway.resources.server.settings.data_dir.glob("artifacts/sha256/*/*")]
 
 
 async def test_the_engine_tries_what_is_new(gateway: Gateway, tenant: TestTenant) -> None:

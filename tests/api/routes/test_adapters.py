@@ -184,3 +184,12 @@ async def test_usage_names_the_version(tenant: TestTenant) -> None:
     rows = await tenant.usage("adapter")
 
     assert [row["group"] for row in rows] == ["pirate@1", None]
+
+
+async def test_empty_files_are_refused_by_name(tenant: TestTenant) -> None:
+    """An upload of two empty files is a 422 that names the config, like any other bad file."""
+    files = {"config": ("adapter_config.json", b""), "weights": ("adapter_model.safetensors", b"")}
+
+    answer = await tenant.client.post("/v1/adapters", data={"name": "empty"}, files=files)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "config")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from tests.api.harness import Gateway, TestTenant, chat
 
 TENANTS = "/v1/admin/tenants"
@@ -167,7 +167,7 @@ async def test_deleted_tenant_without_an_engine(
     gateway: Gateway, tenant: TestTenant, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A tenant can be deleted while no engine answers; the log says that its KV lies there still."""
-    gateway.engine.absence = CapacityAbsent("No engine answers at present.", retry_after_s=1.0)
+    gateway.engine.absence = Unavailable("No engine answers at present.", retry_after_s=1.0)
 
     deleted = await gateway.admin.delete(f"{TENANTS}/{tenant.id}")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
 from tests.api.fakes import CONTEXT_TOKENS
 from tests.api.harness import Gateway, TestTenant, chat, chunks, data_lines
@@ -324,7 +324,7 @@ async def test_engine_refusal_is_a_status(gateway: Gateway, tenant: TestTenant) 
 
 async def test_failure_in_a_stream(gateway: Gateway, tenant: TestTenant) -> None:
     """Once a stream has begun a failure is its last event, without [DONE]; what was made is metered."""
-    gateway.engine.breaks_after, gateway.engine.breakage = 3, CapacityAbsent("The engine is gone.", retry_after_s=1)
+    gateway.engine.breaks_after, gateway.engine.breakage = 3, Unavailable("The engine is gone.", retry_after_s=1)
 
     answer = await tenant.client.post("/v1/chat/completions", json=chat(stream=True))
 
@@ -391,12 +391,12 @@ async def test_disconnect(gateway: Gateway, tenant: TestTenant, stream: bool, ho
     """A client that leaves cancels the engine's work at once; what was made is metered, and the slot is free."""
     engine = gateway.engine
     engine.holds_after, engine.holds_queue = 4, holds_queue
-    await gateway.resources.tenancy.set_quota(tenant.id, Quota(max_concurrent_requests=1))
+    await gateway.resources.account.tenancy.set_quota(tenant.id, Quota(max_concurrent_requests=1))
     asking = asyncio.create_task(post_and_leave(gateway, tenant, chat(stream=stream), engine.held))
 
     await asking
     await asyncio.wait_for(engine.cancelled_event.wait(), 60)
-    await gateway.resources.tasks.close()
+    await gateway.resources.inference.tasks.close()
 
     assert len(engine.cancelled) == 1
     rows = await tenant.usage()

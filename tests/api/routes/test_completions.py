@@ -83,7 +83,7 @@ async def test_stream(gateway: Gateway, tenant: TestTenant) -> None:
 
 async def test_bad_values(gateway: Gateway, tenant: TestTenant) -> None:
     """What is wrong or not served is a 400 that names the field."""
-    vocab_size = gateway.resources.description.vocab_size
+    vocab_size = gateway.resources.inference.description.vocab_size
     bad: list[tuple[str, Any]] = [
         ("suffix", "the end"),
         ("logprobs", 21),

@@ -3,13 +3,14 @@
 import sys
 from subprocess import run
 
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+import graftwork
+from graftwork.platform.errors import CapacityContended, Unavailable
 from tests.api.harness import Gateway, TestTenant, chat
 
 
 async def test_health(gateway: Gateway) -> None:
     """A process that answers is healthy, with or without an engine."""
-    gateway.engine.refusal = CapacityAbsent("gone")
+    gateway.engine.refusal = Unavailable("gone")
 
     assert (await gateway.anonymous.get("/healthz")).json() == {"status": "ok"}
 
@@ -19,7 +20,7 @@ async def test_readiness(gateway: Gateway) -> None:
     ready = await gateway.anonymous.get("/readyz")
     await gateway.anonymous.get("/readyz")
     asked_once = len(gateway.engine.requests)
-    gateway.engine.refusal = CapacityAbsent("No engine answers.")
+    gateway.engine.refusal = Unavailable("No engine answers.")
     gateway.clock.advance(2)
     absent = await gateway.anonymous.get("/readyz")
     gateway.engine.refusal = CapacityContended("The queue is full.", retry_after_s=1)
@@ -34,7 +35,7 @@ async def test_readiness(gateway: Gateway) -> None:
 
 async def test_readiness_of_the_schema(gateway: Gateway) -> None:
     """A database behind this code's schema is not ready, and says what to do."""
-    await gateway.resources.database.downgrade("0002_adapters")
+    await gateway.resources.server.database.downgrade("0002_adapters")
 
     answer = await gateway.anonymous.get("/readyz")
 
@@ -89,7 +90,23 @@ async def test_openapi(gateway: Gateway) -> None:
         assert path in document["paths"]
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["$ref"].endswith("ChatCompletionRequest")
-    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["components"]["securitySchemes"]["tenant_key"]["scheme"] == "bearer"
+
+
+async def test_docs(gateway: Gateway) -> None:
+    """The page shows every operation, and names no address to load anything from."""
+    page = await gateway.anonymous.get("/docs")
+
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert page.text.count('class="method"') == sum(map(len, gateway.app.openapi()["paths"].values()))
+    assert "<script" not in page.text
+    assert "src=" not in page.text
+
+
+async def test_version(gateway: Gateway) -> None:
+    """The server tells its version without a key."""
+    assert (await gateway.anonymous.get("/version")).json() == {"version": graftwork.__version__}
 
 
 def test_gateway_loads_no_torch() -> None:

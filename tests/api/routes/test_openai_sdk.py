@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionToolParam
 
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
 from tests.api.harness import Gateway, TestTenant
 from tests.api.served import served
@@ -117,7 +117,7 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncOpenAI) ->
         await ask(model="tiny", messages=[{"role": "user", "content": "x"}], temperature=9)
     with pytest.raises(openai.RateLimitError) as spent:
         await limited.completions.create(model="tiny", prompt="x")
-    gateway.engine.refusal = CapacityAbsent("gone", retry_after_s=0.001)
+    gateway.engine.refusal = Unavailable("gone", retry_after_s=0.001)
     with pytest.raises(openai.InternalServerError) as absent:
         await ask(model="tiny", messages=[{"role": "user", "content": "x"}])
     for other in (stranger, operator, limited):
@@ -150,7 +150,7 @@ async def test_retries(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 async def test_failure_in_a_stream(gateway: Gateway, client: AsyncOpenAI) -> None:
     """A stream that fails after it began raises in the SDK too, and does not end as if it were whole."""
-    gateway.engine.breaks_after, gateway.engine.breakage = 2, CapacityAbsent("The engine is gone.")
+    gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine is gone.")
     stream = await client.completions.create(model="tiny", prompt="x", stream=True)
 
     with pytest.raises(openai.APIError, match="The engine is gone"):
@@ -166,7 +166,7 @@ async def test_leaving_a_stream(gateway: Gateway, client: AsyncOpenAI, tenant: T
 
     await stream.close()
     await asyncio.wait_for(gateway.engine.cancelled_event.wait(), 60)
-    await gateway.resources.tasks.close()
+    await gateway.resources.inference.tasks.close()
 
     assert len(gateway.engine.cancelled) == 1
     assert (await tenant.usage())[0]["completion_tokens"] == 2

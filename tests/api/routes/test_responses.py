@@ -5,7 +5,7 @@ from typing import Any
 
 from graftwork.api.formats.responses import ResponsesRoute
 from graftwork.api.routes import responses
-from graftwork.platform.errors import CapacityAbsent, ValidationFailed
+from graftwork.platform.errors import Unavailable, ValidationFailed
 from graftwork.platform.quotas.quota import Quota
 from tests.api.harness import Gateway, TestTenant, session_frames
 
@@ -85,7 +85,7 @@ def test_fields_have_this_api_s_names() -> None:
         "input": "input",
     }
 
-    told = [route.in_kind(ValidationFailed(f"{param} is not served.", param=param)) for param in pairs]
+    told = [route.as_route_error(ValidationFailed(f"{param} is not served.", param=param)) for param in pairs]
 
     assert [error.status for error in told] == [400] * len(pairs)
     assert [error.param for error in told] == list(pairs.values())
@@ -199,7 +199,7 @@ async def test_the_quota_holds(gateway: Gateway) -> None:
 
 async def test_a_failure_before_the_answer_is_an_error(gateway: Gateway, tenant: TestTenant) -> None:
     """What the engine refuses is that error, streamed or not; in the background it is a failed response."""
-    gateway.engine.refusal = CapacityAbsent("No engine.")
+    gateway.engine.refusal = Unavailable("No engine.")
     body = {"model": "tiny", "input": "Hello"}
 
     plain = await tenant.client.post("/v1/responses", json=body)

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCall, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from tests.api.harness import Gateway, TestTenant
 from tests.api.served import served
 
@@ -205,7 +205,7 @@ async def test_cut_answer(client: AsyncOpenAI) -> None:
 
 async def test_failure(gateway: Gateway, client: AsyncOpenAI) -> None:
     """A response that fails after it began is a failed response, streamed or not, and can be fetched as one."""
-    gateway.engine.breaks_after, gateway.engine.breakage = 2, CapacityAbsent("The engine is gone.")
+    gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine is gone.")
 
     events = [event async for event in await client.responses.create(model="tiny", input="Hello", stream=True)]
     response = await ask(client)
@@ -218,7 +218,7 @@ async def test_failure(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 async def test_refusals(gateway: Gateway, client: AsyncOpenAI) -> None:
     """What is refused before it begins is an error of that class, and leaves no response."""
-    gateway.engine.refusal = CapacityAbsent("gone", retry_after_s=0.001)
+    gateway.engine.refusal = Unavailable("gone", retry_after_s=0.001)
     with pytest.raises(openai.InternalServerError):
         await ask(client)
     gateway.engine.refusal = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.platform.errors import CapacityAbsent, CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
 from tests.api.fakes import CONTEXT_TOKENS
 from tests.api.harness import Gateway, TestTenant, session_frames
@@ -120,7 +120,7 @@ async def test_outputs_that_are_stored_can_be_read(gateway: Gateway, tenant: Tes
 
     partial = await tenant.client.post(path, json={"outputs": given[:1]})
     some = (await tenant.client.get(path)).json()
-    gateway.engine.refusal = CapacityAbsent("No engine.")
+    gateway.engine.refusal = Unavailable("No engine.")
     refused = await tenant.client.post(path, json={"outputs": given[1:]})
     stored = (await tenant.client.get(path)).json()
     gateway.engine.refusal = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import AdminResources
 from graftwork.api.server import demo_seed
 from graftwork.api.server.demo_seed import DEMO_ADAPTERS, KEYS_FILE, seed_demo
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
@@ -27,8 +27,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return folder
 
 
-def of_the_shipped_model(gateway: Gateway) -> Resources:
-    return replace(gateway.resources, settings=replace(gateway.resources.settings, model=None, demo=True))
+def of_the_shipped_model(gateway: Gateway) -> AdminResources:
+    admin = gateway.resources.admin
+    return replace(admin, settings=replace(admin.settings, model=None, demo=True))
 
 
 @pytest.mark.usefixtures("shipped")
@@ -40,7 +41,7 @@ async def test_first_start(gateway: Gateway) -> None:
     for tenant in tenants:
         answer = await gateway.client(tenant.key).post("/v1/chat/completions", json=chat() | {"model": tenant.adapter})
         assert answer.status_code == 200
-    path = gateway.resources.settings.data_dir / KEYS_FILE
+    path = gateway.resources.server.settings.data_dir / KEYS_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert json.loads(path.read_text()) == {tenant.name: tenant.key for tenant in tenants}
 
@@ -71,6 +72,6 @@ async def test_lost_database(gateway: Gateway) -> None:
 
 async def test_other_model(gateway: Gateway) -> None:
     """With a model of one's own the shipped adapters do not fit, and the tenants have none."""
-    tenants = await seed_demo(gateway.resources)
+    tenants = await seed_demo(gateway.resources.admin)
 
     assert [tenant.adapter for tenant in tenants] == [None, None, None]

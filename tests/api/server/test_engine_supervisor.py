@@ -12,7 +12,7 @@ import pytest
 from graftwork.api.server.engine_process import child_orders
 from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.platform.clock import ManualClock
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.settings import Settings
 from tests.api.fakes import FakeEngine, describe
 
@@ -28,7 +28,7 @@ class SlowEngine(FakeEngine):
     async def describe(self):  # type: ignore[no-untyped-def]
         self.asked += 1
         if self.asked < 3:
-            raise CapacityAbsent("not yet")
+            raise Unavailable("not yet")
         return describe()
 
 
@@ -36,7 +36,7 @@ class AbsentEngine(FakeEngine):
     """Never answers."""
 
     async def describe(self):  # type: ignore[no-untyped-def]
-        raise CapacityAbsent("not yet")
+        raise Unavailable("not yet")
 
 
 def child(program: str, restart_after_s: float = 0.0) -> EngineChild:
@@ -82,7 +82,7 @@ async def test_stillbirth() -> None:
     """A child that ends before it ever answered is an error with its status, and is not started again."""
     engine_child = child(DIES)
 
-    with pytest.raises(CapacityAbsent, match="status 3"):
+    with pytest.raises(Unavailable, match="status 3"):
         await engine_child.start(AbsentEngine(), lambda _: None)
     await engine_child.stop()
 

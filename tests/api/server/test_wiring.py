@@ -58,8 +58,8 @@ async def test_interrupted_turn(tmp_path: Path, tiny_model: Path, database_url: 
         tenant = await gateway.tenant()
         session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
         gateway.engine.holds_after = 2
-        principal = await gateway.resources.tenancy.authenticate(tenant.key)
-        await gateway.resources.sessions.start_turn(principal, session, "One")
+        principal = await gateway.resources.account.tenancy.authenticate(tenant.key)
+        await gateway.resources.sessions.sessions.start_turn(principal, session, "One")
         await gateway.engine.held.wait()
     async with open_gateway(settings) as gateway:
         client = gateway.client(tenant.key)
@@ -92,8 +92,8 @@ async def test_gateways_that_share_a_data_folder(
         tenant = await first.tenant()
         session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
         first.engine.holds_after = 2
-        principal = await first.resources.tenancy.authenticate(tenant.key)
-        running = await first.resources.sessions.start_turn(principal, session, "One")
+        principal = await first.resources.account.tenancy.authenticate(tenant.key)
+        running = await first.resources.sessions.sessions.start_turn(principal, session, "One")
         await first.engine.held.wait()
         monkeypatch.setattr(socket, "gethostname", lambda: "another-machine")
         async with open_gateway(settings) as second:

@@ -1,4 +1,4 @@
-"""How an engine comes to apply adapters the way it does."""
+"""Which LoRA backend an engine chooses."""
 
 import logging
 import sys
@@ -25,7 +25,7 @@ def build(lab: Lab, kernels: str, dtype: torch.dtype = torch.float32, device: st
 @pytest.mark.parametrize("kernels", ["auto", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cpu_is_served_by_its_own_kernel(lab: Lab, kernels: str, dtype: torch.dtype) -> None:
-    """Unless torch is asked for; Triton is not even looked for."""
+    """On a CPU the CPU kernels are used unless torch is asked for; Triton is not imported."""
     assert isinstance(build(lab, kernels, dtype), CpuLora)
     assert isinstance(build(lab, "torch", dtype), TorchLora)
 
@@ -38,7 +38,8 @@ def refuse(*arguments: object) -> None:
 def test_where_the_kernel_does_not_work_torch_serves_and_the_log_says_why(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
-    """Without numba, where it cannot compile, and in a dtype that it does not know; by name it is refused instead."""
+    """Without numba, if it cannot compile, or in an unsupported dtype, torch is used; kernels asked for by name are
+    refused."""
     dtype = torch.float16 if obstacle == "torch.float16" else torch.float32
     if "numba" in obstacle:
         monkeypatch.setitem(sys.modules, "numba", None)
@@ -59,14 +60,14 @@ def test_where_the_kernel_does_not_work_torch_serves_and_the_log_says_why(
 
 @pytest.mark.parametrize(("kernels", "device"), [("triton", "cpu"), ("native", "cuda")])
 def test_kernels_that_are_asked_for_by_name_and_cannot_work_are_refused(lab: Lab, kernels: str, device: str) -> None:
-    """Those of the other device; the message names the setting and the way out."""
+    """Kernels of another device are refused; the message names the setting and what to choose."""
     with pytest.raises(InvalidRequest, match="lora_kernels torch") as refusal:
         build(lab, kernels, device=device)
 
     assert refusal.value.param == "lora_kernels"
 
 
-def test_a_name_that_nobody_knows_is_refused(lab: Lab) -> None:
-    """With the names that are known."""
+def test_an_unknown_name_is_refused(lab: Lab) -> None:
+    """An unknown name is refused, and the message lists the known names."""
     with pytest.raises(InvalidRequest, match="auto, native, triton, torch"):
         build(lab, "cuda")

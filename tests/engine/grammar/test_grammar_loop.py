@@ -146,7 +146,7 @@ def test_others_are_served_while_a_grammar_is_compiled(scene: Scene) -> None:
 
 
 def test_a_cancelled_request_leaves_its_grammar(scene: Scene) -> None:
-    """In the queue and while it runs; the desk keeps nothing of it."""
+    """In the queue and while it runs; the manager keeps nothing of it."""
     source = grammar(GrammarKind.JSON_SCHEMA, {"type": "array", "items": {"type": "integer"}})
     scene.run(PROMPT, grammar=source, max_tokens=2)
 
@@ -162,15 +162,15 @@ def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(scene: S
     source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
     answer = scene.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
     request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
-    desk = scene.engine.grammars
+    manager = scene.engine.grammars
 
-    desk.want([request])
-    desk.open(request, [1017], answer[:2])
-    resumed = desk.cursor(request.request_id)
+    manager.want([request])
+    manager.open(request, [1017], answer[:2])
+    resumed = manager.cursor(request.request_id)
     assert resumed is not None
     rest = resumed.num_allowed(answer)
     followed = resumed.num_allowed(answer[2:])
-    desk.close(request.request_id)
+    manager.close(request.request_id)
 
     assert rest < len(answer)
     assert followed == len(answer) - 2

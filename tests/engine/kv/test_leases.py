@@ -33,18 +33,18 @@ class LeaseLab:
 
     def __init__(self, host: int = 20) -> None:
         self.lab = KvLab(device=6, host=host)
-        self.session_cache = SessionCache(self.lab.memory, SCOPES, LeasesByName(), self.lab.clock)
+        self.session_cache = SessionCache(self.lab.kv_cache, SCOPES, LeasesByName(), self.lab.clock)
 
     def turn(self, name: str, tool: str | None) -> None:
         """Runs a session's turn. It then waits for a tool, or for nothing if `tool` is None."""
         path = self.path(name)
-        allocation = self.lab.memory.allocate_path(path, self.lab.memory.match(path), len(path.token_ids))
+        allocation = self.lab.kv_cache.allocate_path(path, self.lab.kv_cache.match(path), len(path.token_ids))
         assert allocation is not None
         self.lab.fire_all()
         self.lab.compute(path, allocation)
-        self.lab.memory.insert(path, allocation.pages, SessionUse(SessionKey(name)))
-        self.lab.memory.set_history(path, SessionUse(SessionKey(name)))
-        self.lab.memory.release(allocation.pages)
+        self.lab.kv_cache.insert(path, allocation.pages, SessionUse(SessionKey(name)))
+        self.lab.kv_cache.set_history(path, SessionUse(SessionKey(name)))
+        self.lab.kv_cache.release(allocation.pages)
         self.command(name, SessionVerb.HOLD, () if tool is None else (ToolWait(tool),))
 
     def command(self, name: str, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
@@ -59,7 +59,7 @@ class LeaseLab:
     def is_on_device(self, name: str) -> bool:
         """Whether both pages of a session are on the device."""
         path = self.path(name)
-        nodes = self.lab.memory.page_store.tree.walk(path.scope, path.token_ids)
+        nodes = self.lab.kv_cache.page_store.tree.walk(path.scope, path.token_ids)
         return [node.device is not None for node in nodes] == [True, True]
 
 

@@ -19,24 +19,24 @@ class Scene:
 
     def __init__(self, *, device: int, host: int, disk_pages: int = 0, context: int = 4) -> None:
         self.lab = KvLab(device=device, host=host, context=context, disk=FakeDisk(max_pages=disk_pages))
-        self.session_cache = SessionCache(self.lab.memory, SCOPES, FixedLeases(), self.lab.clock)
+        self.session_cache = SessionCache(self.lab.kv_cache, SCOPES, FixedLeases(), self.lab.clock)
 
     def path(self, domain: bytes, tokens: list[int]) -> TokenPath:
         return TokenPath(PrefixScope(SCOPES.scope(IsolationDomain(domain), ())), tokens, domain)
 
     def turn(self, domain: bytes, tokens: list[int], session: str | None = None) -> bool:
         """Runs a whole request with an empty answer. Returns whether there was room for it."""
-        memory, path = self.lab.memory, self.path(domain, tokens)
+        kv_cache, path = self.lab.kv_cache, self.path(domain, tokens)
         use = None if session is None else SessionUse(SessionKey(session))
-        allocation = memory.allocate_path(path, memory.match(path), len(tokens), use)
+        allocation = kv_cache.allocate_path(path, kv_cache.match(path), len(tokens), use)
         if allocation is None:
             return False
         self.lab.fire_all()
         self.lab.compute(path, allocation)
-        memory.insert(path, allocation.pages, use)
+        kv_cache.insert(path, allocation.pages, use)
         if use is not None:
-            memory.set_history(path, use)
-        memory.release(allocation.pages)
+            kv_cache.set_history(path, use)
+        kv_cache.release(allocation.pages)
         return True
 
     def command(self, verb: SessionVerb, domain: bytes, session: str, tokens: list[int], *tools: str) -> SessionMemory:
@@ -56,14 +56,14 @@ def tokens_from(first: int, num_pages: int) -> list[int]:
 def test_a_domain_without_room_on_the_host_does_not_block_others() -> None:
     """Alice's path fills the host and its rest finds no room; Bob's pages, which are queued after it, are still saved."""
     scene = Scene(device=15, host=4, context=8)
-    memory, long = scene.lab.memory, tokens_from(1, 8)
+    kv_cache, long = scene.lab.kv_cache, tokens_from(1, 8)
     scene.turn(ALICE, long, "a")
     scene.command(SessionVerb.HOLD, ALICE, "a", long)
     scene.lab.fire_all()
     scene.turn(BOB, tokens_from(2, 4), "b")
 
-    memory.start_background_copies()
-    memory.start_background_copies()
+    kv_cache.start_background_copies()
+    kv_cache.start_background_copies()
 
     assert [plan.domain for plan, _ in scene.lab.copies.under_way] == [BOB]
 
@@ -80,7 +80,7 @@ def test_an_expired_lease_is_no_better_than_none() -> None:
     scene.lab.fire_all()
 
     scene.lab.clock.advance(11)  # the lease was for ten seconds
-    scene.lab.memory.start_background_copies()
+    scene.lab.kv_cache.start_background_copies()
     scene.turn(ALICE, tokens_from(3, 4), "newcomer")
 
     assert scene.device_tokens(ALICE, recent) == 8
@@ -117,7 +117,7 @@ def test_a_prefetch_loads_what_there_is_room_for() -> None:
     scene.lab.fire_all()
     bobs = tokens_from(2, 2)
     scene.turn(BOB, bobs, "bob")
-    held = scene.lab.memory.allocate_pages(2, ALICE)
+    held = scene.lab.kv_cache.allocate_pages(2, ALICE)
     assert held is not None
 
     scene.command(SessionVerb.PREFETCH, ALICE, "long", long)
@@ -125,7 +125,7 @@ def test_a_prefetch_loads_what_there_is_room_for() -> None:
 
     assert scene.device_tokens(BOB, bobs) == 4
     assert scene.device_tokens(ALICE, long) == 8
-    scene.lab.memory.release(held)
+    scene.lab.kv_cache.release(held)
     scene.lab.check()
 
 

@@ -21,12 +21,12 @@ def place(lab: KvLab, *numbers: int) -> PlacementResult:
 def talk(lab: KvLab, session: str, tokens: list[int]) -> None:
     """A turn of a session whose pages then stand on the host too, without a lease."""
     lab.run("alice", tokens, session)
-    lab.memory.offloader.save(lab.memory.page_store.tree.walk(lab.path("alice", tokens).scope, tokens))
+    lab.kv_cache.offloader.save(lab.kv_cache.page_store.tree.walk(lab.path("alice", tokens).scope, tokens))
     lab.fire_all()
 
 
 def on_device(lab: KvLab, tokens: list[int]) -> int:
-    nodes = lab.memory.page_store.tree.walk(lab.path("alice", tokens).scope, tokens)
+    nodes = lab.kv_cache.page_store.tree.walk(lab.path("alice", tokens).scope, tokens)
     return sum(node.device is not None for node in nodes)
 
 
@@ -39,9 +39,9 @@ def test_what_was_used_longest_ago_goes_first_page_or_adapter() -> None:
     assert place(lab, FIVE) is PlacementResult.DONE
     talk(lab, "new", new)
 
-    first = lab.memory.allocate_pages(5, b"bob")
+    first = lab.kv_cache.allocate_pages(5, b"bob")
     assert (on_device(lab, old), on_device(lab, new), lab.adapters.num_frames) == (1, 3, 5)
-    second = lab.memory.allocate_pages(2, b"bob")
+    second = lab.kv_cache.allocate_pages(2, b"bob")
     assert (on_device(lab, old), on_device(lab, new), lab.adapters.num_frames) == (0, 3, 0)
 
     assert first is not None
@@ -55,7 +55,7 @@ def test_an_adapter_that_comes_takes_an_old_session_before_a_newer_adapter() -> 
     place(lab, 0)
     talk(lab, "old", [1, 1, 1, 2, 1, 3, 1, 4])
     place(lab, FIVE)
-    taken = lab.memory.allocate_pages(5, b"bob")
+    taken = lab.kv_cache.allocate_pages(5, b"bob")
 
     assert place(lab, OTHER_FIVE) is PlacementResult.DONE
 
@@ -75,13 +75,13 @@ def test_admission_counts_on_idle_adapters_alone(pinned: bool, wanted: bool, exp
         lab.adapters.pin(f"adapter-{FIVE}")
     lab.adapters.wanted = {f"adapter-{FIVE}"} if wanted else ()
 
-    page_store = lab.memory.page_store
+    page_store = lab.kv_cache.page_store
     could_allocate = max(count for count in range(15) if page_store.could_allocate(Tier.DEVICE, count))
-    taken = lab.memory.allocate_pages(could_allocate, b"bob")
+    taken = lab.kv_cache.allocate_pages(could_allocate, b"bob")
 
     assert could_allocate == 4 + expected
     assert taken is not None
-    assert lab.memory.allocate_pages(1, b"bob") is None
+    assert lab.kv_cache.allocate_pages(1, b"bob") is None
 
 
 def test_pages_leave_adapters_their_floor_and_adapters_leave_pages_their_context() -> None:
@@ -95,12 +95,12 @@ def test_pages_leave_adapters_their_floor_and_adapters_leave_pages_their_context
     for digest in lab.adapters.digests:
         lab.adapters.unpin(digest)
 
-    taken = lab.memory.allocate_pages(15, b"bob")
+    taken = lab.kv_cache.allocate_pages(15, b"bob")
 
     assert taken is not None
     assert lab.adapters.digests == (f"adapter-{OTHER_FIVE}",)
-    assert lab.memory.allocate_pages(1, b"bob") is None
-    lab.memory.release(taken)
+    assert lab.kv_cache.allocate_pages(1, b"bob") is None
+    lab.kv_cache.release(taken)
     assert place(lab, FIVE) is PlacementResult.DONE
     lab.check()
 
@@ -109,7 +109,7 @@ def test_frames_that_an_adapter_has_waited_for_are_not_given_to_newcomers() -> N
     """With five claimed of 14, and three of an idle session that its party is sure of, a newcomer may count on six."""
     lab = KvLab(device=14, host=0)
     lab.run("alice", [1, 1, 1, 2, 1, 3])
-    page_store = lab.memory.page_store
+    page_store = lab.kv_cache.page_store
     before = page_store.could_allocate(Tier.DEVICE, 14)
 
     lab.adapters.claimed_pages = 5
@@ -125,11 +125,11 @@ def test_an_adapter_waits_for_what_runs_rather_than_for_anybodys_reserve() -> No
     lab = KvLab(device=20, host=0, reserve_share=0.3)
     tokens = [1, 1, 1, 2, 1, 3]
     lab.run("alice", tokens)
-    held = lab.memory.allocate_pages(14, b"bob")
+    held = lab.kv_cache.allocate_pages(14, b"bob")
     assert held is not None
 
     waits = place(lab, FIVE)
-    lab.memory.release(held)
+    lab.kv_cache.release(held)
 
     assert waits is PlacementResult.FRAMES_IN_USE
     assert place(lab, FIVE) is PlacementResult.DONE
@@ -142,17 +142,17 @@ def test_pages_that_hang_on_public_ones_do_not_keep_an_adapter_out_for_ever() ->
     lab = KvLab(device=20, host=0)
     tokens = list(range(32))
     path = TokenPath(PrefixScope(CacheScope(b"alice"), CacheScope(b"public"), 15), tokens, b"alice")
-    allocation = lab.memory.allocate_path(path, lab.memory.match(path), len(tokens))
+    allocation = lab.kv_cache.allocate_path(path, lab.kv_cache.match(path), len(tokens))
     assert allocation is not None
     lab.compute(path, allocation)
-    lab.memory.insert(path, allocation.pages, None)
-    lab.memory.release(allocation.pages)
-    page_store = lab.memory.page_store
-    running = lab.memory.allocate_pages(1, b"bob")
+    lab.kv_cache.insert(path, allocation.pages, None)
+    lab.kv_cache.release(allocation.pages)
+    page_store = lab.kv_cache.page_store
+    running = lab.kv_cache.allocate_pages(1, b"bob")
     assert running is not None
 
     waits, left = place(lab, FIVE), page_store.used_pages(Tier.DEVICE, b"alice")
-    lab.memory.release(running)
+    lab.kv_cache.release(running)
 
     assert (waits, left) == (PlacementResult.FRAMES_IN_USE, 1)
     assert place(lab, FIVE) is PlacementResult.DONE

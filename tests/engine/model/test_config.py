@@ -1,4 +1,4 @@
-"""config.json as facts: against what transformers builds from the same file, and what is refused by name."""
+"""Reading config.json: the same facts as transformers reads, and what is refused by name."""
 
 import json
 from pathlib import Path
@@ -30,13 +30,13 @@ BY_HALVES = ["full_attention", "sliding_attention", "sliding_attention", "full_a
 
 
 def read(folder: Path, raw: dict[str, Any]) -> ModelConfig:
-    """Read a config.json of this content."""
+    """Read a config.json with this content."""
     (folder / "config.json").write_text(json.dumps(raw))
     return read_model_config(folder)
 
 
 def reference(folder: Path) -> Any:
-    """What transformers makes of the same folder, without weights."""
+    """The model that transformers builds from the same folder, without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
 
@@ -64,7 +64,7 @@ def reference(folder: Path) -> Any:
     ],
 )
 def test_facts_are_those_of_the_model_that_transformers_builds(tmp_path: Path, raw: dict[str, Any]) -> None:
-    """Shapes, biases, norms, windows and epsilon, whatever the file leaves out."""
+    """Shapes, biases, norms, windows and epsilon are those of transformers, for any absent settings."""
     config = read(tmp_path, raw)
     model = reference(tmp_path)
 
@@ -82,7 +82,7 @@ def test_facts_are_those_of_the_model_that_transformers_builds(tmp_path: Path, r
 
 
 def test_a_window_as_wide_as_the_context_is_none(tmp_path: Path) -> None:
-    """Nothing can lie behind it, so no mask is made for it."""
+    """Such a window hides no key, so it is read as no window."""
     assert read(tmp_path, MISTRAL | {"sliding_window": 128}).windows == (None,) * 4
     assert read(tmp_path, MISTRAL | {"sliding_window": 127}).windows == (127,) * 4
 
@@ -111,7 +111,7 @@ def test_a_window_as_wide_as_the_context_is_none(tmp_path: Path) -> None:
 def test_old_and_new_spellings_of_rope_are_read_as_transformers_reads_them(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """rope_theta beside rope_scaling, or all in rope_parameters; the older one wins where there are both."""
+    """Both spellings are read as transformers reads them; the older one counts if a file has both."""
     config = read(tmp_path, LLAMA | settings)
     expected = LlamaRotaryEmbedding(AutoConfig.from_pretrained(tmp_path))
 
@@ -153,13 +153,13 @@ def test_old_and_new_spellings_of_rope_are_read_as_transformers_reads_them(
     ],
 )
 def test_what_is_not_served_is_refused_by_name(tmp_path: Path, raw: dict[str, Any], named: str) -> None:
-    """A checkpoint whose output would be wrong is refused when it is read, with the setting."""
+    """A model whose output would be wrong is refused with the name of the setting."""
     with pytest.raises(InvalidRequest, match=named):
         read(tmp_path, raw)
 
 
 def test_generation_config_says_where_generation_stops(tmp_path: Path) -> None:
-    """Several stop tokens there go before the single one of config.json."""
+    """The stop tokens of generation_config.json replace the one of config.json."""
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
 
     assert read(tmp_path, LLAMA | {"eos_token_id": 1}).eos_token_ids == (3, 4)

@@ -1,4 +1,4 @@
-"""The base's linear layers: stored in blocks or not, the same numbers and bits."""
+"""The linear layers of the base give the same bits in both memory layouts."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from graftwork.engine.model.linear import Linear
 def test_a_packed_layer_gives_the_bits_of_the_plain_one(
     out_features: int, in_features: int, has_bias: bool, dtype: torch.dtype
 ) -> None:
-    """Any number of rows; and the weight comes back as it went in."""
+    """A packed layer gives the same bits for any number of rows, and returns the same weight."""
     generator = torch.Generator().manual_seed(in_features)
     weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
     bias = torch.randn(out_features, generator=generator).to(dtype) if has_bias else None

@@ -1,4 +1,4 @@
-"""Rotary frequencies and tables against transformers' own, bit by bit."""
+"""Rotary frequencies and tables, compared with transformers bit by bit."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def config_of(settings: dict[str, Any]) -> LlamaConfig:
-    """A Llama that turns its positions by these settings."""
+    """A Llama with these rope settings."""
     rope = {"rope_theta": 10_000.0} | settings
     return LlamaConfig(
         hidden_size=4 * HEAD_DIM, num_attention_heads=4, max_position_embeddings=CONTEXT, rope_parameters=rope
@@ -47,7 +47,7 @@ def config_of(settings: dict[str, Any]) -> LlamaConfig:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_frequencies_and_tables_equal_those_of_transformers(settings: dict[str, Any]) -> None:
-    """Frequencies, attention factor, cosines and sines of every position have the same bits."""
+    """Frequencies, attention factor, cosines and sines of all positions have the same bits as in transformers."""
     config = config_of(settings)
     reference = LlamaRotaryEmbedding(config)
     positions = torch.arange(CONTEXT)
@@ -63,7 +63,7 @@ def test_frequencies_and_tables_equal_those_of_transformers(settings: dict[str, 
 
 
 def test_ntk_by_length_changes_nothing_within_the_context() -> None:
-    """Up to max_position_embeddings, which no request exceeds, the dynamic type is the default one."""
+    """Up to max_position_embeddings, which no request exceeds, the dynamic type equals the default one."""
     config = config_of({"rope_type": "dynamic", "factor": 2.5})
     expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=CONTEXT)
     beyond, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=CONTEXT + 1)
@@ -74,8 +74,8 @@ def test_ntk_by_length_changes_nothing_within_the_context() -> None:
     assert not torch.equal(ours, beyond)
 
 
-def test_queries_are_turned_in_fp32_and_rounded_once() -> None:
-    """A rotation of bf16 values is the fp32 rotation, rounded."""
+def test_queries_are_rotated_in_fp32_and_rounded_once() -> None:
+    """The rotation of bf16 values is the fp32 rotation, rounded once."""
     table = RotaryTable(HEAD_DIM, read_rope_config(config_of({}).to_dict()), CONTEXT, torch.device("cpu"))
     x = torch.randn(5, 3, HEAD_DIM, generator=torch.Generator().manual_seed(1)).bfloat16()
     cos, sin = table.at(torch.tensor([0, 1, 7, 100, 511]))

@@ -42,7 +42,7 @@ def request(sampling: SamplingParams, **options: Any) -> EngineRequest:
 
 @given(sampling=samplings)
 def test_a_request_arrives_as_it_was_sent(sampling: SamplingParams) -> None:
-    """Every sampling field, and what is None stays None."""
+    """Every sampling field arrives unchanged, and None stays None."""
     sent = request(sampling, adapters=(AdapterUse("sha256:a", 0.5),), tier=ServiceTier.FLEX)
 
     assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
@@ -50,7 +50,7 @@ def test_a_request_arrives_as_it_was_sent(sampling: SamplingParams) -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in fields(SamplingParams)])
 def test_no_sampling_field_is_left_behind(field: str) -> None:
-    """Any field changed alone changes what arrives."""
+    """A change of any one field arrives."""
     changed: dict[str, Any] = {"stop_token_ids": (4,), "ignore_eos": True, "logit_bias": ((1, 2.0),)}
     sampling = SamplingParams(**{"max_tokens": 1, field: changed.get(field, 7)})
 
@@ -60,7 +60,7 @@ def test_no_sampling_field_is_left_behind(field: str) -> None:
 
 
 def test_a_sampling_field_of_another_version_is_refused() -> None:
-    """The engine does not answer without it: it could change the answer."""
+    """A sampling field that the engine does not know is refused, because it could change the answer."""
     submit = codec.request_to_wire(request(SamplingParams(max_tokens=1)))
     submit.sampling_json = '{"max_tokens": 1, "typical_p": 0.9}'
 
@@ -78,7 +78,7 @@ def test_no_figure_is_left_behind(field: str) -> None:
 
 
 def test_a_figure_of_another_version_is_ignored() -> None:
-    """The gateway shows the figures that it knows."""
+    """A figure that the gateway does not know is dropped, and the others arrive."""
     message = codec.stats_to_wire(EngineStats(steps=3))
     message.fields_json = message.fields_json.replace('"steps"', '"unknown": 1, "steps"')
 
@@ -91,7 +91,7 @@ def test_a_figure_of_another_version_is_ignored() -> None:
     )
 )
 def test_tokens_arrive_with_their_logprobs(scored: list[tuple[int, TokenLogprobs]]) -> None:
-    """Tokens, scores and alternatives, each with its own."""
+    """Each token arrives with its own log probability and alternatives."""
     sent = TokensGenerated(tuple(token for token, _ in scored), tuple(score for _, score in scored))
 
     assert codec.event_from_wire(codec.output_to_wire(RequestId("req_1"), sent)) == sent

@@ -1,4 +1,4 @@
-"""The engine behind gRPC: the client sees what the loop says, and failures are typed."""
+"""The engine behind gRPC: clients get the loop's outputs, and failures are typed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +14,7 @@ from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.messages import ReadStats
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.server import EngineServer
-from graftwork.platform.errors import CapacityAbsent, CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound
+from graftwork.platform.errors import CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from tests.engine.conftest import Lab
 
@@ -23,7 +23,7 @@ Connect = Callable[[], GrpcEngineClient]
 
 @pytest.fixture
 async def connect(lab: Lab, tmp_path: Path) -> AsyncIterator[Connect]:
-    """A served engine of two places and a short queue, and clients of it."""
+    """A served engine with two places in its batch and a short queue, and a way to connect clients."""
     address = f"unix:{tmp_path}/engine.sock"
     server = EngineServer(lab.engine(max_running=2, max_waiting=2).engine, address)
     await server.start()
@@ -51,7 +51,7 @@ def request(prompt: list[int], adapter: str | None = None, **sampling: object) -
 
 
 async def until(client: GrpcEngineClient, condition: Callable[[EngineStats], bool]) -> EngineStats:
-    """Ask again until the engine says so; each question waits for the loop, so this needs no sleep."""
+    """Read the stats until they meet a condition. Each read waits for the loop, so no sleep is needed."""
     for _ in range(10_000):
         stats = await client.stats()
         if condition(stats):
@@ -60,7 +60,7 @@ async def until(client: GrpcEngineClient, condition: Callable[[EngineStats], boo
 
 
 async def test_a_request_is_answered_in_order(connect: Connect) -> None:
-    """First that it was admitted, then tokens, last how it ended."""
+    """The events of a request are its admission, then its tokens, then its end."""
     client = connect()
 
     events = [event async for event in client.generate(request([5, 6, 7], "sha256:wide"))]
@@ -72,7 +72,7 @@ async def test_a_request_is_answered_in_order(connect: Connect) -> None:
 
 
 async def test_a_prediction_and_what_came_of_it_cross(connect: Connect) -> None:
-    """Predicted its own answer, the engine drafts from it, and says so at the end and in its figures."""
+    """With its own answer as prediction, the engine drafts from it and reports that at the end and in its stats."""
     client = connect()
     events = [event async for event in client.generate(request([5, 6, 7]))]
     answer = tuple(token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids)
@@ -95,7 +95,7 @@ async def test_the_description_crosses_whole(connect: Connect, lab: Lab) -> None
 
 
 async def test_requests_of_several_clients_share_steps(connect: Connect) -> None:
-    """Two clients, four requests: all are answered, and some step served two adapters."""
+    """Four requests of two clients are answered, and some step serves two adapters."""
     clients = [connect(), connect()]
     for adapter in ("sha256:wide", "sha256:narrow"):
         _ = [event async for event in clients[0].generate(request([5], adapter))]
@@ -110,7 +110,7 @@ async def test_requests_of_several_clients_share_steps(connect: Connect) -> None
 
 
 async def test_closing_a_stream_frees_its_pages(connect: Connect) -> None:
-    """A reader that leaves after two events holds nothing any more: what is left of it is cache."""
+    """A request whose reader leaves after two events holds no page; its KV is only cached."""
     client = connect()
     before = await client.stats()
     stream = client.generate(request([5] * 30, max_tokens=200))
@@ -125,7 +125,7 @@ async def test_closing_a_stream_frees_its_pages(connect: Connect) -> None:
 
 
 async def test_a_client_that_is_gone_frees_its_pages(connect: Connect) -> None:
-    """Hanging up cancels everything that was submitted on the conversation."""
+    """Closing a client cancels all requests that it submitted."""
     watcher, leaver = connect(), connect()
     streams = [leaver.generate(request([5] * 20, max_tokens=200)) for _ in range(3)]
     await asyncio.gather(*(anext(stream) for stream in streams[:2]))
@@ -139,7 +139,7 @@ async def test_a_client_that_is_gone_frees_its_pages(connect: Connect) -> None:
 
 
 async def test_errors_keep_their_class_and_fields(connect: Connect) -> None:
-    """A full queue, a prompt too long and an unknown adapter are the engine's own errors on the client's side."""
+    """A full queue, a long prompt and an unknown adapter raise the engine's own errors at the client."""
     client = connect()
     with pytest.raises(ContextLengthExceeded, match="300 tokens") as too_long:
         await anext(client.generate(request([5] * 300)))
@@ -158,7 +158,7 @@ async def test_errors_keep_their_class_and_fields(connect: Connect) -> None:
 
 
 async def test_a_forgotten_domain_has_nothing_cached(connect: Connect) -> None:
-    """What a domain's request left is reclaimed at once, and a second one finds nothing of it."""
+    """The pages of a forgotten domain are freed at once, and its next request finds nothing cached."""
     client = connect()
     prompt = request(list(range(5, 45)))
     _ = [event async for event in client.generate(prompt)]
@@ -170,8 +170,7 @@ async def test_a_forgotten_domain_has_nothing_cached(connect: Connect) -> None:
 
 
 async def test_a_request_that_cannot_be_read_ends_alone(connect: Connect) -> None:
-    """A gateway of a later version asks for a class of service that is not known here: it is told so, and what it
-    sends behind that is served."""
+    """A request with an unknown service tier, as from a later version, gets an error, and the next request is served."""
     client = connect()
     unheard_of = replace(request([5]), tier="overnight")  # type: ignore[arg-type]
 
@@ -186,12 +185,12 @@ async def test_a_request_that_cannot_be_read_ends_alone(connect: Connect) -> Non
 async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With nobody at the address, every call is CapacityAbsent with a time to try again."""
+    """Without an engine at the address, every call raises Unavailable with a retry-after."""
     client = GrpcEngineClient(f"unix:{tmp_path}/nobody.sock")
 
-    with pytest.raises(CapacityAbsent, match="No engine") as absent:
+    with pytest.raises(Unavailable, match="No engine") as absent:
         await anext(client.generate(request([5])))
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await client.describe()
 
     assert absent.value.retry_after_s
@@ -201,7 +200,7 @@ async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(
 
 
 async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
-    """When the engine stops in mid-stream the request fails typed; with a new engine the same client goes on."""
+    """If the engine stops during a stream the request fails with a typed error; the client works with a new engine."""
     address = f"unix:{tmp_path}/engine.sock"
     first = EngineServer(lab.engine().engine, address)
     await first.start()
@@ -210,7 +209,7 @@ async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
     await anext(stream)
 
     await first.stop()
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         _ = [event async for event in stream]
     second = EngineServer(lab.engine().engine, address)
     await second.start()
@@ -222,7 +221,7 @@ async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
 
 
 async def test_an_engine_whose_loop_ends_by_an_error_says_so(lab: Lab, tmp_path: Path) -> None:
-    """A bug in the loop's own thread is not a process that answers `Describe` and serves nobody: it is told to end."""
+    """If the loop's thread ends by an error, the server reports it, so that the process ends."""
     engine = lab.engine().engine
     server = EngineServer(engine, f"unix:{tmp_path}/engine.sock")
     await server.start()

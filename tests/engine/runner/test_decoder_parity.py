@@ -23,7 +23,7 @@ def random_prompt(random: Random, length: int) -> list[int]:
 
 
 def reference_tokens(model: torch.nn.Module, prompt: list[int], max_tokens: int) -> list[int]:
-    """transformers' own greedy generation, the prompt cut off."""
+    """The greedy answer of transformers, without the prompt."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         made = model.generate(  # type: ignore[operator]
@@ -33,7 +33,7 @@ def reference_tokens(model: torch.nn.Module, prompt: list[int], max_tokens: int)
 
 
 class RecordingRunner:
-    """Notes the logits of every row that made a token, each under its slice up to that row."""
+    """Records the logits of each row that gave a token, with its slice up to that row."""
 
     def __init__(self, harness: Harness) -> None:
         self._runner = harness.engine.runner
@@ -55,14 +55,14 @@ class RecordingRunner:
 
 
 def _up_to(piece: RequestSlice, num_drafts: int) -> RequestSlice:
-    """The slice as it would be if only the first drafts were in it."""
+    """The slice with only its first `num_drafts` drafts."""
     num_tokens = len(piece.token_ids) - piece.num_drafts + num_drafts
     return replace(piece, token_ids=piece.token_ids[:num_tokens], samples=piece.samples[: num_drafts + 1])
 
 
 @pytest.mark.parametrize("max_batch_tokens", [512, 7])
 def test_each_row_of_a_mixed_batch_has_the_logits_of_its_own_adapter_alone(lab: Lab, max_batch_tokens: int) -> None:
-    """Logits equal peft's on that row alone, for prefill, chunked prefill and decode, base rows included."""
+    """In a mixed batch, each row's logits equal those of peft for that row alone: prefill, chunked prefill and decode."""
     random = Random(7)
     harness = lab.engine(max_batch_tokens=max_batch_tokens, max_running=7)
     harness.warm(*VARIANTS)
@@ -86,7 +86,7 @@ def test_each_row_of_a_mixed_batch_has_the_logits_of_its_own_adapter_alone(lab: 
 
 
 def test_greedy_tokens_equal_transformers_generate(lab: Lab) -> None:
-    """Requests of the base and three adapters, served at once, end in the tokens that generate() makes."""
+    """Requests of the base and three adapters, served together, give the tokens of transformers' generate()."""
     random = Random(11)
     harness = lab.engine(max_batch_tokens=32, max_running=16)
     prompts = [random_prompt(random, random.randrange(1, 40)) for _ in range(24)]
@@ -99,7 +99,7 @@ def test_greedy_tokens_equal_transformers_generate(lab: Lab) -> None:
 
 
 def test_a_warm_prefix_gives_the_same_tokens_as_a_cold_one(lab: Lab) -> None:
-    """A prompt whose prefix is cached goes on with the same tokens, and only the rest is computed."""
+    """A prompt with a cached prefix gives the same tokens, and only the rest of it is computed."""
     prompt = random_prompt(Random(3), 30)
     harness = lab.engine()
     cold = harness.run(prompt, adapter="sha256:wide")
@@ -114,7 +114,7 @@ def test_a_warm_prefix_gives_the_same_tokens_as_a_cold_one(lab: Lab) -> None:
 
 
 def test_a_prefix_is_not_shared_across_adapters_or_domains(lab: Lab) -> None:
-    """The same prompt under another adapter, the base, or another domain computes everything itself."""
+    """The same prompt under another adapter, the base or another domain finds nothing cached."""
     prompt = random_prompt(Random(4), 30)
     harness = lab.engine()
     harness.run(prompt, adapter="sha256:wide", domain=b"a")
@@ -132,7 +132,7 @@ def test_a_prefix_is_not_shared_across_adapters_or_domains(lab: Lab) -> None:
 
 
 def test_stale_and_poisoned_memory_is_never_read(lab: Lab) -> None:
-    """With every unused KV page full of NaN, logits are what they are without."""
+    """Logits are the same if every unused KV page is full of NaN."""
     harness = lab.engine()
     harness.poison_unused_pages()
     prompts = [random_prompt(Random(n), 3 + 5 * n) for n in range(4)]
@@ -145,7 +145,7 @@ def test_stale_and_poisoned_memory_is_never_read(lab: Lab) -> None:
 
 
 def test_a_seeded_output_does_not_depend_on_the_batch(lab: Lab) -> None:
-    """A sampled request with a seed gets the same tokens alone and among others; without a seed they vary."""
+    """A seeded request gives the same tokens alone and in a batch; without a seed they vary."""
     prompt = random_prompt(Random(5), 12)
     sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "max_tokens": 12, "ignore_eos": True}
     alone = lab.engine().run(prompt, seed=42, **sampling)
@@ -162,7 +162,7 @@ def test_a_seeded_output_does_not_depend_on_the_batch(lab: Lab) -> None:
 
 
 def test_spec_of_a_slice_names_the_position_after_its_last_token() -> None:
-    """The noise of a token is keyed by where the token will stand."""
+    """The noise of a token depends on the position that the token will have."""
     spec = SampleSpec(SamplingParams(max_tokens=1), seed=1, position=3, banned_token_ids=())
     piece = RequestSlice("req_1", (5, 6, 7), 0, (0,), None, (spec,))  # type: ignore[arg-type]
 

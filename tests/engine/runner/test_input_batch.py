@@ -1,4 +1,4 @@
-"""A plan as tensors: the order of rows, and what attention is told."""
+"""The tensors of a plan: the order of rows, and the inputs of attention."""
 
 import torch
 
@@ -27,7 +27,7 @@ def builder(rules: BatchInvariance = FREE) -> BatchBuilder:
 
 
 def test_each_adapter_has_one_run_of_rows_however_the_requests_arrive() -> None:
-    """Slices of two adapters and the base, interleaved, come to one run an adapter, base rows in none."""
+    """Interleaved slices of two adapters and the base give one run for each adapter and none for the base."""
     plan = StepPlan(
         (
             piece("a", 5, 1, [1, 2], "x"),
@@ -44,7 +44,7 @@ def test_each_adapter_has_one_run_of_rows_however_the_requests_arrive() -> None:
 
 
 def test_a_row_is_written_where_its_position_lies_in_its_pages() -> None:
-    """Positions 3 to 6 over pages 7 and 2 of four tokens: the last slot of page 7, the first three of page 2."""
+    """Positions 3 to 6 over pages 7 and 2, of four tokens each, go to the last slot of page 7 and the first three of 2."""
     batch = builder().build(StepPlan((piece("a", 3, 4, [7, 2]),)))
 
     assert batch.row_pages.tolist() == [7, 2, 2, 2]
@@ -52,15 +52,15 @@ def test_a_row_is_written_where_its_position_lies_in_its_pages() -> None:
     assert batch.positions.tolist() == [3, 4, 5, 6]
 
 
-def test_a_page_is_begun_by_whoever_writes_its_first_token() -> None:
-    """Pages that were begun before, or are only read, are not scrubbed again."""
+def test_a_page_is_zeroed_when_its_first_token_is_written() -> None:
+    """Only pages whose first token is written are zeroed; pages begun before or only read are not."""
     batch = builder().build(StepPlan((piece("a", 3, 6, [7, 2, 5]), piece("b", 2, 1, [8]))))
 
     assert batch.begun_pages.tolist() == [2, 5]
 
 
 def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
-    """Two sequences of 6 and 2 keys: the shorter one's page table is padded with the null page, and masked."""
+    """Of two requests with 6 and 2 keys, the shorter one's page table is padded with the null page, and masked."""
     batch = builder().build(StepPlan((piece("a", 5, 1, [1, 2]), piece("b", 1, 1, [3]))))
 
     (decode,) = batch.decodes
@@ -68,8 +68,8 @@ def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
     assert decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
 
 
-def test_where_bits_depend_on_lengths_a_sequence_decodes_with_its_like_alone() -> None:
-    """Page tables are padded by their own length: of 5, 6 and 2 pages, the first two share one of 6."""
+def test_where_bits_depend_on_lengths_only_equal_lengths_decode_together() -> None:
+    """Page tables are padded by their own length: those of 5 and 6 pages share a group, that of 2 pages does not."""
     lengths = {"a": 20, "b": 24, "c": 7}
     plan = StepPlan(tuple(piece(name, size - 1, 1, list(range(-(-size // 4)))) for name, size in lengths.items()))
 
@@ -79,8 +79,8 @@ def test_where_bits_depend_on_lengths_a_sequence_decodes_with_its_like_alone() -
     assert all(size <= padded_pages(size) <= max(1.5 * size, size) for size in range(1, 5000))
 
 
-def test_a_small_batch_is_padded_with_rows_of_nobody() -> None:
-    """Two rows become four; the others write behind the null page and are not sampled."""
+def test_a_small_batch_is_padded_with_unused_rows() -> None:
+    """Two rows are padded to four; the padding rows write to the page after the null page and are not sampled."""
     batch = builder(BatchInvariance(4, 16)).build(StepPlan((piece("a", 0, 2, [1]),)))
 
     assert len(batch.token_ids) == len(batch.positions) == 4
@@ -90,7 +90,7 @@ def test_a_small_batch_is_padded_with_rows_of_nobody() -> None:
 
 
 def test_a_chunk_is_causal_from_its_own_start() -> None:
-    """Rows at positions 2 and 3 see three and four keys."""
+    """The rows at positions 2 and 3 see three and four keys."""
     batch = builder().build(StepPlan((piece("a", 2, 2, [1]),)))
 
     (chunk,) = batch.chunks

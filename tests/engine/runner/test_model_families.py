@@ -1,4 +1,4 @@
-"""Every architecture that is served, against transformers and peft: small random checkpoints, row by row."""
+"""All served architectures against transformers and peft, with small random models, row by row."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.model.checkpoint import Checkpoint
 from graftwork.engine.model.config import read_model_config
+from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights
 from graftwork.engine.runner.decoder import rms_norm
 from graftwork.platform.errors import InvalidRequest
@@ -85,7 +85,7 @@ ONE_SLIDING_LAYER: dict[str, PreTrainedConfig] = {
 
 @dataclass(frozen=True)
 class Family:
-    """One checkpoint, an adapter for it, and the reference of each."""
+    """One model, an adapter for it, and the reference of each."""
 
     folder: Path
     adapter: Path
@@ -98,7 +98,7 @@ class Family:
 
 
 def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
-    """Give norms and biases values that matter: transformers makes them ones and zeros."""
+    """Set norms and biases to random values; transformers initialises them with ones and zeros."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -126,7 +126,7 @@ def make_family(config: PreTrainedConfig, root: Path) -> Family:
 
 @pytest.fixture(scope="session")
 def family_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
-    """Makes each family when it is first asked for."""
+    """Returns a function that makes each family on first use."""
     torch.set_num_threads(1)
     return cache(lambda name: make_family(FAMILIES[name], tmp_path_factory.mktemp(name)))
 
@@ -138,7 +138,7 @@ def recorded(harness: Harness) -> RecordingRunner:
 
 
 def check_rows(recorder: RecordingRunner, harness: Harness, family: Family, asked: dict[RequestId, Any]) -> None:
-    """Compare every sampled row with the reference's logits after the same tokens."""
+    """Compare each sampled row with the reference's logits for the same tokens."""
     for piece, logits in recorder.rows:
         prompt, adapter = asked[piece.request_id]
         tokens = [*prompt, *harness.outcomes[piece.request_id].token_ids][: piece.end]
@@ -153,7 +153,8 @@ def check_rows(recorder: RecordingRunner, harness: Harness, family: Family, aske
 def test_logits_equal_those_of_transformers_and_peft(
     family_of: Callable[[str], Family], name: str, max_batch_tokens: int
 ) -> None:
-    """Prefill, chunked prefill and decode, of the base and an adapter in one batch, past any window; then a warm prefix."""
+    """Base and adapter rows of one batch equal the reference in prefill, chunked prefill and decode, and with a cached
+    prefix, beyond any window."""
     family = family_of(name)
     harness = family.engine(max_batch_tokens=max_batch_tokens, max_running=4)
     harness.warm(ADAPTER)
@@ -177,12 +178,12 @@ def test_logits_equal_those_of_transformers_and_peft(
 @pytest.mark.parametrize("name", ONE_SLIDING_LAYER)
 @pytest.mark.parametrize("max_batch_tokens", [256, 7], ids=["chunk", "decoding row"])
 def test_a_window_ends_exactly_where_it_says(tmp_path: Path, name: str, max_batch_tokens: int) -> None:
-    """With one layer, a token `window` positions back leaves every bit as it is, and the next one counts."""
+    """In a one-layer model, changing the token `window` positions back changes no bit, and changing the next one does."""
     family = make_family(ONE_SLIDING_LAYER[name], tmp_path)
     prompt = random_prompt(Random(2), 15)
 
     def last_logits(changed: int | None) -> torch.Tensor:
-        """The logits after the prompt with one of its tokens changed."""
+        """The logits after the prompt, with one token changed."""
         harness = family.engine(max_batch_tokens=max_batch_tokens)
         recorder = recorded(harness)
         tokens = [token + 1 if place == changed else token for place, token in enumerate(prompt)]
@@ -199,7 +200,7 @@ def test_a_window_ends_exactly_where_it_says(tmp_path: Path, name: str, max_batc
 
 @pytest.mark.parametrize("name", ["mistral-windows", "qwen2", "qwen3-windows"])
 def test_neighbours_do_not_change_a_bit(family_of: Callable[[str], Family], name: str) -> None:
-    """Biases, norms of heads and windows give a row the same bits alone and in a crowd, prefilled and decoding."""
+    """A row has the same bits alone and in a batch, in prefill and decode, with biases, head norms and windows."""
     family, prompt = family_of(name), random_prompt(Random(5), 17)
 
     def rows(crowd: int) -> list[torch.Tensor]:
@@ -221,7 +222,7 @@ def test_neighbours_do_not_change_a_bit(family_of: Callable[[str], Family], name
 
 
 def test_bf16_logits_are_as_near_to_the_truth_as_those_of_transformers(family_of: Callable[[str], Family]) -> None:
-    """The largest error against fp32 arithmetic on the same bf16 weights is at most 1.5 of transformers' own."""
+    """The largest error against fp32 arithmetic on the same bf16 weights is at most 1.5 times that of transformers."""
     family = family_of("qwen3")
     theirs = AutoModelForCausalLM.from_pretrained(family.folder, dtype=torch.bfloat16).train(False)
     oracle: torch.nn.Module = AutoModelForCausalLM.from_pretrained(family.folder, dtype=torch.bfloat16).train(False)
@@ -246,7 +247,7 @@ def test_bf16_logits_are_as_near_to_the_truth_as_those_of_transformers(family_of
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_norm_rounds_where_transformers_rounds(dtype: torch.dtype) -> None:
-    """Bit by bit, over whole rows and over the heads of a row."""
+    """Norms over rows and over heads equal those of transformers to the bit."""
     generator = torch.Generator().manual_seed(0)
     x = (3 * torch.randn(16, 5, 32, generator=generator)).to(dtype)
     reference = LlamaRMSNorm(32, eps=1e-5).to(dtype)
@@ -258,11 +259,11 @@ def test_a_norm_rounds_where_transformers_rounds(dtype: torch.dtype) -> None:
 
 
 def loaded(folder: Path) -> DecoderWeights:
-    return load_decoder_weights(Checkpoint(folder), read_model_config(folder), torch.device("cpu"), torch.float32)
+    return load_decoder_weights(WeightReader(folder), read_model_config(folder), torch.device("cpu"), torch.float32)
 
 
 def test_a_module_is_found_within_its_fused_group(family_of: Callable[[str], Family]) -> None:
-    """Weight and bias of each target, as the file has them; a group holds them behind one another."""
+    """The weight and bias of each target in a fused group equal those in the file."""
     family = family_of("llama-biased")
     tensors = load_file(family.folder / "model.safetensors")
 
@@ -280,7 +281,7 @@ def test_a_module_is_found_within_its_fused_group(family_of: Callable[[str], Fam
 
 
 def with_tensors(family: Family, folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    """The family's checkpoint with other tensors."""
+    """The family's model folder with changed tensors."""
     folder.mkdir()
     (folder / "config.json").write_bytes((family.folder / "config.json").read_bytes())
     tensors = load_file(family.folder / "model.safetensors")
@@ -290,7 +291,7 @@ def with_tensors(family: Family, folder: Path, change: Callable[[dict[str, torch
 
 
 def test_a_tensor_that_no_layer_uses_is_refused(family_of: Callable[[str], Family], tmp_path: Path) -> None:
-    """Such a file is of another model than its config.json; rotary frequencies and foreign names are left alone."""
+    """A tensor without a use is refused, except rotary frequencies and names outside the model."""
     family = family_of("mistral")
     harmless = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "layers.0.wq": torch.ones(8)}
     bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}
@@ -304,7 +305,7 @@ def test_a_tensor_that_no_layer_uses_is_refused(family_of: Callable[[str], Famil
 def test_a_tied_head_may_be_in_the_file_only_as_the_embedding(
     family_of: Callable[[str], Family], tmp_path: Path
 ) -> None:
-    """A copy is shared again; another head under a tied configuration is refused."""
+    """A head in a tied model is accepted if it equals the embedding, and refused otherwise."""
     family = family_of("llama-tied")
 
     def copy_head(tensors: dict[str, torch.Tensor]) -> None:
@@ -321,7 +322,7 @@ def test_a_tied_head_may_be_in_the_file_only_as_the_embedding(
 
 
 def test_weights_of_a_quantised_dtype_are_refused(family_of: Callable[[str], Family], tmp_path: Path) -> None:
-    """Integers in the place of weights are named, even where config.json says nothing of them."""
+    """A tensor of integers is refused by name, even if config.json does not mention quantisation."""
     name = "model.layers.1.mlp.up_proj.weight"
 
     def quantise(tensors: dict[str, torch.Tensor]) -> None:

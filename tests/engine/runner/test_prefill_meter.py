@@ -1,4 +1,4 @@
-"""The cost of a prefill, as the engine goes on learning it."""
+"""The cost of prefills, learned while the engine serves."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ SAMPLE = SampleSpec(SamplingParams(max_tokens=1), seed=0, position=0)
 
 
 def piece(name: str, start: int, num_tokens: int, *, samples: bool, num_drafts: int = 0) -> RequestSlice:
-    """A part of one prompt, with the row after its last token sampled or not."""
+    """A part of one prompt; its last row is sampled if `samples`."""
     pages = tuple(PageId(page) for page in range((start + num_tokens) // 4 + 1))
     specs = (SAMPLE,) * (1 + num_drafts) if samples else ()
     return RequestSlice(RequestId(name), (7,) * num_tokens, start, pages, (), specs)
@@ -52,7 +52,7 @@ class Steps:
 
 @pytest.mark.parametrize("factor", [0.25, 4.0])
 def test_a_prefill_moves_the_estimate_towards_the_time_that_it_took(factor: float) -> None:
-    """Enough prefills that take another time than expected are expected to take that time."""
+    """After a hundred prefills that take longer or shorter than expected, the estimate is what they take."""
     steps = Steps()
 
     for number in range(100):
@@ -62,7 +62,7 @@ def test_a_prefill_moves_the_estimate_towards_the_time_that_it_took(factor: floa
 
 
 def test_the_steps_of_a_chunked_prefill_count_together() -> None:
-    """Chunks before the last are not waited for, so that only their sum is a measurement."""
+    """The time of a chunked prefill is the sum over its chunks, because the engine waits only for the last."""
     whole, chunked = Steps(), Steps()
 
     whole.take(1.0, piece("r", 0, 100, samples=True))
@@ -85,7 +85,7 @@ def test_the_steps_of_a_chunked_prefill_count_together() -> None:
     ids=["beside-decodes", "behind-a-copy", "short", "not-waited-for", "no-time", "with-drafts"],
 )
 def test_other_steps_teach_nothing(scene: Callable[[Steps], None]) -> None:
-    """A step tells the cost of a prefill only if it did nothing else and its end was seen."""
+    """A step that does other work too, or whose end is not waited for, leaves the estimate unchanged."""
     steps = Steps()
 
     scene(steps)
@@ -94,7 +94,7 @@ def test_other_steps_teach_nothing(scene: Callable[[Steps], None]) -> None:
 
 
 def test_a_prefill_behind_work_that_was_not_waited_for_teaches_nothing() -> None:
-    """The device may still compute another request's chunk when it begins."""
+    """A prefill is not measured while the device may still compute another request's chunk."""
     steps = Steps()
 
     steps.take(0.1, piece("other", 0, 100, samples=False))
@@ -107,7 +107,7 @@ def test_a_prefill_behind_work_that_was_not_waited_for_teaches_nothing() -> None
 
 
 class SlowRunner:
-    """Takes a second a token."""
+    """A runner that takes one second for each token."""
 
     def __init__(self, runner: Runner, clock: ManualClock) -> None:
         self._runner = runner
@@ -119,7 +119,7 @@ class SlowRunner:
 
 
 def test_an_engine_on_a_device_that_became_slow_loads_what_it_used_to_compute(tmp_path: Path) -> None:
-    """The second turn computes again what is on the host; two slow prefills have taught the third one to load it."""
+    """The second turn recomputes pages that are on the host; after two slow prefills the third turn loads them."""
     clock = ManualClock()
     config = EngineConfig(model=make_base(tmp_path / "base"), dtype="float32", page_tokens=4, device_bytes=4 * 2**20)
     harness = Harness(build_engine(config, lambda _: FolderSource({}, {}), clock, CostTracker(COST, smoothing=1.0)))

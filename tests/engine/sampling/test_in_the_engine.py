@@ -1,4 +1,4 @@
-"""Sampling through the whole engine: penalties against transformers, noise against company, choices of one prompt."""
+"""Sampling through the whole engine: penalties, biases, stop tokens, seeds, and several choices of one prompt."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def prompt_of(seed: int, length: int = 20) -> list[int]:
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3, 5.0])
 def test_repetition_penalty_writes_what_transformers_writes(lab: Lab, make_engine: MakeEngine, penalty: float) -> None:
-    """Greedy answers under a repetition penalty are those of transformers' generate, with others in the batch."""
+    """With a repetition penalty, greedy answers in a batch are those of transformers' generate."""
     engine, reference = make_engine(), lab.references[None]
     prompts = [prompt_of(seed) for seed in range(4)]
     plain = engine.submit(prompts[0], max_tokens=24, ignore_eos=True)
@@ -48,7 +48,7 @@ def test_repetition_penalty_writes_what_transformers_writes(lab: Lab, make_engin
 
 
 def test_frequency_penalty_counts_what_was_made(make_engine: MakeEngine) -> None:
-    """A penalty that outweighs every logit makes each token at most once; without it the same prompt repeats."""
+    """With a very large frequency penalty no token comes twice; without it the same prompt repeats tokens."""
     engine = make_engine()
     options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}
 
@@ -60,7 +60,7 @@ def test_frequency_penalty_counts_what_was_made(make_engine: MakeEngine) -> None
 
 
 def test_a_bias_of_a_hundred_is_obeyed(make_engine: MakeEngine) -> None:
-    """One token is all that is said, drawn or greedy, and another is never said."""
+    """A token with bias 100 is always chosen, sampled or greedy, and one with bias -100 never."""
     engine = make_engine()
 
     for temperature in (0.0, 1.5):
@@ -69,7 +69,7 @@ def test_a_bias_of_a_hundred_is_obeyed(make_engine: MakeEngine) -> None:
 
 
 def test_stop_token_ids_end_an_answer_but_not_too_early(make_engine: MakeEngine) -> None:
-    """A stop id of the request's own ends its answer once min_tokens are made."""
+    """A stop token of the request ends its answer, but not before min_tokens."""
     engine = make_engine()
     bias = ((42, 100.0), (43, 90.0))
 
@@ -81,7 +81,7 @@ def test_stop_token_ids_end_an_answer_but_not_too_early(make_engine: MakeEngine)
 
 @pytest.mark.parametrize(("field", "value"), [("logit_bias", ((97, 1.0),)), ("stop_token_ids", (97,))])
 def test_tokens_outside_the_vocabulary_end_their_request_alone(make_engine: MakeEngine, field: str, value: Any) -> None:
-    """An id that no logit belongs to is refused by name, and nobody else's step fails."""
+    """A token id outside the vocabulary is refused with the field's name, and other requests are served."""
     engine = make_engine()
     other = engine.submit(prompt_of(2))
 
@@ -93,8 +93,8 @@ def test_tokens_outside_the_vocabulary_end_their_request_alone(make_engine: Make
     assert other.finish is not None
 
 
-def test_seeded_output_is_the_same_in_any_company(make_engine: MakeEngine) -> None:
-    """Alone on a cold cache, and beside others on a warm one with small steps, a seed and its penalties say the same."""
+def test_seeded_output_does_not_depend_on_batch_or_cache(make_engine: MakeEngine) -> None:
+    """A seeded answer with penalties is the same alone on a cold cache and in a batch on a warm one."""
     options: dict[str, Any] = {
         "max_tokens": 24,
         "temperature": 1.0,
@@ -117,7 +117,7 @@ def test_seeded_output_is_the_same_in_any_company(make_engine: MakeEngine) -> No
 
 
 def test_choices_share_one_prefill(make_engine: MakeEngine) -> None:
-    """Once the first choice has its first token, the others find the prompt's whole pages in the cache."""
+    """When the first choice has its first token, the other choices find the whole pages of the prompt cached."""
     engine = make_engine()
     prompt = prompt_of(5, 41)  # ten pages of four, and one token that is always computed
     first = engine.submit(prompt, max_tokens=30, ignore_eos=True)
@@ -134,8 +134,8 @@ def test_choices_share_one_prefill(make_engine: MakeEngine) -> None:
     assert second.token_ids == first.token_ids
 
 
-def test_sampling_params_know_what_they_cost() -> None:
-    """Only penalties make a sequence keep a count of its tokens."""
+def test_only_penalties_count_tokens() -> None:
+    """Only requests with penalties count their tokens."""
     assert not SamplingParams(max_tokens=1, logit_bias=((1, 1.0),), temperature=2.0).counts_tokens
     assert SamplingParams(max_tokens=1, presence_penalty=-0.1).counts_tokens
     assert SamplingParams(max_tokens=1, repetition_penalty=0.9).counts_tokens

@@ -1,4 +1,4 @@
-"""Bans, biases and penalties against transformers' processors and a plain count."""
+"""Bans, biases and penalties, against transformers and against a simple counter."""
 
 from collections import Counter
 from typing import Any
@@ -23,7 +23,7 @@ def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
 
 
 def spec(prompt: list[int], made: list[int], drafts: tuple[int, ...] = (), **params: Any) -> SampleSpec:
-    """A row behind `prompt`, `made` and `drafts`, as the scheduler makes it."""
+    """The spec of the row behind `prompt`, `made` and `drafts`, as the scheduler builds it."""
     sampling = SamplingParams(max_tokens=1, **params)
     history = TokenHistory(prompt if sampling.repetition_penalty != 1 else ())
     history.extend(made)
@@ -41,7 +41,7 @@ def edited(logits: torch.Tensor, *specs: SampleSpec) -> torch.Tensor:
 def test_repetition_penalty_is_that_of_transformers(
     prompt: list[int], made: list[int], drafts: list[int], penalty: float, seed: int
 ) -> None:
-    """Prompt, answer and drafts count, each token once, as transformers counts a whole context."""
+    """Each token of prompt, answer and drafts is penalised once, as in transformers."""
     logits = logits_of(seed)
     context = torch.tensor([[*prompt, *made, *drafts]], dtype=torch.int64)
 
@@ -62,7 +62,7 @@ def test_repetition_penalty_is_that_of_transformers(
 def test_presence_and_frequency_are_those_of_openai(
     prompt: list[int], made: list[int], drafts: list[int], presence: float, frequency: float, seed: int
 ) -> None:
-    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, c counting what was made and drafted, never the prompt."""
+    """Logits become mu[j] - c[j] * frequency - (c[j] > 0) * presence, where c counts the answer and drafts only."""
     logits = logits_of(seed)
     counts = Counter([*made, *drafts])
     expected = [
@@ -75,7 +75,7 @@ def test_presence_and_frequency_are_those_of_openai(
 
 
 def test_three_penalties_at_once() -> None:
-    """A token of the prompt is a repetition, but neither present nor frequent in the answer."""
+    """A token of the prompt gets the repetition penalty, but no presence or frequency penalty."""
     logits = torch.tensor([[4.0, 4.0, 4.0, -4.0]])
     row = spec([0, 3], [1, 1], repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.25)
 
@@ -94,8 +94,8 @@ def test_bias_is_that_of_transformers(biases: dict[int, float]) -> None:
     torch.testing.assert_close(changed, processor(torch.zeros(1, 1, dtype=torch.int64), logits))
 
 
-def test_rows_keep_to_themselves() -> None:
-    """In one call every row is edited by its own spec, and a plain row by none."""
+def test_a_row_is_changed_by_its_own_spec() -> None:
+    """Each row is changed by its own spec alone, and a row without one is unchanged."""
     logits = logits_of(2, rows=4)
     rows = [
         spec([1, 2], [3], repetition_penalty=2.0),
@@ -111,8 +111,8 @@ def test_rows_keep_to_themselves() -> None:
     assert torch.equal(changed[1], logits[1])
 
 
-def test_a_bias_is_penalised_and_a_ban_stands() -> None:
-    """Biases come before penalties, and nothing lifts a ban."""
+def test_a_bias_is_penalised_and_a_ban_stays() -> None:
+    """Biases are applied before penalties, and a banned token stays banned."""
     logits = torch.tensor([[1.0, 1.0, 1.0]])
     sampling = SamplingParams(max_tokens=1, repetition_penalty=2.0, logit_bias=((0, 3.0), (1, 100.0)))
     row = SampleSpec(sampling, 0, 0, (1,), TokenHistory([0, 1]))
@@ -122,7 +122,7 @@ def test_a_bias_is_penalised_and_a_ban_stands() -> None:
 
 @given(prompt=tokens, steps=st.lists(st.tuples(tokens, tokens), max_size=5))
 def test_history_counts_as_a_counter_does(prompt: list[int], steps: list[tuple[list[int], list[int]]]) -> None:
-    """However a sequence grows, and whatever was drafted in between, the arrays hold its distinct tokens and counts."""
+    """The history's arrays hold the distinct tokens and their counts after any growth and any drafts."""
     history, made = TokenHistory(prompt), list[int]()
     target = TokenCounts()
 
@@ -137,3 +137,4 @@ def test_history_counts_as_a_counter_does(prompt: list[int], steps: list[tuple[l
         found = dict(zip(target.token_ids[before:], target.counts[before:], strict=True))
         assert (len(found), found) == (added, dict(expected))
     assert history.num_generated_tokens == len(made)
+    history.check_integrity()

@@ -19,8 +19,8 @@ def spec(logprobs: int | None, **params: Any) -> SampleSpec:
     return SampleSpec(SamplingParams(max_tokens=1, logprobs=logprobs, **params), 0, 0)
 
 
-def test_scores_are_of_the_raw_distribution() -> None:
-    """Bias, ban and temperature move the choice and leave the scores."""
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    """Bias, ban and temperature change the chosen token but not the log probabilities."""
     logits = torch.tensor([[3.0, 1.0, 2.0]])
     row = SampleSpec(SamplingParams(max_tokens=1, temperature=0.1, logprobs=2, logit_bias=((1, 50.0),)), 0, 0, (0,))
     expected = logits.log_softmax(-1)[0].tolist()
@@ -35,7 +35,7 @@ def test_scores_are_of_the_raw_distribution() -> None:
 
 
 def test_each_row_gets_what_it_wants() -> None:
-    """None, the chosen one alone, and up to twenty; equal ones by token id, whatever the neighbours want."""
+    """A row gets no report, the chosen token alone, or up to twenty; ties go by token id, whatever other rows ask for."""
     logits = -torch.arange(50).div(2, rounding_mode="floor").float().repeat(4, 1)  # 0, 0, -1, -1, …
     wanted = [None, 0, 3, 20]
 
@@ -46,7 +46,7 @@ def test_each_row_gets_what_it_wants() -> None:
 
 
 def test_a_small_vocabulary_has_no_more() -> None:
-    """More likeliest tokens than there are tokens is all of them."""
+    """Asking for more alternatives than the vocabulary has gives all tokens."""
     (score,) = StepLogprobs(torch.zeros(1, 5), [spec(20)]).of([0])
 
     assert score is not None
@@ -54,7 +54,7 @@ def test_a_small_vocabulary_has_no_more() -> None:
 
 
 def test_an_answers_logprobs_are_those_of_transformers(lab: Lab, make_engine: Callable[..., Harness]) -> None:
-    """Every token comes with its logprob and the five likeliest, with an adapter and in company, to fp32's rounding."""
+    """Each token's log probability and five alternatives equal those of transformers, with an adapter and in a batch."""
     engine = make_engine()
     prompt = [Random(1).randrange(2, 97) for _ in range(11)]
     engine.submit([5, 6, 7], max_tokens=9)

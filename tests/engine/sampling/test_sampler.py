@@ -1,4 +1,4 @@
-"""The sampler against what the textbook says of each of its parts, and against itself in other company."""
+"""The sampler against the definition of each of its steps, and against itself in other batches."""
 
 from collections import Counter
 from itertools import pairwise
@@ -29,7 +29,7 @@ def spec(seed: int = 0, position: int = 0, banned: tuple[int, ...] = (), **param
 
 
 def drawn(probabilities: list[float], specs: list[SampleSpec]) -> Counter[int]:
-    """How often each token was chosen, by one row for each spec."""
+    """How often each token is chosen, with one row for each spec."""
     return Counter(choose_tokens(torch.tensor(probabilities).log().repeat(len(specs), 1), specs))
 
 
@@ -43,7 +43,7 @@ def chi_square(counts: Counter[int], probabilities: list[float]) -> float:
 
 
 def test_temperature_zero_is_argmax() -> None:
-    """Greedy rows take the largest logit, whatever their seed; a temperature next to nothing is greedy too."""
+    """Temperature 0, or one that is almost 0, takes the largest logit for any seed."""
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0], [0.0, 1e-3, 0.0]])
     specs = [spec(temperature=0.0), spec(seed=3, temperature=0.0), spec(temperature=1e-40)]
 
@@ -52,7 +52,7 @@ def test_temperature_zero_is_argmax() -> None:
 
 @pytest.mark.parametrize("keyed_by", ["position", "seed", "choice"])
 def test_draws_follow_the_distribution(keyed_by: str) -> None:
-    """Over positions of one seed, over seeds at one position, and over choices, a chi-square of 20,000 draws is low."""
+    """20,000 draws over positions, seeds or choices pass a chi-square test."""
     fixed: dict[str, Any] = {"seed": 5, "position": 5}
     specs = [spec(**(fixed | {keyed_by: number})) for number in range(20_000)]
 
@@ -60,7 +60,7 @@ def test_draws_follow_the_distribution(keyed_by: str) -> None:
 
 
 def test_draws_without_a_seed_follow_the_distribution() -> None:
-    """Seeds as the scheduler draws them, of 63 bits, give the distribution at the first position as at any."""
+    """Random seeds of 63 bits, as the scheduler draws them, give the right distribution."""
     seeds = Random(3)
     specs = [spec(seed=seeds.getrandbits(63), position=position % 7) for position in range(20_000)]
 
@@ -68,14 +68,14 @@ def test_draws_without_a_seed_follow_the_distribution() -> None:
 
 
 def test_draws_of_a_cut_distribution_follow_it() -> None:
-    """What top-k leaves is drawn in proportion."""
+    """The tokens that top-k keeps are drawn in proportion to their weights."""
     counts = frequencies([0.4, 0.3, 0.2, 0.05, 0.05], 20_000, top_k=3)
 
     assert chi_square(counts, [4 / 9, 3 / 9, 2 / 9]) < CHI_SQUARE_3
 
 
 def test_neighbouring_draws_are_independent() -> None:
-    """Pairs of positions next to each other fall into 16 cells evenly, and so do pairs of neighbouring choices."""
+    """Pairs of draws at neighbouring positions, or of neighbouring choices, fall evenly into 16 cells."""
     ahead = [uniform(spec(seed=4, position=number)) for number in range(20_001)]
     beside = [uniform(spec(seed=4, position=1, choice=number)) for number in range(20_001)]
 
@@ -93,14 +93,14 @@ def test_neighbouring_draws_are_independent() -> None:
         ({"top_p": 0.71}, {1, 2, 3}),
         ({"min_p": 0.6}, {2, 3}),
         ({"top_k": 3, "min_p": 0.6}, {2, 3}),
-        ({"top_k": 2, "top_p": 0.5}, {3}),  # of what top_k leaves, 4/7 is the likeliest
-        ({"top_k": 3, "top_p": 0.5}, {2, 3}),  # of what top_k leaves, 4/9 and 3/9
+        ({"top_k": 2, "top_p": 0.5}, {3}),  # of the kept tokens, 4/7 is the likeliest
+        ({"top_k": 3, "top_p": 0.5}, {2, 3}),  # of the kept tokens, 4/9 and 3/9
         ({"top_k": 1}, {3}),
         ({"top_k": 99}, {0, 1, 2, 3}),
     ],
 )
 def test_truncation_keeps_exactly_the_likeliest(params: dict[str, float], kept: set[int]) -> None:
-    """top_k, top_p (the smallest set whose sum reaches p) and min_p, each against the set worked out by hand."""
+    """top_k, top_p (the smallest set whose sum reaches p) and min_p keep the tokens that were worked out by hand."""
     assert set(frequencies(PROBABILITIES, 600, **params)) == kept
 
 
@@ -115,7 +115,7 @@ def test_truncation_keeps_exactly_the_likeliest(params: dict[str, float], kept: 
 def test_truncation_is_that_of_transformers(
     seed: int, scale: float, top_k: int | None, top_p: float, min_p: float
 ) -> None:
-    """A thousand draws hit what transformers' warpers keep and nothing else, in flat distributions as in peaked ones."""
+    """A thousand draws hit exactly the tokens that transformers keeps, in flat and in peaked distributions."""
     logits = torch.randn(1, 1500, generator=torch.Generator().manual_seed(seed)) * scale
     context: Any = torch.zeros(1, 0, dtype=torch.int64)
     expected = logits if top_k is None else TopKLogitsWarper(top_k)(context, logits)
@@ -127,12 +127,14 @@ def test_truncation_is_that_of_transformers(
 
     tokens = set(choose_tokens(logits.repeat(1000, 1), rows))
 
-    assert len(tokens - allowed) <= (top_p < 1)  # sums of probabilities round apart, by one token at the edge
+    assert len(tokens - allowed) <= (
+        top_p < 1
+    )  # sums of probabilities are rounded differently, by one token at the edge
     assert len(likely - tokens) <= (top_p < 1)
 
 
 def test_equal_logits_are_kept_in_order_of_token_id() -> None:
-    """Where a cut falls among equals the lowest ids stay, however many there are."""
+    """Among equal logits at the cut, the lowest token ids are kept."""
     logits = torch.zeros(400, 3000)
     logits[:, 2500] = 1.0
 
@@ -140,8 +142,8 @@ def test_equal_logits_are_kept_in_order_of_token_id() -> None:
         assert set(choose_tokens(logits.clone(), [spec(position=row, **params) for row in range(400)])) == kept
 
 
-def test_a_masked_row_is_cut_without_looking_further() -> None:
-    """Where a mask leaves fewer tokens than top-k or top-p would keep, those are all, and no wider look is taken."""
+def test_a_masked_row_needs_no_wider_pass() -> None:
+    """If a mask leaves fewer tokens than top-k or top-p would keep, all are kept without a second, wider pass."""
     logits = torch.full((400, 3000), float("-inf"))
     logits[:, [7, 900, 2999]] = torch.tensor([0.0, 1.0, 0.5])
     specs = [spec(position=row, **({"top_k": 50} if row % 2 else {"top_p": 0.999})) for row in range(400)]
@@ -151,8 +153,8 @@ def test_a_masked_row_is_cut_without_looking_further() -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0}])
-def test_a_row_without_any_token_harms_no_other(params: dict[str, Any]) -> None:
-    """A row that is masked whole gets some token of the vocabulary, and its neighbour its own."""
+def test_a_row_without_any_token_affects_no_other(params: dict[str, Any]) -> None:
+    """A row with all tokens masked gets some valid token, and the other row is not affected."""
     logits = torch.tensor([[float("-inf")] * 5, [0.0, 0.0, 90.0, 0.0, 0.0]])
 
     lost, found = choose_tokens(logits, [spec(**params), spec(**params)])
@@ -162,7 +164,7 @@ def test_a_row_without_any_token_harms_no_other(params: dict[str, Any]) -> None:
 
 
 def test_banned_tokens_are_never_chosen() -> None:
-    """Neither greedy nor sampled, even when they are the likeliest."""
+    """A banned token is not chosen, greedy or sampled, even if it is the likeliest."""
     logits = torch.tensor([[0.0, 9.0, 1.0]]).repeat(50, 1)
     specs = [spec(position=n, banned=(1,), temperature=n % 2) for n in range(50)]
 
@@ -170,7 +172,7 @@ def test_banned_tokens_are_never_chosen() -> None:
 
 
 def random_spec(source: Random, position: int) -> SampleSpec:
-    """Any mixture of what a request can ask for, over a vocabulary of 300."""
+    """A spec with random sampling parameters, for a vocabulary of 300."""
     params = SamplingParams(
         max_tokens=1,
         temperature=source.choice([0.0, 0.3, 1.0, 1.7]),
@@ -197,8 +199,8 @@ def random_spec(source: Random, position: int) -> SampleSpec:
 
 @settings(max_examples=examples(60))
 @given(st.integers(0, 2**32))
-def test_a_row_chooses_the_same_whatever_stands_beside_it(seed: int) -> None:
-    """Alone, among others, and in any order of rows: a token follows from its own logits and its own spec."""
+def test_a_row_chooses_the_same_in_any_batch(seed: int) -> None:
+    """A row's token is the same alone, in a batch, and in any order of rows."""
     source = Random(seed)
     specs = [random_spec(source, position) for position in range(12)]
     # Few distinct values, as bf16 has: ties everywhere.

@@ -1,4 +1,4 @@
-"""The scheduler without torch: a runner that answers a fixed token, and a clock that stands still."""
+"""The scheduler without torch, with a runner that always answers one token and a clock that stands still."""
 
 from random import Random
 
@@ -35,14 +35,14 @@ EOS = 1
 
 
 class Shelf:
-    """Adapters that are ready once they are put there."""
+    """An AdapterProvider whose adapters become ready when the test says so."""
 
     def __init__(self) -> None:
         self.ready: set[str] = set()
         self.pins: dict[str, int] = {}
 
     def want(self, groups: list[tuple[str, ...]]) -> None:
-        """They are put here by the test."""
+        """Does nothing: the test makes adapters ready."""
 
     def is_ready(self, digest: str) -> bool:
         return digest in self.ready
@@ -58,20 +58,20 @@ class Shelf:
 
 
 class Stage:
-    """A scheduler with its pool, and everything it has said."""
+    """A scheduler with its KV cache, and all its outputs."""
 
     def __init__(
         self, *, pages: int = 40, host: int = 0, budget: int = 16, max_running: int = 8, max_waiting: int = 100
     ) -> None:
         self.lab = KvLab(device=pages, host=host, page_tokens=PAGE, context=CONTEXT // PAGE)
         self.clock = self.lab.clock
-        self.pool = self.lab.memory.page_store.device
+        self.pool = self.lab.kv_cache.page_store.device
         self.shelf = Shelf()
         limits = SchedulerLimits(PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
         scopes = CacheScopes("sha256:model", "float32")
-        tender = SessionCache(self.lab.memory, scopes, FixedLeases(), self.clock)
+        tender = SessionCache(self.lab.kv_cache, scopes, FixedLeases(), self.clock)
         self.scheduler = Scheduler(
-            limits, self.lab.memory, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
+            limits, self.lab.kv_cache, tender, self.shelf, scopes, clock=self.clock, seeds=Random(0)
         )
         self.outputs: list[RequestOutput] = []
         self.plans: list[StepPlan] = []
@@ -90,7 +90,7 @@ class Stage:
         )
 
     def step(self, token: int = 7) -> StepPlan | None:
-        """One step of the loop; the copies that it began land behind it."""
+        """Run one step, and then finish the copies that it started."""
         self.outputs += self.scheduler.admit()
         plan = self.scheduler.plan()
         if plan is not None:
@@ -103,7 +103,7 @@ class Stage:
         return plan
 
     def drain(self) -> None:
-        """Steps until everybody has ended."""
+        """Step until all requests have ended."""
         for _ in range(1000):
             if not self.scheduler.num_running + self.scheduler.num_waiting:
                 return
@@ -119,7 +119,7 @@ class Stage:
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
-    """No step passes the budget, and a running decode gets its token in every step of a long prefill."""
+    """No step exceeds the token budget, and a decoding request gets a token in every step of a long prefill."""
     stage = Stage(budget=8)
     stage.submit("short", 3, max_tokens=10)
     stage.step()
@@ -135,7 +135,7 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
 
 
 def test_a_request_ends_at_eos_at_its_limit_or_at_the_context() -> None:
-    """EOS is a stop, unless it is ignored; max_tokens and the context are lengths."""
+    """EOS ends a request with `stop`, unless it is ignored; max_tokens and a full context end it with `length`."""
     stage = Stage()
     stage.submit("eos")
     stage.submit("ignored", max_tokens=2, sampling={"ignore_eos": True})
@@ -150,7 +150,7 @@ def test_a_request_ends_at_eos_at_its_limit_or_at_the_context() -> None:
 
 
 def test_generation_stops_where_the_context_is_full() -> None:
-    """A prompt of all but three tokens gets three tokens, whatever max_tokens says."""
+    """A prompt that leaves room for three tokens gets three, even with a larger max_tokens."""
     stage = Stage()
     stage.submit("full", CONTEXT - 3, max_tokens=50)
     while stage.step() is not None:
@@ -160,7 +160,7 @@ def test_generation_stops_where_the_context_is_full() -> None:
 
 
 def test_stop_tokens_are_banned_before_min_tokens() -> None:
-    """The sample spec bans EOS and the request's own stop tokens until enough tokens are there."""
+    """EOS and the request's own stop tokens are banned until min_tokens are generated."""
     stage = Stage()
     stage.submit("patient", max_tokens=5, sampling={"min_tokens": 2, "stop_token_ids": (33,)})
     bans = []
@@ -173,8 +173,8 @@ def test_stop_tokens_are_banned_before_min_tokens() -> None:
     assert bans == [(EOS, 33), (EOS, 33), (), ()]
 
 
-def test_everything_is_given_back_when_requests_end_or_are_cancelled() -> None:
-    """After ends and cancellations in every phase no page is active, and every pin is gone."""
+def test_everything_is_released_when_requests_end_or_are_cancelled() -> None:
+    """After requests end or are cancelled in any phase, no page is active and no adapter is pinned."""
     stage = Stage(max_running=2)
     stage.shelf.ready.add("sha256:a")
     for name in ("ends", "cancelled running", "cancelled waiting"):
@@ -194,7 +194,7 @@ def test_everything_is_given_back_when_requests_end_or_are_cancelled() -> None:
 
 
 def test_a_cancelled_request_holds_nothing_and_its_prompt_stays_cached() -> None:
-    """A request that is cancelled in mid-stream has no active page; whoever asks again finds its whole pages."""
+    """A request cancelled while it decodes holds no page, and the same prompt later finds its whole pages cached."""
     stage = Stage()
     prompt = [50 + n for n in range(20)]
     stage.submit("gone", prompt, max_tokens=10)
@@ -212,8 +212,8 @@ def test_a_cancelled_request_holds_nothing_and_its_prompt_stays_cached() -> None
     assert report.cache.device_tokens == len(prompt) - PAGE
 
 
-def test_who_runs_short_offloads_the_latest_and_both_end_with_all_their_tokens() -> None:
-    """Two requests that outgrow the device together: the later one goes to the host and comes back from there."""
+def test_without_pages_the_latest_is_preempted_and_both_end_with_all_their_tokens() -> None:
+    """If two requests outgrow the device together, the later one is offloaded to the host and loaded again."""
     stage = Stage(pages=CONTEXT // PAGE, host=20)
     stage.submit("early", 14, max_tokens=20)
     stage.clock.advance(1)
@@ -236,8 +236,8 @@ def test_who_runs_short_offloads_the_latest_and_both_end_with_all_their_tokens()
     assert again <= PAGE * stage.scheduler.counters.preemptions, "what was offloaded was computed again"
 
 
-def test_a_higher_class_takes_the_place_of_a_lower_one_which_goes_on_later() -> None:
-    """With one place in the batch, a priority request interrupts a flex one; the flex one loses no token."""
+def test_a_higher_tier_preempts_a_lower_one_which_continues_later() -> None:
+    """With one place in the batch, a priority request preempts a flex one, which loses no token."""
     stage = Stage(max_running=1, host=20)
     stage.submit("flex", 9, max_tokens=10, tier=ServiceTier.FLEX)
     stage.step()
@@ -249,8 +249,8 @@ def test_a_higher_class_takes_the_place_of_a_lower_one_which_goes_on_later() -> 
     assert stage.finished()["flex"].completion_tokens == 10
 
 
-def test_an_adapter_that_is_not_ready_holds_nobody_else_back() -> None:
-    """Requests behind one whose adapter is being loaded are admitted; it follows once the adapter is there."""
+def test_an_adapter_that_is_not_ready_delays_no_other_request() -> None:
+    """Requests behind one whose adapter is still loading are admitted; that one follows when the adapter is ready."""
     stage = Stage()
     stage.submit("cold", adapters=(AdapterUse("sha256:a"),))
     stage.submit("base")
@@ -264,7 +264,7 @@ def test_an_adapter_that_is_not_ready_holds_nobody_else_back() -> None:
 
 
 def test_a_failed_load_ends_the_requests_that_wait_for_it() -> None:
-    """Every queued request of the adapter gets the error; the others stay."""
+    """All waiting requests with the adapter get the error; other requests stay."""
     stage = Stage()
     for name in ("one", "two"):
         stage.submit(name, adapters=(AdapterUse("sha256:a"),))
@@ -277,7 +277,7 @@ def test_a_failed_load_ends_the_requests_that_wait_for_it() -> None:
 
 
 def test_small_requests_do_not_overtake_one_that_lacks_pages() -> None:
-    """The head of the queue keeps its place until enough pages are free."""
+    """The first request in the queue keeps its place until enough pages are free."""
     stage = Stage(pages=CONTEXT // PAGE, max_running=8)
     stage.submit("first", 20, max_tokens=4)
     stage.step()
@@ -294,7 +294,7 @@ def test_small_requests_do_not_overtake_one_that_lacks_pages() -> None:
 
 
 def test_a_full_queue_refuses_with_the_seconds_to_wait() -> None:
-    """One request over the places and the limit is a 429 with retry-after, and changes nothing."""
+    """A request beyond the free places and the queue limit is refused with a retry-after, and changes nothing."""
     stage = Stage(max_running=1, max_waiting=1)
     stage.submit("one")
     stage.submit("two")
@@ -316,7 +316,7 @@ def test_a_full_queue_refuses_with_the_seconds_to_wait() -> None:
     ],
 )
 def test_prompts_that_cannot_be_served_are_refused(prompt: list[int], error: type[Exception]) -> None:
-    """Empty, over the context, or outside the vocabulary."""
+    """A prompt is refused if it is empty, longer than the context, or outside the vocabulary."""
     stage = Stage()
 
     with pytest.raises(error):
@@ -326,13 +326,13 @@ def test_prompts_that_cannot_be_served_are_refused(prompt: list[int], error: typ
 
 
 def test_the_context_error_names_both_numbers() -> None:
-    """The message holds the prompt's tokens and the context's."""
+    """The message has the tokens of the prompt and of the context."""
     with pytest.raises(ContextLengthExceeded, match=f"{CONTEXT + 2} tokens.*{CONTEXT} tokens"):
         Stage().submit("bad", [5] * (CONTEXT + 2))
 
 
 def test_a_request_id_is_served_once_at_a_time() -> None:
-    """The same id again, while the first is there, is a conflict."""
+    """The id of a request that is still served is a conflict."""
     stage = Stage()
     stage.submit("same")
 
@@ -341,7 +341,7 @@ def test_a_request_id_is_served_once_at_a_time() -> None:
 
 
 def test_tiers_go_first_and_ageing_lifts_what_waited() -> None:
-    """Priority overtakes default and flex; a flex request that has waited long enough overtakes newer ones."""
+    """Priority goes before default and flex; a flex request that has waited long enough goes before newer ones."""
     stage = Stage(max_running=1)
     stage.submit("running", max_tokens=2)
     stage.step()
@@ -357,7 +357,7 @@ def test_tiers_go_first_and_ageing_lifts_what_waited() -> None:
 
 
 def test_two_domains_share_alike_however_much_one_sends() -> None:
-    """With twenty requests against four of equal size, admissions alternate while both wait."""
+    """Twenty requests of one domain and four of another are admitted in turns while both wait."""
     stage = Stage(max_running=1)
     for number in range(20):
         stage.submit(f"flood {number}", domain=IsolationDomain(b"flood"))
@@ -371,7 +371,7 @@ def test_two_domains_share_alike_however_much_one_sends() -> None:
 
 
 def test_idling_earns_no_credit() -> None:
-    """A domain that comes late does not get all the places until it has caught up with those that were served."""
+    """A domain that comes late does not get all places to catch up with domains that were served before."""
     stage = Stage(max_running=1)
     for number in range(30):
         stage.submit(f"early {number}", domain=IsolationDomain(b"early"))
@@ -387,7 +387,7 @@ def test_idling_earns_no_credit() -> None:
 
 
 def test_weight_buys_a_larger_share() -> None:
-    """A domain of weight three gets about three times the admissions of one of weight one."""
+    """A domain of weight three gets about three times as many admissions as one of weight one."""
     stage = Stage(max_running=1)
     for number in range(30):
         stage.submit(f"heavy {number}", domain=IsolationDomain(b"heavy"), weight=3.0)
@@ -409,7 +409,7 @@ requests = st.tuples(
 def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
     arrivals: list[tuple[int, int, int, bytes]], host: int, data: st.DataObject
 ) -> None:
-    """In the smallest pool that holds one context, with a host or without, every request that is not cancelled
+    """In the smallest pool that holds one context, with or without a host tier, every request that is not cancelled
     finishes."""
     stage = Stage(pages=CONTEXT // PAGE, host=host, budget=9, max_running=5)
     cancelled: set[str] = set()
@@ -431,8 +431,8 @@ def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
     assert stage.scheduler.num_waiting == 0
 
 
-def test_a_prompt_is_met_before_its_answer_ends() -> None:
-    """Others find its whole pages while the first still decodes."""
+def test_a_prompt_is_cached_before_its_answer_ends() -> None:
+    """A request finds the pages of an equal prompt while that one still decodes."""
     stage = Stage()
     stage.submit("first", 13, max_tokens=20)
     stage.step()
@@ -444,8 +444,8 @@ def test_a_prompt_is_met_before_its_answer_ends() -> None:
     assert events[0].cache.cached_tokens == 12
 
 
-def test_two_that_computed_one_prefix_at_once_go_on_with_one_copy_of_it() -> None:
-    """Of two equal prefixes of two pages one is given back as soon as both are computed, and all can be dropped."""
+def test_two_requests_that_computed_one_prefix_share_one_copy_of_it() -> None:
+    """When two requests have computed the same two pages, one copy is released at once, and all can be evicted later."""
     stage = Stage(budget=40)
     prefix = list(range(10, 18))
     stage.submit("short", [*prefix, 30, 31, 32, 33], max_tokens=2)
@@ -459,14 +459,14 @@ def test_two_that_computed_one_prefix_at_once_go_on_with_one_copy_of_it() -> Non
 
     assert held == 2 + 1 + 1
     assert "long" not in stage.finished()
-    page_store = stage.lab.memory.page_store
+    page_store = stage.lab.kv_cache.page_store
     assert page_store.make_room(Tier.DEVICE, stage.pool.free_pages + idle, b"tenant") == stage.pool.free_pages
     assert stage.pool.idle_pages == 0
     stage.scheduler.check_integrity()
 
 
 def test_penalised_rows_carry_their_history() -> None:
-    """A row that penalises knows the prompt if repetition counts, every token made so far, and nothing otherwise."""
+    """A row with penalties carries the generated tokens, and the prompt too with a repetition penalty; others carry none."""
     stage = Stage()
     stage.submit("all", [5, 6, 5], sampling={"repetition_penalty": 1.5})
     stage.submit("made", [5, 6, 5], sampling={"presence_penalty": 1.0})

@@ -1,4 +1,4 @@
-"""The scheduler over copies that land late, in any order, and fail: nobody computes on KV that is not there."""
+"""The scheduler with copies that end late, in any order, or fail: no request computes on missing KV."""
 
 from collections import Counter
 from random import Random
@@ -27,12 +27,12 @@ Tokens = tuple[int, ...]
 
 
 def next_token(known: Tokens) -> int:
-    """What the model says behind these tokens: each of two, and nothing but them decides which."""
+    """The model's next token: one of two, which depends on all these tokens."""
     return 10 + (sum(token * (place + 3) for place, token in enumerate(known)) // 7) % 2
 
 
 class World:
-    """Requests that come, go on and are cancelled, over a device whose every page tells what was computed in it."""
+    """Random requests over a device where each page records the tokens that were computed in it."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -44,24 +44,24 @@ class World:
             context=CONTEXT // PAGE,
             disk=FakeDisk(max_pages=disk_pages),
         )
-        self.tender = SessionCache(self.lab.memory, SCOPES, FixedLeases(), self.lab.clock)
+        self.tender = SessionCache(self.lab.kv_cache, SCOPES, FixedLeases(), self.lab.clock)
         limits = SchedulerLimits(PAGE, 7, 5, 100, CONTEXT, 100, frozenset({1}))
         self.scheduler = Scheduler(
-            limits, self.lab.memory, self.tender, Shelf(), SCOPES, clock=self.lab.clock, seeds=Random(0)
+            limits, self.lab.kv_cache, self.tender, Shelf(), SCOPES, clock=self.lab.clock, seeds=Random(0)
         )
         self.requests: dict[RequestId, EngineRequest] = {}
         self.known: dict[RequestId, Tokens] = {}
         self.begun: dict[PageId, Tokens] = {}
-        """Of pages that are not whole: all tokens up to the last one computed in them."""
+        """By partly filled page: all tokens up to the last one computed in it."""
         self.histories: dict[tuple[bytes, str], Tokens] = {}
         self.finished: set[RequestId] = set()
         self.cancelled: set[RequestId] = set()
         self.seen: Counter[str] = Counter()
 
-    # ---- what happens -----------------------------------------------------------------------------------------
+    # ---- actions ----------------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """A session goes on, or somebody without one asks what others may have asked."""
+        """Submit the next turn of a session, or a request without a session."""
         owner, number = self.random.choice(OWNERS), len(self.requests)
         session = f"s{self.random.randrange(4)}" if self.random.random() < 0.7 else None
         history = self.histories.get((owner, session or ""), ())
@@ -95,7 +95,7 @@ class World:
             self.hear(self.scheduler.absorb(plan, StepResult(chosen)))
 
     def land(self) -> None:
-        """Some copy ends; one in four is cut short."""
+        """End a random copy; one in four fails halfway."""
         if self.lab.copies.under_way:
             index = self.random.randrange(len(self.lab.copies.under_way))
             done = self.lab.copies.fire(index, self.random.randrange(2) if self.random.random() < 0.25 else None)
@@ -118,12 +118,12 @@ class World:
     def wait(self) -> None:
         self.lab.clock.advance(self.random.random() * 8)
 
-    # ---- what must hold ---------------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------
 
     def compute(self, piece: RequestSlice) -> int:
-        """The forward pass: all KV before the slice is there, and what it writes is nobody else's."""
+        """The forward pass. Asserts that the KV before the slice is there, and that no other request holds the written pages."""
         request, known = self.requests[piece.request_id], self.known[piece.request_id]
-        pool, on_device = self.lab.memory.page_store.device, self.lab.copies.tags[Tier.DEVICE]
+        pool, on_device = self.lab.kv_cache.page_store.device, self.lab.copies.tags[Tier.DEVICE]
         end = piece.start + len(piece.token_ids)
         assert piece.token_ids == known[piece.start : end]
         tags = self.tags(request, known[:end])
@@ -175,7 +175,7 @@ class World:
             self.histories[request.domain, request.session.session] = known
 
     def drain(self) -> None:
-        """Everybody ends, and closed sessions leave nothing that no stranger has used."""
+        """End all requests and close all sessions. Asserts that only pages used outside sessions are left."""
         for _ in range(3000):
             if self.finished | self.cancelled == self.requests.keys():
                 break
@@ -184,13 +184,13 @@ class World:
         assert self.finished | self.cancelled == self.requests.keys(), "nobody gets anywhere"
         while self.lab.copies.under_way:
             self.land()
-        pool = self.lab.memory.page_store.device
+        pool = self.lab.kv_cache.page_store.device
         assert pool.free_pages + pool.idle_pages == pool.num_pages
         self.scheduler.check_integrity()
 
 
 def lived(seed: int) -> World:
-    """A world after 1,500 acts, in which everybody has ended."""
+    """A world after 1,500 random actions, in which all requests have ended."""
     world = World(seed)
     acts = [world.step] * 8 + [world.land] * 5 + [world.submit] * 2 + [world.command] * 2 + [world.cancel, world.wait]
     for _ in range(1500):
@@ -199,9 +199,9 @@ def lived(seed: int) -> World:
     return world
 
 
-def test_whatever_lands_or_fails_nobody_computes_on_anothers_kv() -> None:
-    """Eight worlds of small devices, with and without a host and a disk: every request that is not cancelled says what
-    the model says, whatever it waited for; and every kind of copy, loss and offloading has happened in some of them."""
+def test_no_request_computes_on_kv_that_is_missing_or_of_another() -> None:
+    """On small devices, with or without a host and a disk, every request that is not cancelled gives the model's tokens.
+    Each kind of copy, failure and preemption happens in at least one of the eight worlds."""
     worlds = [lived(seed) for seed in range(8)]
 
     seen = sum((world.seen for world in worlds), Counter[str]())

@@ -1,4 +1,4 @@
-"""Earlier answers: found within their scope, dropped with their adapter, bounded, and nowhere else."""
+"""The answer cache: answers are found in their own scope only, dropped with their adapter, and bounded."""
 
 from random import Random
 
@@ -26,7 +26,7 @@ def proposed(cache: AnswerCache, of: CacheScope, tail: list[int]) -> tuple[int, 
 
 
 def test_an_answer_is_found_by_its_own_tenant_and_adapter_alone() -> None:
-    """Another tenant with the same adapter, and the same tenant with another, find nothing."""
+    """Another domain with the same adapter finds nothing, and neither does the same domain with another adapter."""
     cache = AnswerCache(1 << 20)
 
     cache.remember(scope("a", "x"), ["x"], ANSWER)
@@ -37,8 +37,8 @@ def test_an_answer_is_found_by_its_own_tenant_and_adapter_alone() -> None:
     assert proposed(cache, scope("a"), [99, 10, 11, 12]) == ()
 
 
-def test_what_was_said_under_an_adapter_goes_with_it() -> None:
-    """Mixtures that it was part of go too; other adapters' answers stay."""
+def test_the_answers_of_an_adapter_are_dropped_with_it() -> None:
+    """Dropping an adapter drops the answers of its mixtures too; those of other adapters stay."""
     cache = AnswerCache(1 << 20)
     for digests in (("x",), ("x", "y"), ("y",)):
         cache.remember(scope("a", *digests), digests, ANSWER)
@@ -50,7 +50,7 @@ def test_what_was_said_under_an_adapter_goes_with_it() -> None:
 
 
 def test_two_answers_are_not_read_as_one() -> None:
-    """The end of one and the beginning of the next were never said together."""
+    """A match never spans the end of one answer and the beginning of the next."""
     cache = AnswerCache(1 << 20)
     for answer in ([1, 2, 3, 4], [5, 6, 7, 8]):
         cache.remember(scope("a"), (), answer)
@@ -60,7 +60,7 @@ def test_two_answers_are_not_read_as_one() -> None:
 
 
 def test_the_latest_answer_is_followed() -> None:
-    """What the tenant was told last is the better guess."""
+    """If two answers match, the draft follows the later one."""
     cache = AnswerCache(1 << 20)
     for last in (70, 80):
         cache.remember(scope("a"), (), [1, 2, 3, last])
@@ -69,7 +69,7 @@ def test_the_latest_answer_is_followed() -> None:
 
 
 def test_a_full_scope_forgets_its_oldest_answers() -> None:
-    """With room for 40 tokens, the last answers of eight are found and the first is not."""
+    """Of eight answers in a scope with room for 40 tokens, the last ones are found and the first is not."""
     cache = AnswerCache(8 * 40 * BYTES_PER_TOKEN)
     for number in range(20):
         cache.remember(scope("a"), (), [100 * number + place for place in range(8)])
@@ -81,7 +81,7 @@ def test_a_full_scope_forgets_its_oldest_answers() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), max_size=60), st.integers(0, 400))
 def test_the_bound_holds_whatever_comes(answers: list[tuple[int, int]], room: int) -> None:
-    """Over any scopes and lengths the bytes stay within their bound, and the latest answer that fits is kept."""
+    """For any scopes and lengths the cache stays within its bytes and keeps the latest answer that fits."""
     cache = AnswerCache(room * BYTES_PER_TOKEN)
     random = Random(room)
 

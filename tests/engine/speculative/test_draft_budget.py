@@ -1,4 +1,4 @@
-"""Verify rows over a batch against every way of giving them out."""
+"""The division of draft rows over a batch, against all possible divisions."""
 
 from collections.abc import Callable
 from itertools import product
@@ -15,7 +15,7 @@ drafts = st.lists(
     min_size=1,
     max_size=4,
 )
-"""Chances to survive: products of rates."""
+"""By request, the probability of each draft token to be accepted: products of rates."""
 
 
 def linear(shared: float, own: float) -> Callable[[int], float]:
@@ -26,7 +26,7 @@ def linear(shared: float, own: float) -> Callable[[int], float]:
 def test_no_other_lengths_give_more_tokens_a_second(
     survivals: list[list[float]], shared: float, own: float, spare: int
 ) -> None:
-    """Of all ways to cut the drafts within the spare rows, none beats the one chosen by more than what counts as gain."""
+    """No way to cut the drafts to the spare rows gives more tokens per second than the chosen one."""
     seconds = linear(shared, own)
 
     def pace(lengths: tuple[int, ...]) -> float:
@@ -47,19 +47,19 @@ def test_no_other_lengths_give_more_tokens_a_second(
 
 
 def test_nothing_is_verified_where_a_row_costs_what_a_token_does() -> None:
-    """On a machine whose steps are all rows, even sure guesses gain nothing."""
+    """If a step costs nothing but its rows, even certain drafts are not verified."""
     assert budget_drafts([[0.99, 0.98]] * 4, linear(0.0, 1.0), 99).lengths == (0, 0, 0, 0)
 
 
-def test_the_likeliest_guesses_of_the_batch_come_first() -> None:
-    """With room for three rows, two go to the surest draft and one to the next."""
+def test_the_likeliest_drafts_of_the_batch_come_first() -> None:
+    """Of three spare rows, two go to the likeliest draft and one to the next."""
     chosen = budget_drafts([[0.3, 0.2], [0.9, 0.8, 0.1], [0.6]], linear(1.0, 0.01), 3)
 
     assert chosen.lengths == (0, 2, 1)
 
 
 def test_the_cost_of_rows_is_learned_and_learned_anew() -> None:
-    """Steps of a shared part and a part per row are told apart; when rows grow dearer, that is seen, too."""
+    """The fixed cost and the cost per row are told apart, and a later rise of the cost per row is followed."""
     cost = StepCost()
     for step in range(300):
         cost.record(8 + step % 9, 0.010 + 0.0005 * (8 + step % 9))
@@ -73,7 +73,7 @@ def test_the_cost_of_rows_is_learned_and_learned_anew() -> None:
 
 
 def test_a_step_that_was_held_up_moves_little() -> None:
-    """One stall of a hundred times a step's length leaves the estimate within a tenth."""
+    """A step that takes a hundred times as long changes the estimate by less than a tenth."""
     cost = StepCost()
     for step in range(100):
         cost.record(4 + step % 5, 0.010)
@@ -86,7 +86,7 @@ def test_a_step_that_was_held_up_moves_little() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(1e-5, 10)), max_size=50), st.integers(1, 500))
 def test_more_rows_never_cost_less(steps: list[tuple[int, float]], rows: int) -> None:
-    """Whatever was measured, the estimate is positive and rises with the rows, at most in proportion."""
+    """For any measurements the estimate is positive and rises with the rows, at most in proportion."""
     cost = StepCost()
     for num_rows, seconds in steps:
         cost.record(num_rows, seconds)

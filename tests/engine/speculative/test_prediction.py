@@ -1,4 +1,4 @@
-"""Following a client's prediction through the ways in which answers depart from it."""
+"""Following a client's prediction when the answer differs from it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ PROMPT = [900, 901]
 
 
 def follow(prediction: list[int], answer: list[int]) -> tuple[PredictionFollower, int]:
-    """Feed an answer token by token; also how many of its tokens were guessed right as the next one."""
+    """Feed an answer token by token. Also returns how many tokens were drafted right as the next one."""
     tokens = list(PROMPT)
     follower = PredictionFollower(tokens, tuple(prediction))
     right = 0
@@ -23,7 +23,7 @@ def follow(prediction: list[int], answer: list[int]) -> tuple[PredictionFollower
 
 
 def test_an_answer_as_predicted_is_guessed_from_its_first_token() -> None:
-    """Every token is right, all are counted, and behind the end nothing is guessed."""
+    """Every token is drafted right and counted, and nothing is drafted behind the end."""
     follower, right = follow([5, 6, 7, 8], [5, 6, 7, 8])
 
     assert (right, follower.num_matched, follower.num_unmatched) == (4, 4, 0)
@@ -31,7 +31,7 @@ def test_an_answer_as_predicted_is_guessed_from_its_first_token() -> None:
 
 
 def test_one_changed_token_costs_one_guess() -> None:
-    """The token behind a changed one is guessed at once, as in a rename."""
+    """The token after a changed one is drafted right at once, as after a rename."""
     prediction = list(range(20, 40))
 
     follower, right = follow(prediction, [*range(20, 29), 777, *range(30, 40)])
@@ -41,7 +41,7 @@ def test_one_changed_token_costs_one_guess() -> None:
 
 
 def test_a_passage_left_out_or_put_in_costs_a_few_guesses() -> None:
-    """Two tokens after the gap, or after what was put in, the prediction is followed again."""
+    """Two tokens after an omission or an insertion, the prediction is followed again."""
     prediction = list(range(100, 160))
 
     _, after_gap = follow(prediction, [*range(100, 120), *range(140, 160)])
@@ -52,7 +52,7 @@ def test_a_passage_left_out_or_put_in_costs_a_few_guesses() -> None:
 
 
 def test_a_passage_that_stands_elsewhere_is_found_there() -> None:
-    """Of two places that read alike the nearest ahead is taken; behind the last, an earlier one."""
+    """Of two equal passages the nearest one ahead is followed; without one ahead, an earlier one."""
     prediction = [1, 2, 50, 51, 1, 2, 60, 61, 9, 9]
 
     follower, _ = follow(prediction, [1, 2, 50, 51, 7, 8, 1, 2])
@@ -68,7 +68,7 @@ def test_a_passage_that_stands_elsewhere_is_found_there() -> None:
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=40))
 def test_no_more_is_counted_than_a_prediction_and_its_answer_share(prediction: list[int], answer: list[int]) -> None:
-    """Matched and unmatched make the whole prediction, and matched are at most the answer's length."""
+    """Matched and unmatched tokens add up to the prediction, and no more are matched than the answer has."""
     follower, _ = follow(prediction, answer)
 
     assert follower.num_matched + follower.num_unmatched == len(prediction)

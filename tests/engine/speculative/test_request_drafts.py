@@ -1,4 +1,4 @@
-"""One sequence's guesses: in what order, how far, and what is learned from them."""
+"""The draft of one request: its order, its length, and what is learned from it."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ TEXT = [7, 8, 9, 1, 2, 3, 4, 5, END, 6]
 
 @dataclass
 class Spelling:
-    """A constraint that spells out some tokens and allows those below a bound."""
+    """A constraint that forces some tokens and allows those below a bound."""
 
     forced: tuple[int, ...]
     below: int = 1000
@@ -31,8 +31,8 @@ def drafts_of(tokens: list[int], constraint: Spelling | None = None) -> RequestD
     return RequestDrafts(tokens, frozenset({END}), AcceptanceRates(), lookups, constraint=constraint)
 
 
-def test_a_guess_ends_with_the_answer() -> None:
-    """Behind a stop token there is nothing to verify, though the text that was found goes on."""
+def test_a_draft_ends_with_the_answer() -> None:
+    """A draft is cut behind a stop token, even if the text that was found continues."""
     drafts = drafts_of([*TEXT, 7, 8, 9])
 
     drafts.propose(10)
@@ -40,8 +40,8 @@ def test_a_guess_ends_with_the_answer() -> None:
     assert drafts.draft.token_ids == (1, 2, 3, 4, 5, END)
 
 
-def test_lookup_goes_on_where_forced_text_ends() -> None:
-    """The constraint spells three tokens, and the session knows what stood behind them."""
+def test_lookup_continues_behind_forced_tokens() -> None:
+    """The constraint forces three tokens, and the lookup continues with what followed them before."""
     drafts = drafts_of([*TEXT, 50], Spelling((7, 8, 9)))
 
     drafts.propose(6)
@@ -50,8 +50,8 @@ def test_lookup_goes_on_where_forced_text_ends() -> None:
     assert [span.source for span in drafts.draft.spans] == [DraftSource.GRAMMAR, DraftSource.SESSION]
 
 
-def test_what_a_constraint_forbids_is_not_guessed() -> None:
-    """A guess is cut before the first token that may not stand there."""
+def test_forbidden_tokens_are_not_drafted() -> None:
+    """A draft is cut before the first token that the constraint forbids."""
     drafts = drafts_of([*TEXT, 7, 8, 9], Spelling((), below=4))
 
     drafts.propose(6)
@@ -59,8 +59,8 @@ def test_what_a_constraint_forbids_is_not_guessed() -> None:
     assert drafts.draft.token_ids == (1, 2, 3)
 
 
-def test_verified_guesses_are_counted_by_what_came() -> None:
-    """Of five verified, three came; two of those were spelled out."""
+def test_verified_drafts_are_counted_by_result() -> None:
+    """Of five verified tokens three are accepted, two of them forced."""
     tokens = [0]
     drafts = drafts_of(tokens)
     drafts.draft = Draft((DraftSpan(DraftSource.GRAMMAR, 0, (1, 2)), DraftSpan(DraftSource.SESSION, 8, (3, 4, 5))))
@@ -72,8 +72,8 @@ def test_verified_guesses_are_counted_by_what_came() -> None:
     assert len(drafts.draft) == 0
 
 
-def test_a_guess_that_was_not_verified_is_scored_all_the_same() -> None:
-    """The step's own choice tells whether the first token was right, so that rates are learned before rows are spent."""
+def test_a_draft_that_was_not_verified_is_learned_from() -> None:
+    """The sampled token shows whether the first draft token was right, so rates are learned before rows are spent."""
     tokens = [0]
     drafts = drafts_of(tokens)
     before = drafts.rates.rate(DraftSource.SESSION, 8)
@@ -86,8 +86,8 @@ def test_a_guess_that_was_not_verified_is_scored_all_the_same() -> None:
     assert drafts.rates.rate(DraftSource.SESSION, 8) > 0.9
 
 
-def test_a_sequence_trusts_its_own_record_and_lends_it_to_the_next() -> None:
-    """Where one sequence's guesses fail it stops believing them at once; a new one begins with what all have seen."""
+def test_a_request_has_rates_of_its_own_and_passes_them_on() -> None:
+    """A request whose drafts fail lowers its rates at once; a new request starts from the rates of all requests."""
     engine = AcceptanceRates()
     good, bad = AcceptanceRates(engine), AcceptanceRates(engine)
     for _ in range(200):
@@ -100,8 +100,8 @@ def test_a_sequence_trusts_its_own_record_and_lends_it_to_the_next() -> None:
     assert 0.8 < AcceptanceRates(engine).rate(DraftSource.SESSION, 8) < 0.97
 
 
-def test_guessing_rests_where_it_costs_more_than_it_gains() -> None:
-    """Without any gain it is tried once in 64 steps; with a gain, or in half the batch, in every step again."""
+def test_drafting_pauses_where_it_costs_more_than_it_gains() -> None:
+    """Without gain, drafting is tried once in 64 steps; with gain, or in a batch of half the size, in every step."""
     backoff = DraftBackoff()
 
     def tries(num_requests: int, gain: float, steps: int) -> int:

@@ -1,4 +1,4 @@
-"""The scheduler with drafts and a model that is a function of the text before: what is told is what that function says."""
+"""The scheduler with drafts, over a model that is a function of the text: every answer is what the function gives."""
 
 from random import Random
 
@@ -21,14 +21,14 @@ from tests.hypothesis_profiles import examples
 
 
 def model_says(text: list[int]) -> int:
-    """Goes round in six letters, leaves the round now and then, and ends a few times."""
+    """The next token: cycles through six tokens, sometimes leaves the cycle, and sometimes ends."""
     if sum(text[-3:]) % 11 == 0:
         return EOS if len(text) % 7 == 0 else 20 + text[-1] % 3
     return 10 + (text[-1] + 1) % 6
 
 
 def answer_of(prompt: list[int], max_tokens: int) -> list[int]:
-    """One token at a time."""
+    """The answer, token by token."""
     text = list(prompt)
     while len(text) < min(len(prompt) + max_tokens, CONTEXT):
         text.append(model_says(text))
@@ -38,19 +38,19 @@ def answer_of(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 class Stage:
-    """A scheduler that drafts, in few pages, and everything that it has said."""
+    """A scheduler with drafts and few pages, and all its outputs."""
 
     def __init__(self, pages: int, budget: int) -> None:
         self.lab = KvLab(device=pages, host=pages, page_tokens=PAGE, context=CONTEXT // PAGE)
         clock = self.lab.clock
         limits = SchedulerLimits(PAGE, budget, 4, 100, CONTEXT, 100, frozenset({EOS}))
-        self.pool = self.lab.memory.page_store.device
+        self.pool = self.lab.kv_cache.page_store.device
         scopes = CacheScopes("sha256:model", "float32")
         self.speculator = Speculator(DraftLimits(7, 1 << 16), clock)
         self.scheduler = Scheduler(
             limits,
-            self.lab.memory,
-            SessionCache(self.lab.memory, scopes, FixedLeases(), clock),
+            self.lab.kv_cache,
+            SessionCache(self.lab.kv_cache, scopes, FixedLeases(), clock),
             Shelf(),
             scopes,
             clock=clock,
@@ -84,7 +84,7 @@ class Stage:
         return plan
 
     def _run(self, plan: StepPlan) -> StepResult:
-        """Every sampled row's choice follows the drafts before it; each known row is a known token."""
+        """Answers each sampled row by the text and the drafts before it. Asserts that known rows hold known tokens."""
         choices: dict[RequestId, tuple[int, ...]] = {}
         for piece in plan.slices:
             text, drafts = self.texts[piece.request_id], piece.draft_token_ids
@@ -117,10 +117,10 @@ requests = st.tuples(
 
 @settings(max_examples=examples(80))
 @given(st.lists(requests, max_size=12), st.integers(4, 24), st.integers(CONTEXT // PAGE, 30), st.data())
-def test_every_request_is_told_what_the_model_says(
+def test_every_answer_is_what_the_model_gives(
     arrivals: list[tuple[list[int], int, list[int]]], budget: int, pages: int, data: st.DataObject
 ) -> None:
-    """In few pages and small budgets, with others cancelled at any time: the same tokens, ends and pages."""
+    """With few pages, small budgets and cancellations at any time, tokens and ends are the model's and no page is lost."""
     stage = Stage(pages, budget)
     cancelled: set[str] = set()
     for number, (prompt, max_tokens, prediction) in enumerate(arrivals):
@@ -150,7 +150,7 @@ def test_every_request_is_told_what_the_model_says(
 
 
 def test_a_repetitive_answer_takes_fewer_steps_than_tokens() -> None:
-    """A model that goes round in circles is guessed right after the first round."""
+    """The answer of a model that cycles is drafted right after the first cycle."""
     stage = Stage(pages=30, budget=24)
     stage.submit("round", [10, 11], 30, [])
 
@@ -164,8 +164,8 @@ def test_a_repetitive_answer_takes_fewer_steps_than_tokens() -> None:
     assert report.accepted_tokens >= made // 3
 
 
-def test_only_a_draft_that_came_true_is_followed() -> None:
-    """Choices stand up to the first that differs from the draft, and that one stands, too."""
+def test_only_an_accepted_draft_is_followed() -> None:
+    """Sampled tokens are valid up to and with the first that differs from the draft."""
     assert accepted_prefix((4, 5, 6), (4, 5, 9, 7)) == (4, 5, 9)
     assert accepted_prefix((4, 5), (4, 5, 6)) == (4, 5, 6)
     assert accepted_prefix((4,), (3, 9)) == (3,)

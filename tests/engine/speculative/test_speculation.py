@@ -1,4 +1,4 @@
-"""Drafts change when a token comes and never which: engines with and without them, over the same requests."""
+"""Drafts change when a token comes and never which: engines with and without drafts, over the same requests."""
 
 from collections import Counter
 from math import sqrt
@@ -31,7 +31,7 @@ def open_engine(lab: Lab, max_draft_tokens: int, seeds: Random | None = None, **
 
 
 def serve(harness: Harness, requests: Requests, at_once: int) -> list[Outcome]:
-    """Submit a few, step a few times, submit the next: batches of decodes, chunks and drafts in every mixture."""
+    """Submit requests a few at a time between steps, so that batches mix decoding, prompt chunks and drafts."""
     random = Random(at_once)
     outcomes = []
     for start in range(0, len(requests), at_once):
@@ -43,13 +43,13 @@ def serve(harness: Harness, requests: Requests, at_once: int) -> list[Outcome]:
 
 
 def repetitive_prompt(random: Random) -> list[int]:
-    """A few passages, each of them several times."""
+    """A few passages, each repeated several times."""
     passages = [[random.randrange(2, 97) for _ in range(random.randrange(2, 9))] for _ in range(3)]
     return [token for _ in range(random.randrange(1, 6)) for token in random.choice(passages)]
 
 
 def random_requests(count: int, seed: int, **sampling: Any) -> Requests:
-    """Of the base and three adapters; some are asked twice."""
+    """Requests of the base and three adapters; some are asked twice."""
     random = Random(seed)
     requests: Requests = []
     for number in range(count):
@@ -62,7 +62,7 @@ def random_requests(count: int, seed: int, **sampling: Any) -> Requests:
 
 
 def with_predictions(requests: Requests, answers: list[Outcome]) -> Requests:
-    """Two of three are given with what will be answered, here and there something else in it."""
+    """Gives two of three requests their answer as a prediction, with some tokens changed."""
     random = Random(len(requests))
     return [
         request | {"prediction": tuple(random.choice([token] * 6 + [50]) for token in answer.token_ids)}
@@ -82,7 +82,7 @@ def check_equal(plain: list[Outcome], drafted: list[Outcome]) -> None:
     "sampling", [{}, {"temperature": 0.3, "top_p": 0.9}, {"temperature": 1.0, "min_tokens": 6}], ids=str
 )
 def test_every_answer_is_that_of_an_engine_without_drafts(lab: Lab, sampling: dict[str, Any]) -> None:
-    """200 prompts over four adapters, in mixed batches with chunked prompts and a shared cache: token for token."""
+    """200 prompts over four adapters, in mixed batches with chunked prompts and a shared cache, have equal tokens."""
     requests = random_requests(200, seed=3, **sampling)
     plain, drafted = (open_engine(lab, drafts, max_batch_tokens=40, max_running=12) for drafts in (0, 6))
 
@@ -99,10 +99,12 @@ def test_every_answer_is_that_of_an_engine_without_drafts(lab: Lab, sampling: di
 
 
 def test_bfloat16_rows_have_the_same_bits_drafted_or_not(lab: Lab) -> None:
-    """Logits are rounded so coarsely that many are equal: 200 greedy answers alike leave no room for another bit."""
+    """In bf16 many logits are equal, so one different bit would change some of 200 greedy answers; none changes."""
     requests = random_requests(200, seed=4)
     for number, request in enumerate(requests):
-        request["domain"] = b"%d" % number  # whose prefix is cached depends on who has ended, and so on the pace
+        request["domain"] = (
+            b"%d" % number
+        )  # which prefixes are cached depends on which requests have ended, and so on the speed
     plain, drafted = (open_engine(lab, drafts, dtype="bfloat16", max_running=16) for drafts in (0, 8))
 
     expected = serve(plain, requests, 16)
@@ -113,7 +115,7 @@ def test_bfloat16_rows_have_the_same_bits_drafted_or_not(lab: Lab) -> None:
 
 
 def test_poisoned_pages_and_rejected_drafts_leave_no_trace(lab: Lab) -> None:
-    """With NaN in every page that was never written, and drafts that begin pages and are dropped: equal answers."""
+    """Answers are equal with NaN in all unused pages, although rejected drafts have written to some."""
     requests = random_requests(40, seed=5)
     plain, drafted = open_engine(lab, 0), open_engine(lab, 9)
     drafted.poison_unused_pages()
@@ -127,7 +129,7 @@ def test_poisoned_pages_and_rejected_drafts_leave_no_trace(lab: Lab) -> None:
 
 
 def test_without_a_seed_the_distribution_is_the_models(lab: Lab) -> None:
-    """3,000 unseeded answers of two tokens, their likeliest drafted every time, pass a chi-square test against the
+    """3,000 unseeded answers of two tokens, each with the likeliest token drafted, pass a chi-square test against the
     probabilities of transformers."""
     prompt, model, count = [5, 6, 7, 8], lab.references[None], 3000
     expected = {
@@ -159,15 +161,15 @@ def test_without_a_seed_the_distribution_is_the_models(lab: Lab) -> None:
 
 
 def likeliest(model: torch.nn.Module, tokens: list[int]) -> dict[int, float]:
-    """The three likeliest next tokens and their chances at temperature 2."""
+    """The three likeliest next tokens and their probabilities at temperature 2."""
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0, -1]
     best = logits.topk(3)
     return dict(zip(best.indices.tolist(), (best.values / 2).softmax(-1).tolist(), strict=True))
 
 
-def test_what_came_of_a_requests_guesses_is_told_at_its_end(lab: Lab) -> None:
-    """The figures of all requests add up to the engine's, and a prediction that comes true is told in whole."""
+def test_the_draft_figures_of_a_request_are_told_at_its_end(lab: Lab) -> None:
+    """The draft figures of all requests add up to the engine's, and a right prediction counts as accepted in whole."""
     answer = open_engine(lab, 0).run([5, 6, 7], max_tokens=12, ignore_eos=True).token_ids
     harness = open_engine(lab, 4)
 
@@ -183,8 +185,8 @@ def test_what_came_of_a_requests_guesses_is_told_at_its_end(lab: Lab) -> None:
     assert sum(outcome.drafts.accepted_tokens for outcome in harness.outcomes.values()) == stats.accepted_tokens
 
 
-def test_an_earlier_answer_is_guessed_from_until_its_adapter_goes(lab: Lab) -> None:
-    """The second time, the same question costs fewer steps; not for another tenant, nor once the adapter is forgotten."""
+def test_an_earlier_answer_is_drafted_from_until_its_adapter_goes(lab: Lab) -> None:
+    """The same question takes fewer steps the second time, but not for another domain or after its adapter is forgotten."""
     harness = open_engine(lab, 8)
     prompt = list(range(2, 60))
 

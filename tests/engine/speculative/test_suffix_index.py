@@ -1,4 +1,4 @@
-"""Lookup by suffix against a search that tries every place."""
+"""Lookup by suffix, against a search of all positions."""
 
 from random import Random
 
@@ -12,7 +12,7 @@ few_letters = st.lists(st.integers(0, 2), max_size=60)
 
 
 def searched(tokens: list[int], entered: int, tail: list[int]) -> SuffixMatch | None:
-    """The latest place behind the longest n-gram that ends `tail`, and the longest rung that agrees there."""
+    """The latest position behind the longest n-gram at the end of `tail`, and the match length there."""
     for length in NGRAM_LENGTHS:
         places = [
             position
@@ -35,7 +35,7 @@ def searched(tokens: list[int], entered: int, tail: list[int]) -> SuffixMatch | 
 def test_the_latest_place_behind_the_longest_suffix_is_found(
     tokens: list[int], portions: list[int], other: list[int]
 ) -> None:
-    """Whatever the portions in which a text is entered, its own end and any other tail are found where a search does."""
+    """However a text is split when it is entered, its own end and other tails are found where a search finds them."""
     index = SuffixIndex(tokens)
     entered = 0
     for portion in [*portions, len(tokens)]:
@@ -48,7 +48,7 @@ def test_the_latest_place_behind_the_longest_suffix_is_found(
 
 
 def test_a_long_agreement_is_told_from_a_short_one() -> None:
-    """Forty tokens that come again agree as far as is looked; the same eight behind others agree for eight."""
+    """Forty repeated tokens match up to the longest match; eight equal tokens behind different ones match for eight."""
     random = Random(1)
     passage = [random.randrange(1000) for _ in range(40)]
     index = SuffixIndex([*passage, 5, 6])
@@ -58,8 +58,8 @@ def test_a_long_agreement_is_told_from_a_short_one() -> None:
     assert index.find([*range(2000, 2024), *passage[-8:]]) == SuffixMatch(40, 8)
 
 
-def test_a_session_goes_on_as_it_went_on_last() -> None:
-    """Of two places that agree the later one is followed, and forced tokens behind the text count as its end."""
+def test_a_repeated_text_continues_as_it_did_last() -> None:
+    """Of two matches the later one is followed, and forced tokens behind the text count as its end."""
     tokens = [1, 2, 3, 70, 71, 1, 2, 3, 80, 81, 82, 1, 2]
     lookup = PromptLookup(tokens)
     lookup.observe()

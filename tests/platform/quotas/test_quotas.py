@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from graftwork.platform.clock import ManualClock
-from graftwork.platform.errors import BudgetSpent, CapacityAbsent, LimitExceeded
+from graftwork.platform.errors import BudgetSpent, LimitExceeded, Unavailable
 from graftwork.platform.ids import TenantId
 from graftwork.platform.quotas.budgets import month_start
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, Quota, QuotaKeeper, RedisQuotaKeeper, Reservation
@@ -307,8 +307,8 @@ async def test_concurrent_spending_never_passes_the_budget(
 async def test_a_ledger_that_fails_leaves_no_reservation(keeper: QuotaKeeper, ledger: ListedLedger) -> None:
     """When the budget cannot be checked the request fails, and holds nothing afterwards."""
     quota = Quota(max_concurrent_requests=1, monthly_tokens=1000)
-    ledger.failure = CapacityAbsent("the ledger is away")
-    with pytest.raises(CapacityAbsent):
+    ledger.failure = Unavailable("the ledger is away")
+    with pytest.raises(Unavailable):
         await keeper.reserve(ACME, quota, 10)
     ledger.failure = None
 
@@ -382,7 +382,7 @@ async def test_every_key_in_redis_expires(redis_url: str, redis_prefix: str, man
 async def test_without_redis_requests_are_told_to_come_back(manual_clock: ManualClock) -> None:
     """When Redis does not answer, reserving is a 503 that says when to retry."""
     async with redis_keeper("redis://127.0.0.1:1/0", "x:", manual_clock) as keeper:
-        with pytest.raises(CapacityAbsent) as caught:
+        with pytest.raises(Unavailable) as caught:
             await keeper.reserve(ACME, Quota(), 1)
 
     assert caught.value.should_retry

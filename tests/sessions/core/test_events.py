@@ -49,13 +49,13 @@ def test_payload_begins_with_the_four_that_all_events_have() -> None:
 
 
 def test_numbers_end_with_the_last() -> None:
-    """Drafts that are numbered together have numbers that follow one another."""
+    """Drafts that are numbered together get consecutive numbers."""
     assert [event.seq for event in events(3, 5)] == [3, 4, 5]
 
 
 @given(drafts)
 def test_joining_deltas_keeps_every_character_in_its_place(some: list[EventDraft]) -> None:
-    """Joined events spell what the single ones spelled, and no two neighbours could be joined further."""
+    """Joined drafts have the same text as single ones, and no two neighbours could be joined further."""
 
     def spelled(parts: list[EventDraft]) -> list[tuple[object, object, str]]:
         return [
@@ -75,7 +75,7 @@ def test_joining_deltas_keeps_every_character_in_its_place(some: list[EventDraft
 
 
 def test_feed_answers_from_where_it_began() -> None:
-    """A feed has what was published since it began; before that there is only the store."""
+    """A feed has the events since its start, and answers None for earlier ones."""
     feed = EventFeed(last_seq=4)
     feed.publish(events(5, 6))
 
@@ -86,7 +86,7 @@ def test_feed_answers_from_where_it_began() -> None:
 
 
 def test_feed_forgets_the_oldest() -> None:
-    """A reader who is too far behind is sent to the store, however fast the turn is."""
+    """A feed answers None to a reader that is too far behind."""
     feed = EventFeed(last_seq=0, max_events=3)
     feed.publish(events(1, 5))
 
@@ -95,13 +95,13 @@ def test_feed_forgets_the_oldest() -> None:
 
 
 def test_feed_takes_no_gap() -> None:
-    """Publishing anything but the next number is a bug."""
+    """A feed asserts that each event has the next number."""
     with pytest.raises(AssertionError):
         EventFeed(last_seq=0).publish(events(2, 2))
 
 
 async def test_change_that_comes_between_looking_and_waiting_is_seen() -> None:
-    """Whoever takes the signal before looking is woken by what came in between."""
+    """A reader that takes the change before it reads the feed is woken by an event in between."""
     feed = EventFeed(last_seq=0)
     changed = feed.next_change()
     assert feed.after(0) == ()
@@ -113,7 +113,7 @@ async def test_change_that_comes_between_looking_and_waiting_is_seen() -> None:
 
 
 def test_drafts_that_are_fixed_are_not_joined_to() -> None:
-    """A delta behind drafts that must not change becomes a draft of its own."""
+    """A delta after fixed drafts becomes a draft of its own."""
     drafts = [output_text_delta("a")]
 
     add_draft(drafts, output_text_delta("b"), num_fixed=1)

@@ -1,4 +1,4 @@
-"""The shapes of items, and how they read as messages."""
+"""The shapes of items, and their form as messages."""
 
 import pytest
 
@@ -20,7 +20,7 @@ CALL = CallId("call_1")
 
 
 def test_text_is_one_user_message() -> None:
-    """A turn's input may be just a text."""
+    """A turn's input may be a text."""
     (item,) = parse_input("Hi")
 
     assert item.body == {
@@ -33,7 +33,7 @@ def test_text_is_one_user_message() -> None:
 
 
 def test_parts_are_lines() -> None:
-    """A message's parts read as lines, as in chat.completions, and stay apart in the item."""
+    """A message's parts become lines of the prompt, and stay separate in the item."""
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
 
     (item,) = parse_input([{"role": "user", "content": parts}])
@@ -58,7 +58,7 @@ def test_parts_are_lines() -> None:
     ],
 )
 def test_bad_input_is_refused_by_name(raw: object, param: str) -> None:
-    """Whatever is wrong with an input, the refusal names the field."""
+    """A refused input names the faulty field."""
     with pytest.raises(ValidationFailed) as caught:
         parse_input(raw)
 
@@ -66,7 +66,7 @@ def test_bad_input_is_refused_by_name(raw: object, param: str) -> None:
 
 
 def test_outputs_are_text_or_json() -> None:
-    """A tool's output is kept as text; what is not a text is written as JSON."""
+    """A tool's output stays text; another value becomes JSON text."""
     assert parse_output("plain", "output") == "plain"
     assert parse_output({"temperature": 20, "unit": "°C"}, "output") == '{"temperature": 20, "unit": "°C"}'
     with pytest.raises(ValidationFailed):
@@ -74,7 +74,7 @@ def test_outputs_are_text_or_json() -> None:
 
 
 def test_answer_is_one_message() -> None:
-    """A text and the calls behind it are one message of the assistant; outputs know the tool's name."""
+    """A text and the calls after it become one assistant message; outputs carry the tool's name."""
     items = [
         message("developer", "Be brief."),
         message("user", "Weather?"),
@@ -92,7 +92,7 @@ def test_answer_is_one_message() -> None:
 
 
 def test_stored_body_is_the_item() -> None:
-    """An item is its body."""
+    """An item is rebuilt from its body without a loss."""
     items: list[Item] = [message("assistant", "x", incomplete=True), function_call(CALL, "f", "{}")]
 
     assert [item_from_body(item.body) for item in items] == items

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import SessionId, TenantId, TurnId
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.lease import LeaseLost, SessionLease, keep_alive
@@ -21,14 +21,14 @@ class ScriptedKeeper:
     async def renew(self, lease: SessionLease) -> bool:
         self.renewals += 1
         if self.renewals == self._is_away_at:
-            raise CapacityAbsent("gone")
+            raise Unavailable("gone")
         if self.renewals == 3 and self._loses:
             raise LeaseLost(lease.session_id)
         return self.renewals == 3
 
 
 async def test_heartbeat_ends_when_a_cancel_is_asked_for() -> None:
-    """The lease is renewed once an interval until somebody asks for the turn to be cancelled."""
+    """The lease is renewed once in each interval until a cancel is requested."""
     keeper = ScriptedKeeper(loses=False)
     pauses: list[float] = []
 
@@ -42,7 +42,7 @@ async def test_heartbeat_ends_when_a_cancel_is_asked_for() -> None:
 
 
 async def test_heartbeat_outlives_a_store_that_is_away() -> None:
-    """A beat that does not get through is followed by the next: only the store can say that the lease is lost."""
+    """A renewal that does not reach the store is followed by the next one."""
     keeper = ScriptedKeeper(loses=False, is_away_at=2)
     pauses: list[float] = []
 
@@ -55,7 +55,7 @@ async def test_heartbeat_outlives_a_store_that_is_away() -> None:
 
 
 async def test_heartbeat_fails_when_the_lease_is_lost() -> None:
-    """Whoever has lost the lease finds out at the next beat."""
+    """A lost lease is noticed at the next renewal."""
 
     async def pause(seconds: float) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What may happen to a session, and when."""
+"""The rules for actions on a session."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def ledger_call(call_id: CallId, position: int, output: str | None = None) -> Le
     ],
 )
 def test_who_takes_a_turn(status: SessionStatus, code: str | None) -> None:
-    """A session at rest takes a turn; one that runs or is closed says so."""
+    """A session takes a turn unless it runs or is closed."""
     if code is None:
         session(status).check_takes_turn("ckp_1")
         return
@@ -60,7 +60,7 @@ def test_who_takes_a_turn(status: SessionStatus, code: str | None) -> None:
 
 @pytest.mark.parametrize("status", [SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED])
 def test_awaited_calls_keep_users_out(status: SessionStatus) -> None:
-    """Awake or asleep, a session whose calls are unanswered takes no user's turn and names the calls."""
+    """A session with unanswered calls, suspended or not, refuses a user's turn and names the calls."""
     waiting = session(status, ledger_call(ONE, 0, "done"), ledger_call(TWO, 1))
 
     with pytest.raises(Conflict) as caught:
@@ -72,13 +72,13 @@ def test_awaited_calls_keep_users_out(status: SessionStatus) -> None:
 
 
 def test_status_at_rest_is_what_the_head_says() -> None:
-    """Calls at the head are awaited even when all are answered: their turn has not been made."""
+    """A session refuses a user's turn while the head's calls are answered but not used by a turn."""
     assert session(SessionStatus.RUNNING).resting_status is SessionStatus.IDLE
     assert session(SessionStatus.RUNNING, ledger_call(ONE, 0, "done")).resting_status is SessionStatus.AWAITING_TOOL
 
 
 def test_outputs_are_new_once() -> None:
-    """Of equal outputs the first is new; what is stored already is not."""
+    """Only the first of several equal outputs is new, and none if it is stored already."""
     given = [ToolOutput(ONE, "a"), ToolOutput(ONE, "a"), ToolOutput(TWO, "b")]
 
     assert new_outputs({ONE: None, TWO: "b"}, given) == (ToolOutput(ONE, "a"),)
@@ -93,7 +93,7 @@ def test_outputs_are_new_once() -> None:
     ],
 )
 def test_outputs_that_differ(stored: dict[CallId, str | None], given: list[ToolOutput]) -> None:
-    """A call has one output, stored or not, empty or not."""
+    """A second, different output of a call is a conflict, even after an empty one."""
     with pytest.raises(Conflict):
         new_outputs(stored, given)
 
@@ -116,7 +116,7 @@ def test_outputs_that_differ(stored: dict[CallId, str | None], given: list[ToolO
 def test_when_a_session_is_over(
     status: SessionStatus, closed_at: float | None, retention_s: float | None, over_at: float | None
 ) -> None:
-    """A closed session counts from its close, an open one with a TTL from its last change (20), a running one never."""
+    """A time to live counts from the close, or from the last change (20) if open, and never while a turn runs."""
     found = replace(session(status), closed_at=closed_at, retention_s=retention_s, updated_at=20.0)
 
     if over_at is None:

@@ -40,23 +40,23 @@ def checkpoint(*added: int, num_answer_items: int = 1, closed: bool = True) -> C
 
 @given(token_ids)
 def test_packing_loses_nothing(ids: list[int]) -> None:
-    """Ids come back as they went in."""
+    """Packed ids are unpacked without a loss."""
     assert unpack_token_ids(pack_token_ids(ids)) == tuple(ids)
 
 
 def test_packed_form_is_fixed() -> None:
-    """Four bytes an id, the lowest first, on every machine."""
+    """Ids are packed as little-endian int32."""
     assert pack_token_ids([1, 258]) == b"\x01\x00\x00\x00\x02\x01\x00\x00"
 
 
 @given(st.lists(token_ids, max_size=5))
 def test_chain_is_joined_in_order(parts: list[list[int]]) -> None:
-    """A history's ids are its checkpoints' ids, one after the other."""
+    """A history's ids are the ids of its checkpoints in order."""
     assert list(join_chain(checkpoint(*part) for part in parts)) == [token for part in parts for token in part]
 
 
 def test_first_prompt_has_instructions_and_tools() -> None:
-    """The first turn renders what stands before the conversation."""
+    """The first turn encodes the instructions and tools."""
     opening = Opening("Be brief.", (TOOL,))
 
     ids = EMPTY_TRANSCRIPT.encode_next(prompt_encoder(), opening, [message("user", "Hi")])
@@ -65,7 +65,7 @@ def test_first_prompt_has_instructions_and_tools() -> None:
 
 
 def test_delta_is_told_the_models_own_message_alone() -> None:
-    """An assistant's message in a turn's input is not taken for the answer that follows it."""
+    """An assistant message in a turn's input is not taken for the turn's answer."""
     call_id = CallId("call_1")
     given_items = (message("user", "Hi"), message("assistant", "You said hello before."))
     answer = function_call(call_id, "f", "{}")

@@ -1,4 +1,4 @@
-"""From tools, choices and forms to one grammar: what it accepts, what it is read as, and what is refused."""
+"""Tests of the constraint planner: what its grammars accept, how calls are parsed, and what is refused."""
 
 import json
 import random
@@ -14,16 +14,16 @@ from graftwork.engine.core.requests import GrammarKind
 from graftwork.engine.grammar.matching.matcher import Compiled
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.generation.constraints import AnswerDemands, AnswerPlan, AnswerPlanner
-from graftwork.sessions.generation.response_format import FormFields
-from graftwork.sessions.tools.formats import HERMES, LLAMA3_JSON, MISTRAL, PYTHONIC, ToolCallForm
-from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.generation.constraints import ConstraintPlanner, OutputConstraints, OutputPlan
+from graftwork.sessions.generation.response_format import ResponseFormatFields
+from graftwork.sessions.tools.formats import HERMES, LLAMA3_JSON, MISTRAL, PYTHONIC, ToolCallFormat
+from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallFinished, PlainText
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
 DAYS = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"], "additionalProperties": False}  # fmt: skip
 LOOSE = {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}
-FORMS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL}
+TOOL_FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL}
 
 
 def tool(name: str, parameters: Any = None, **fields: Any) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def mistral(*calls: Call) -> str:
 WRITERS: dict[str, Writer] = {"hermes": hermes, "llama3_json": llama, "mistral": mistral}
 
 
-def plan(written: ToolCallForm = HERMES, /, **demands: Any) -> AnswerPlan:
-    return AnswerPlanner(written).plan(AnswerDemands(**demands))
+def plan(written: ToolCallFormat = HERMES, /, **wanted: Any) -> OutputPlan:
+    return ConstraintPlanner(written).plan(OutputConstraints(**wanted))
 
 
-def compiled(judge: Judge, found: AnswerPlan) -> Compiled:
+def compiled(judge: Judge, found: OutputPlan) -> Compiled:
     assert found.grammar is not None
     return judge.compiled(lint(found.grammar.source))
 
@@ -77,10 +77,10 @@ def judge() -> Judge:
     return Judge()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_each_choice_lets_an_answer_be(judge: Judge, form: str) -> None:
-    """By form: text, one call, two, a call that does not fit, and an answer of a schema, against each choice."""
-    write = WRITERS[form]
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_what_each_choice_lets_an_answer_be(judge: Judge, tool_format: str) -> None:
+    """For each format and tool choice, the grammar accepts exactly the texts, calls and answers that it should."""
+    write = WRITERS[tool_format]
     texts = ["Hi.", write(ROME), write(THREE), write(ROME, OSLO), write(NOWHERE), '{"days": 4}']
     tools = [WEATHER, PLAN]
     expected: list[tuple[dict[str, Any], list[bool]]] = [
@@ -89,38 +89,43 @@ def test_what_each_choice_lets_an_answer_be(judge: Judge, form: str) -> None:
         ({"tool_choice": "required"}, [False, True, True, True, False, False]),
         ({"tool_choice": "required", "parallel_tool_calls": False}, [False, True, True, False, False, False]),
         ({"tool_choice": NAMED}, [False, False, True, False, False, False]),
-        ({"form": FormFields(ANSWER)}, [False, True, True, True, False, True]),
-        ({"form": FormFields(ANSWER), "tool_choice": "none"}, [False, False, False, False, False, True]),
+        ({"response_format": ResponseFormatFields(ANSWER)}, [False, True, True, True, False, True]),
+        (
+            {"response_format": ResponseFormatFields(ANSWER), "tool_choice": "none"},
+            [False, False, False, False, False, True],
+        ),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
             [False, False, True, False, False, False],
         ),
     ]
 
-    for demands, verdicts in expected:
-        grammar = compiled(judge, plan(FORMS[form], tools=tools, **demands))
+    for wanted, verdicts in expected:
+        grammar = compiled(judge, plan(TOOL_FORMATS[tool_format], tools=tools, **wanted))
 
-        assert [accepted(grammar, text) for text in texts] == verdicts, demands
+        assert [accepted(grammar, text) for text in texts] == verdicts, wanted
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, form: str) -> None:
-    """`#` is the tool's schema, wherever that stands in the grammar."""
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, tool_format: str) -> None:
+    """In a tool's schema, `#` refers to that schema and not to the whole grammar."""
     schema = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"const": "Rome"}}}
-    write = WRITERS[form]
+    write = WRITERS[tool_format]
 
-    for fields in (FormFields(), FormFields(ANSWER)):
-        grammar = compiled(judge, plan(FORMS[form], tools=[tool("get_weather", schema)], form=fields))
+    for fields in (ResponseFormatFields(), ResponseFormatFields(ANSWER)):
+        grammar = compiled(
+            judge, plan(TOOL_FORMATS[tool_format], tools=[tool("get_weather", schema)], response_format=fields)
+        )
         assert (accepted(grammar, write(ROME)), accepted(grammar, write(OSLO))) == (True, False)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_calls_are_read_in_the_form_that_they_are_written_in(form: str) -> None:
-    """However the text is cut, the calls come out, and the text around them."""
-    text = ("Let me see. " if form != "llama3_json" else "") + WRITERS[form](ROME, THREE)
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_calls_are_read_in_the_form_that_they_are_written_in(tool_format: str) -> None:
+    """Calls and the text around them are found, however the text is cut."""
+    text = ("Let me see. " if tool_format != "llama3_json" else "") + WRITERS[tool_format](ROME, THREE)
 
     for size in (1, 3, 1000):
-        parser = ToolCallParser(FORMS[form])
+        parser = JsonCallParser(TOOL_FORMATS[tool_format])
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
         calls = [event for event in events if isinstance(event, CallFinished)]
@@ -130,7 +135,7 @@ def test_calls_are_read_in_the_form_that_they_are_written_in(form: str) -> None:
 
 
 def walk(grammar: Compiled, noise: random.Random, most: int = 600) -> str | None:
-    """What a model that draws any allowed byte says; None where it has not come to an end."""
+    """The output of a model that draws random allowed bytes; None if it did not end."""
     matcher, said = grammar.matcher(), bytearray()
     words = np.zeros(-(-BYTES.size // 32), dtype=np.int32)
     for _ in range(most):
@@ -148,7 +153,7 @@ def walk(grammar: Compiled, noise: random.Random, most: int = 600) -> str | None
 
 
 def any_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema of what tools are described with."""
+    """A random schema with the usual keywords of tools."""
     kinds = ["string", "integer", "number", "boolean", "enum", *(["array", "object"] if depth < 2 else [])]
     match noise.choice(kinds) if depth else "object":
         case "string":
@@ -169,18 +174,18 @@ def any_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
             return {"type": "object", "properties": properties, "required": required, **closed}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_finished_call_of_a_random_model_validates(judge: Judge, form: str) -> None:
-    """Random schemas, random bytes: each call that comes out is of a tool that was given, and fits its schema."""
-    noise = random.Random(form)
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_every_finished_call_of_a_random_model_validates(judge: Judge, tool_format: str) -> None:
+    """For random schemas and random bytes, each call names a given tool and matches its schema."""
+    noise = random.Random(tool_format)
     finished = 0
     for _ in range(12):
         schemas = {name: any_schema(noise) for name in ("first", "second")}
         tools = [tool(name, schema, strict=True) for name, schema in schemas.items()]
-        grammar = compiled(judge, plan(FORMS[form], tools=tools, tool_choice="required"))
+        grammar = compiled(judge, plan(TOOL_FORMATS[tool_format], tools=tools, tool_choice="required"))
         for _ in range(6):
             text = walk(grammar, noise)
-            parser = ToolCallParser(FORMS[form])
+            parser = JsonCallParser(TOOL_FORMATS[tool_format])
             events = [] if text is None else [*parser.push(text), *parser.flush()]
             for call in (event for event in events if isinstance(event, CallFinished)):
                 jsonschema.validate(json.loads(call.arguments), schemas[call.name])
@@ -191,7 +196,7 @@ def test_every_finished_call_of_a_random_model_validates(judge: Judge, form: str
 
 
 def test_what_is_let_go_is_listed_where_it_is_not_strict() -> None:
-    """Absent and false are one: enforced as far as it goes, with the places; true is refused at the place."""
+    """Without `strict`, or with false, unsupported keywords are reported; with true they are refused, with their place."""
     for strict in ({}, {"strict": False}):
         found = plan(tools=[WEATHER, tool("paint", LOOSE, **strict)])
         assert found.grammar is not None
@@ -206,8 +211,8 @@ def test_what_is_let_go_is_listed_where_it_is_not_strict() -> None:
 
 
 def test_what_is_enforced_wholly_is_strict_and_listed_nowhere() -> None:
-    """A schema that asks for nothing special needs no `strict`."""
-    found = plan(tools=[WEATHER], form=FormFields(ANSWER))
+    """A schema without unsupported keywords is enforced wholly without `strict`."""
+    found = plan(tools=[WEATHER], response_format=ResponseFormatFields(ANSWER))
 
     assert found.grammar is not None
     assert (found.grammar.source.strict, found.grammar.unenforced) == (True, ())
@@ -216,28 +221,29 @@ def test_what_is_enforced_wholly_is_strict_and_listed_nowhere() -> None:
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
-        (FormFields({"type": "json_object"}), GrammarKind.JSON_OBJECT, "response_format"),
-        (FormFields(ANSWER), GrammarKind.JSON_SCHEMA, "response_format.json_schema.schema"),
-        (FormFields(regex="[ab]+"), GrammarKind.REGEX, "regex"),
-        (FormFields(grammar='root ::= "a"'), GrammarKind.EBNF, "grammar"),
-        (FormFields(structural_tag={"calls": [{"begin": "<", "schema": {}, "end": ">"}]}), GrammarKind.STRUCTURAL_TAG, "structural_tag"),
+        (ResponseFormatFields({"type": "json_object"}), GrammarKind.JSON_OBJECT, "response_format"),
+        (ResponseFormatFields(ANSWER), GrammarKind.JSON_SCHEMA, "response_format.json_schema.schema"),
+        (ResponseFormatFields(regex="[ab]+"), GrammarKind.REGEX, "regex"),
+        (ResponseFormatFields(grammar='root ::= "a"'), GrammarKind.EBNF, "grammar"),
+        (ResponseFormatFields(structural_tag={"calls": [{"begin": "<", "schema": {}, "end": ">"}]}), GrammarKind.STRUCTURAL_TAG, "structural_tag"),
     ],
 )  # fmt: skip
-def test_each_form_is_a_kind_of_grammar(fields: FormFields, kind: GrammarKind, param: str) -> None:
-    """And knows the field to blame."""
-    found = plan(form=fields).grammar
+def test_each_form_is_a_kind_of_grammar(fields: ResponseFormatFields, kind: GrammarKind, param: str) -> None:
+    """Each format becomes one kind of grammar, and remembers its request field."""
+    found = plan(response_format=fields).grammar
 
     assert found is not None
     assert (found.source.kind, found.param) == (kind, param)
 
 
 @pytest.mark.parametrize(
-    "fields", [FormFields(), FormFields({"type": "text"}), FormFields(regex="", structural_tag={})]
+    "fields",
+    [ResponseFormatFields(), ResponseFormatFields({"type": "text"}), ResponseFormatFields(regex="", structural_tag={})],
 )
-def test_nothing_asked_is_nothing_held(fields: FormFields) -> None:
-    """Free text has no grammar."""
-    assert plan(form=fields) == AnswerPlan()
-    assert plan(tools=[WEATHER], tool_choice="none", form=fields) == AnswerPlan()
+def test_nothing_asked_is_nothing_held(fields: ResponseFormatFields) -> None:
+    """Free text needs no grammar."""
+    assert plan(response_format=fields) == OutputPlan()
+    assert plan(tools=[WEATHER], tool_choice="none", response_format=fields) == OutputPlan()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -255,55 +261,55 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": NAMED}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice"),
-    ({"form": FormFields({"type": "xml"})}, "response_format.type"),
-    ({"form": FormFields({"type": "json_schema"})}, "response_format.json_schema"),
-    ({"form": FormFields({"type": "json_schema", "json_schema": {"name": "x"}})}, "response_format.json_schema.schema"),
-    ({"form": FormFields({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}})}, "response_format.json_schema.strict"),
-    ({"form": FormFields({"type": "json_schema", "json_schema": {"schema": False}})}, "response_format.json_schema.schema"),
-    ({"form": FormFields(ANSWER, regex="a")}, "regex"),
-    ({"form": FormFields({"type": "json_object"}, grammar='root ::= "a"')}, "grammar"),
-    ({"form": FormFields(regex="a", structural_tag="{}")}, "structural_tag"),
-    ({"form": FormFields(regex="(")}, "regex"),
-    ({"form": FormFields(structural_tag={"calls": []})}, "structural_tag"),
-    ({"tools": [WEATHER], "form": FormFields(regex="a")}, "regex"),
+    ({"response_format": ResponseFormatFields({"type": "xml"})}, "response_format.type"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema"})}, "response_format.json_schema"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema", "json_schema": {"name": "x"}})}, "response_format.json_schema.schema"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}})}, "response_format.json_schema.strict"),
+    ({"response_format": ResponseFormatFields({"type": "json_schema", "json_schema": {"schema": False}})}, "response_format.json_schema.schema"),
+    ({"response_format": ResponseFormatFields(ANSWER, regex="a")}, "regex"),
+    ({"response_format": ResponseFormatFields({"type": "json_object"}, grammar='root ::= "a"')}, "grammar"),
+    ({"response_format": ResponseFormatFields(regex="a", structural_tag="{}")}, "structural_tag"),
+    ({"response_format": ResponseFormatFields(regex="(")}, "regex"),
+    ({"response_format": ResponseFormatFields(structural_tag={"calls": []})}, "structural_tag"),
+    ({"tools": [WEATHER], "response_format": ResponseFormatFields(regex="a")}, "regex"),
     ({"tools": [tool(f"f{n}", CITY | {"description": "x" * 4000}) for n in range(128)]}, "tools"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("demands", "param"), REFUSED)
-def test_what_is_refused_names_its_field(demands: dict[str, Any], param: str) -> None:
-    """Before anything is reserved."""
+@pytest.mark.parametrize(("wanted", "param"), REFUSED)
+def test_what_is_refused_names_its_field(wanted: dict[str, Any], param: str) -> None:
+    """The planner refuses an unsupported request and names the field."""
     with pytest.raises(InvalidRequest) as refused:
-        plan(**demands)
+        plan(**wanted)
 
     assert refused.value.param == param
     assert param in refused.value.message or refused.value.code == "unsupported_grammar" or param == "tools"
 
 
 @pytest.mark.parametrize(
-    ("demands", "param"),
+    ("wanted", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool("f", CITY, strict=True)]}, "tools[0].function.strict"),
-        ({"form": FormFields(ANSWER)}, "response_format.json_schema.schema"),
+        ({"response_format": ResponseFormatFields(ANSWER)}, "response_format.json_schema.schema"),
     ],
 )
-def test_a_form_that_is_only_read_promises_nothing(demands: dict[str, Any], param: str) -> None:
-    """Pythonic calls are free text to the engine, and what would need more is refused."""
-    assert plan(PYTHONIC, tools=[WEATHER]) == AnswerPlan(None, calls_tools=True)
+def test_a_format_that_is_only_read_promises_nothing(wanted: dict[str, Any], param: str) -> None:
+    """Python calls have no grammar, so a request that needs one is refused."""
+    assert plan(PYTHONIC, tools=[WEATHER]) == OutputPlan(None, calls_tools=True)
     with pytest.raises(InvalidRequest) as refused:
-        plan(PYTHONIC, **({"tools": [WEATHER]} | demands))
+        plan(PYTHONIC, **({"tools": [WEATHER]} | wanted))
 
     assert refused.value.param == param
 
 
-def test_errors_of_the_engine_are_blamed_on_the_field() -> None:
-    """Those about grammars; any other is passed on as it is."""
-    grammar = plan(form=FormFields(grammar="root ::= nope")).grammar
+def test_errors_of_the_engine_name_the_clients_field() -> None:
+    """An engine's error about a grammar names the client's field; other errors stay unchanged."""
+    grammar = plan(response_format=ResponseFormatFields(grammar="root ::= nope")).grammar
     assert grammar is not None
     other = InvalidRequest("Too long.", param="prompt")
 
-    blamed = grammar.blamed(InvalidRequest("No rule nope.", param="#", code="unsupported_grammar"))
+    named = grammar.name_field(InvalidRequest("No rule nope.", param="#", code="unsupported_grammar"))
 
-    assert (blamed.param, blamed.code) == ("grammar", "unsupported_grammar")
-    assert grammar.blamed(other) is other
+    assert (named.param, named.code) == ("grammar", "unsupported_grammar")
+    assert grammar.name_field(other) is other

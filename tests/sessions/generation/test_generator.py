@@ -1,4 +1,4 @@
-"""Engine tokens as text and tool calls."""
+"""Tests of a generation: the engine's tokens become text and tool calls."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
 from graftwork.engine.core.events import CacheReport, FinishReason
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.platform.errors import CapacityAbsent, InternalFailure
+from graftwork.platform.errors import InternalFailure, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, RequestId
 from graftwork.sessions.generation.generator import (
     GenerationEvent,
@@ -122,7 +122,7 @@ async def test_engine_is_asked_what_was_requested() -> None:
 
 
 async def test_length_limit_is_reported() -> None:
-    """An answer that ran into the limit says so, and a character that was begun becomes a replacement."""
+    """An answer cut by the token limit has the reason `length`, and an incomplete character becomes U+FFFD."""
     half = spelled("🙂")[:2]
     events = await events_of(ScriptedEngine([half], FinishReason.LENGTH), request())
 
@@ -130,7 +130,7 @@ async def test_length_limit_is_reported() -> None:
 
 
 async def test_stop_string_cancels_the_engine() -> None:
-    """A stop string ends the answer before it, whatever else the step brought; the tokens stay as they were made."""
+    """A stop string ends the text before itself; the tokens of the step are kept."""
     engine = ScriptedEngine([spelled("one STOP two"), spelled("three")])
 
     done = await finish_of(engine, request(stop=(" STOP",)))
@@ -141,14 +141,14 @@ async def test_stop_string_cancels_the_engine() -> None:
 
 
 async def test_beginning_of_a_stop_string_is_given_back() -> None:
-    """What was held back for a stop string that did not come is text."""
+    """Text that was held back for a stop string is sent when the stop string does not come."""
     done = await finish_of(ScriptedEngine(one_by_one("one ST")), request(stop=("STOP",)))
 
     assert (done.reason, done.text) == ("stop", "one ST")
 
 
 async def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
-    """In the first `min_tokens` tokens no stop string is looked for."""
+    """Stop strings are ignored in the first `min_tokens` tokens."""
     sampling = SamplingParams(max_tokens=99, min_tokens=len(spelled("a.b.")))
 
     done = await finish_of(ScriptedEngine(one_by_one("a.b.c.d")), request(stop=(".",), sampling=sampling))
@@ -157,7 +157,7 @@ async def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
 
 
 async def test_calls_are_events() -> None:
-    """Text and two calls come as events; the white space between them is nobody's text."""
+    """Text and two calls become events; the white space between them is dropped."""
     engine = ScriptedEngine(one_by_one(f"Let me see.\n{CALL}\n{CALL}"))
 
     events = await events_of(engine, request(calls=True))
@@ -180,35 +180,35 @@ async def test_calls_are_events() -> None:
 
 
 async def test_markup_is_text_where_no_tools_are_in_use() -> None:
-    """Without parse_tool_calls everything is text."""
+    """Without `parse_tool_calls` all output is text."""
     done = await finish_of(ScriptedEngine(one_by_one(CALL)), request())
 
     assert (done.reason, done.text, done.tool_calls) == ("stop", CALL, ())
 
 
 async def test_stop_strings_do_not_fire_inside_a_call() -> None:
-    """A stop string within markup is a part of the call; behind the call it is one again."""
+    """A stop string inside a call is part of the call; after the call it ends the answer."""
     done = await finish_of(ScriptedEngine(one_by_one(f"{CALL}\n{CALL} a1b")), request(calls=True, stop=("1", "\n")))
 
     assert (done.reason, done.text, len(done.tool_calls)) == ("tool_calls", " a", 2)
 
 
 async def test_a_call_ends_what_may_have_been_a_stop_string() -> None:
-    """What was held back in front of a call is its text, and does not go on behind it."""
+    """A stop string never matches across a call."""
     done = await finish_of(ScriptedEngine(one_by_one(f"one ST{CALL}OP")), request(calls=True, stop=("STOP",)))
 
     assert (done.reason, done.text, len(done.tool_calls)) == ("tool_calls", "one STOP", 1)
 
 
 async def test_white_space_at_the_end_of_text_is_kept() -> None:
-    """White space that no call swallows is text."""
+    """White space that no call follows is text."""
     done = await finish_of(ScriptedEngine(one_by_one("one \n")), request(calls=True))
 
     assert done.text == "one \n"
 
 
 async def test_stop_string_before_a_call_prevents_it() -> None:
-    """A stop string in the text ends the answer even where a call would follow."""
+    """A stop string ends the answer even if a call would follow."""
     engine = ScriptedEngine(one_by_one(f"one\n{CALL}"))
 
     done = await finish_of(engine, request(calls=True, stop=("\n",)))
@@ -218,7 +218,7 @@ async def test_stop_string_before_a_call_prevents_it() -> None:
 
 
 async def test_only_one_call_where_one_is_wanted() -> None:
-    """Without parallel calls the engine is stopped behind the first one."""
+    """Without parallel calls the engine's request is cancelled after the first call."""
     engine = ScriptedEngine(one_by_one(f"{CALL}\n{CALL}"))
 
     done = await finish_of(engine, request(calls=True, parallel=False))
@@ -229,7 +229,7 @@ async def test_only_one_call_where_one_is_wanted() -> None:
 
 
 async def test_call_that_the_limit_cut_short_is_reported_as_the_limit() -> None:
-    """A call that is not complete is passed on as it is; the reason is the limit."""
+    """A call cut by the token limit is incomplete, and the reason is `length`."""
     engine = ScriptedEngine(one_by_one(CALL.partition("1")[0], ends=False), FinishReason.LENGTH)
 
     done = await finish_of(engine, request(calls=True, parallel=False))
@@ -239,7 +239,7 @@ async def test_call_that_the_limit_cut_short_is_reported_as_the_limit() -> None:
 
 
 async def test_broken_markup_is_text() -> None:
-    """Markup that holds no call is given back as text, with the white space in front of it."""
+    """Markup without a call in it is returned as text, with the white space before it."""
     text = "See:\n<tool_call>f(1)</tool_call>"
 
     done = await finish_of(ScriptedEngine(one_by_one(text)), request(calls=True))
@@ -248,7 +248,7 @@ async def test_broken_markup_is_text() -> None:
 
 
 async def test_markers_that_are_special_tokens_are_seen() -> None:
-    """A model whose markers are special tokens, which text leaves out, calls tools all the same."""
+    """Calls are found even if their markers are special tokens, which are not part of the text."""
     tokenizer = TextTokenizer(tokenizer_json(), ["<tool_call>", "</tool_call>"])
     generator = replace(generator_on(ScriptedEngine(one_by_one(CALL))), tokenizer=tokenizer)
 
@@ -258,7 +258,7 @@ async def test_markers_that_are_special_tokens_are_seen() -> None:
 
 
 async def test_stop_token_is_no_text() -> None:
-    """A token that the request stops at is made, but not said; with ignore_eos the model's own are no stops."""
+    """A stop token is in the tokens but not in the text; with `ignore_eos` the model's own stop tokens are text."""
     token = spelled("a")[0]
     sampling = SamplingParams(max_tokens=9, stop_token_ids=(token,), ignore_eos=True)
     engine = ScriptedEngine([*one_by_one("b"), *one_by_one("c", ends=False), (token,)])
@@ -269,7 +269,7 @@ async def test_stop_token_is_no_text() -> None:
 
 
 async def test_closing_the_stream_cancels_the_request() -> None:
-    """A listener that goes away takes the engine's request with it."""
+    """Closing the events early cancels the engine's request."""
     engine = ScriptedEngine(one_by_one("one two three"))
     stream = generator_on(engine).start(request()).events()
 
@@ -281,21 +281,21 @@ async def test_closing_the_stream_cancels_the_request() -> None:
 
 
 async def test_engine_errors_pass_through() -> None:
-    """An error of the engine ends the stream as itself."""
-    engine = ScriptedEngine(one_by_one("one"), failure=CapacityAbsent("The engine is gone."))
+    """An error of the engine is raised unchanged."""
+    engine = ScriptedEngine(one_by_one("one"), failure=Unavailable("The engine is gone."))
 
-    with pytest.raises(CapacityAbsent):
+    with pytest.raises(Unavailable):
         await events_of(engine, request())
 
 
 async def test_stream_without_an_end_is_an_error() -> None:
-    """An engine that stops talking without a reason is reported, not taken for an answer."""
+    """A stream that ends without its last event is an internal failure, not an answer."""
     with pytest.raises(InternalFailure, match="broke off"):
         await events_of(ScriptedEngine(one_by_one("one"), reason=None), request())
 
 
 async def test_finished_answer_is_a_message() -> None:
-    """What was generated goes into the next prompt as the assistant's message."""
+    """The output becomes the assistant's message of the next prompt."""
     done = await finish_of(ScriptedEngine(one_by_one(f"Well.\n{CALL}")), request(calls=True))
 
     message = done.message()
@@ -307,7 +307,7 @@ async def test_finished_answer_is_a_message() -> None:
 @given(text=texts, given_arguments=arguments, seed=st.integers(0, 99), stop=st.sampled_from(["", "é", "\n", "a"]))
 @settings(max_examples=examples(40))
 async def test_steps_make_no_difference(text: str, given_arguments: dict[str, object], seed: int, stop: str) -> None:
-    """However many tokens a step brings, the answer is the same."""
+    """The answer does not depend on how many tokens a step has."""
     whole = text + '<tool_call>{"name": "f", "arguments": ' + json.dumps(given_arguments) + "}</tool_call>" + text
     tokens = [*spelled(whole), END]
     cuts = random.Random(seed)
@@ -328,7 +328,7 @@ async def test_steps_make_no_difference(text: str, given_arguments: dict[str, ob
 @given(text=texts.map(str.rstrip), calls=st.lists(st.tuples(names, arguments), max_size=2))
 @settings(max_examples=examples(40))
 async def test_what_the_template_writes_is_read_back(text: str, calls: list[tuple[str, dict[str, object]]]) -> None:
-    """A message that is generated in the template's own writing renders to what was generated."""
+    """A message that the model wrote as the template does renders to the same text."""
     template = chat_template()
     called = tuple(ToolCall("call_1", name, json.dumps(given)) for name, given in calls)
     rendered = template.render((Message("assistant", text, called),), add_generation_prompt=False)

@@ -1,4 +1,4 @@
-"""Scores of an answer's tokens, told with its text."""
+"""Tests of log-probabilities: which text delta carries them."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from graftwork.engine.core.events import FinishReason
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
-from graftwork.sessions.generation.logprobs import TokenScore
+from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import ScriptedEngine, logprobs_of
 from tests.sessions.generation.test_generator import CALL, END, events_of, finished, one_by_one, request, spelled
@@ -14,21 +14,21 @@ from tests.sessions.generation.test_generator import CALL, END, events_of, finis
 SCORED = SamplingParams(max_tokens=99, logprobs=2)
 
 
-def told(events: list[GenerationEvent]) -> list[TokenScore]:
-    """In the order of a stream: with each text, and what is left with the end."""
-    with_text = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
-    return [*with_text, *finished(events).untold_scores]
+def told(events: list[GenerationEvent]) -> list[OutputTokenLogprobs]:
+    """The log-probabilities in the order of a stream: those of the deltas, then the rest."""
+    with_text = [score for event in events if isinstance(event, TextDelta) for score in event.logprobs]
+    return [*with_text, *finished(events).unsent_logprobs]
 
 
-def joined(scores: list[TokenScore]) -> bytes:
+def joined(scores: list[OutputTokenLogprobs]) -> bytes:
     return b"".join(score.token.spelling for score in scores)
 
 
 async def test_every_token_has_its_own_score() -> None:
-    """The spellings join to the text, each score is that of its token, and the end token has none."""
+    """The spellings join to the text, each entry belongs to its token, and the stop token has none."""
     events = await events_of(ScriptedEngine(one_by_one("Grüße 🙂!")), request(sampling=SCORED))
 
-    scores = finished(events).scores
+    scores = finished(events).logprobs
     assert scores is not None
     assert joined(list(scores)).decode() == "Grüße 🙂!"
     assert [score.token.token_id for score in scores] == list(spelled("Grüße 🙂!"))
@@ -39,12 +39,12 @@ async def test_every_token_has_its_own_score() -> None:
 
 
 async def test_no_scores_unless_they_are_wanted() -> None:
-    """An answer that nobody scores has none, which is not the same as an empty list."""
+    """Without the request's `logprobs` the value is None; an empty answer that asked for them has an empty list."""
     events = await events_of(ScriptedEngine(one_by_one("hi")), request())
     scored = await events_of(ScriptedEngine([(END,)]), request(sampling=SCORED))
 
-    assert (finished(events).scores, told(events)) == (None, [])
-    assert finished(scored).scores == ()
+    assert (finished(events).logprobs, told(events)) == (None, [])
+    assert finished(scored).logprobs == ()
 
 
 @given(
@@ -54,38 +54,38 @@ async def test_no_scores_unless_they_are_wanted() -> None:
 )
 @settings(max_examples=examples(150))
 async def test_told_in_pieces_or_at_once(text: str, stop: tuple[str, ...], sizes: int) -> None:
-    """A stream tells the very scores that the end sums up; each begins in the text it came with, or in its end."""
+    """The deltas carry the same entries as the last event, and each entry's token begins in its delta."""
     tokens = spelled(text)
     steps = [tokens[start : start + sizes] for start in range(0, len(tokens), sizes)]
 
     events = await events_of(ScriptedEngine(steps, FinishReason.LENGTH), request(stop=stop, sampling=SCORED))
 
     done = finished(events)
-    assert told(events) == list(done.scores or ())
+    assert told(events) == list(done.logprobs or ())
     seen = ""
     for event in events:
         if isinstance(event, TextDelta):
-            assert all(len(seen) <= score.offset < len(seen) + len(event.text) for score in event.scores)
+            assert all(len(seen) <= score.offset < len(seen) + len(event.text) for score in event.logprobs)
             seen += event.text
     covered = joined(told(events)).decode(errors="ignore")
     assert covered.startswith(done.text) if stop else covered == done.text
-    for score in done.scores or ():
-        before = joined([other for other in done.scores or () if other.offset <= score.offset])
+    for score in done.logprobs or ():
+        before = joined([other for other in done.logprobs or () if other.offset <= score.offset])
         assert text.encode().startswith(before)
 
 
 async def test_tokens_of_a_stop_string_are_no_part_of_the_answer() -> None:
-    """A token that begins in the text is scored though it ends in the stop string; one that lies in it is not."""
+    """A token that begins before the stop string has an entry; a token wholly inside it has none."""
     events = await events_of(ScriptedEngine(one_by_one("one STOP two")), request(stop=("STOP",), sampling=SCORED))
 
     done = finished(events)
     assert done.text == "one "
-    last = (done.scores or ())[-1]
+    last = (done.logprobs or ())[-1]
     assert last.offset < len("one ") <= last.offset + len(last.token.spelling)
 
 
 async def test_calls_are_scored_with_the_answer() -> None:
-    """What a model wrote as a call has scores too, told by the end of the answer."""
+    """Tokens of a call have entries too; the last event carries them."""
     events = await events_of(ScriptedEngine(one_by_one(f"Hm.\n{CALL}")), request(calls=True, sampling=SCORED))
 
     assert isinstance(events[-1], GenerationFinished)

@@ -16,7 +16,7 @@ from graftwork.sessions.generation.sampling import (
 )
 
 NOT_OF_CLIENTS = {"choice", "logprobs"}
-"""The number of an answer, and what the routes spell in two ways."""
+"""Fields that clients do not send under these names."""
 
 
 def test_every_field_of_the_engine_is_offered() -> None:
@@ -35,7 +35,7 @@ def test_ranges_are_those_of_the_engine(name: str) -> None:
 
 
 def test_what_was_sent_is_told_in_the_form_it_came_in() -> None:
-    """Fields that were left out or null are absent; biases are an object again, and read to the same."""
+    """`sent` leaves out absent and null fields, and writes `logit_bias` as the object that was sent."""
     sent = {"temperature": 0.5, "logit_bias": {"7": -2.0, "9": 1.0}, "stop": ["END"]}
 
     fields_sent = SessionSampling.model_validate({**sent, "top_p": None})

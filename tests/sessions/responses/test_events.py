@@ -1,4 +1,4 @@
-"""A turn's events read as a response's: checked by the SDK's own types and by its own accumulator."""
+"""A turn's events as a response's events, checked by the SDK's types and accumulator."""
 
 import json
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ ends = st.sampled_from(
 
 
 def drafts_of(answer: Sequence[tuple[str, list[str]]]) -> list[EventDraft]:
-    """An answer as a running turn tells of it."""
+    """The events of a random answer."""
     drafts = [EventDraft(EventType.TURN_CREATED, {"cache": None})]
     for number, (kind, deltas) in enumerate(answer):
         if kind == "text":
@@ -77,7 +77,7 @@ def read(drafts: Sequence[EventDraft], turn: Turn, *, background: bool = False) 
 def test_what_the_sdk_puts_together_is_what_the_response_is(
     answer: list[tuple[str, list[str]]], end: tuple[TurnStatus, str | None], background: bool
 ) -> None:
-    """Numbers have no gap, every event is whole, and the SDK's accumulator ends with the last event's output."""
+    """Numbers have no gap, every event is valid, and the SDK's accumulator ends with the last event's output."""
     events = read(drafts_of(answer), ended(*end), background=background)
 
     parsed = [EVENT.validate_python(event) for event in events]
@@ -95,7 +95,7 @@ def test_what_the_sdk_puts_together_is_what_the_response_is(
 
 @given(pieces, ends)
 def test_nothing_that_was_said_is_lost(answer: list[tuple[str, list[str]]], end: tuple[TurnStatus, str | None]) -> None:
-    """All text but the white space around calls, and all arguments, are in the output, in the order they came."""
+    """The output has all text and all arguments in order, without the white space around calls."""
     final = read(drafts_of(answer), ended(*end))[-1]["response"]
 
     said = "".join("".join(deltas) for kind, deltas in answer if kind == "text")
@@ -106,7 +106,7 @@ def test_nothing_that_was_said_is_lost(answer: list[tuple[str, list[str]]], end:
 
 
 def text_of(item: dict[str, Any]) -> str:
-    """What a message says, or what a call is made with."""
+    """The text of a message, or the arguments of a call."""
     return "".join(part["text"] for part in item["content"]) if item["type"] == "message" else item["arguments"]
 
 
@@ -121,7 +121,7 @@ def text_of(item: dict[str, Any]) -> str:
     ],
 )
 def test_ends(end: tuple[TurnStatus, str | None], status: str, name: str) -> None:
-    """Each end has its status and its event, and only a cut answer has a reason to be incomplete."""
+    """Each end of a turn has its status and its event; only a cut answer is `incomplete` with a reason."""
     last = read(drafts_of([("text", ["Hello"])]), ended(*end))[-1]
 
     response = last["response"]
@@ -133,7 +133,7 @@ def test_ends(end: tuple[TurnStatus, str | None], status: str, name: str) -> Non
 
 
 def test_a_call_that_was_cut_is_incomplete_and_a_whole_one_is_not() -> None:
-    """Only the call that the limit broke off is incomplete; a whole one is done before anything follows it."""
+    """Only the call that the token limit cut is incomplete; a complete call is closed before the next item."""
     answer = [("call", ['{"a": 1}']), ("call", ['{"a'])]
 
     events = read(drafts_of(answer), ended(TurnStatus.COMPLETED, "length"))
@@ -153,7 +153,7 @@ def test_a_call_that_was_cut_is_incomplete_and_a_whole_one_is_not() -> None:
 
 
 def test_a_whole_call_is_done_whatever_follows() -> None:
-    """A call that came whole is complete, even when the response fails behind it."""
+    """A complete call stays complete if the response fails after it."""
     (item,) = read(drafts_of([("call", ["{}"])]), ended(TurnStatus.FAILED, None))[-1]["response"]["output"]
 
     assert item["status"] == "completed"
@@ -161,7 +161,7 @@ def test_a_whole_call_is_done_whatever_follows() -> None:
 
 @pytest.mark.parametrize(("behind", "said"), [(["\n", " "], []), (["\n", "Done."], ["\nDone."])])
 def test_white_space_behind_a_call(behind: list[str], said: list[str]) -> None:
-    """White space behind a call is no message by itself, and belongs to the text that follows it."""
+    """White space after a call makes no message; it is part of the text after it, if any."""
     answer = [("call", ["{}"]), ("text", behind)]
 
     events = read(drafts_of(answer), ended(TurnStatus.AWAITING_TOOL, "tool_calls"))
@@ -171,7 +171,7 @@ def test_white_space_behind_a_call(behind: list[str], said: list[str]) -> None:
 
 
 def test_silence_is_an_empty_message() -> None:
-    """An answer of nothing is a message that says nothing, as it is stored."""
+    """An empty answer is an empty message, as it is stored."""
     (item,) = read(drafts_of([]), ended(TurnStatus.COMPLETED, "stop"))[-1]["response"]["output"]
 
     assert (item["type"], item["content"][0]["text"]) == ("message", "")

@@ -1,4 +1,4 @@
-"""Responses on the sessions' store: where each runs, what it is prompted with, and what is left of it."""
+"""Responses on sessions: on which session each runs, with which prompt, and which rows stay."""
 
 import asyncio
 from typing import Any
@@ -28,17 +28,17 @@ async def responses(sqlite_database: Database) -> Responses:
 
 @pytest.fixture
 async def responses_on_either(database: Database) -> Responses:
-    """On SQLite, then on PostgreSQL."""
+    """One world on SQLite, then one on PostgreSQL."""
     return Responses(World(database))
 
 
 def encoded(*messages: Message, **fields: Any) -> tuple[int, ...]:
-    """A whole conversation as the template writes it: the reference for what is encoded anew."""
+    """The token ids of a whole conversation, encoded by the template."""
     return prompt_encoder().encode_messages(messages, **fields)
 
 
 async def test_going_on_continues_the_tokens_bit_for_bit(responses: Responses) -> None:
-    """The next prompt is the last one's, the model's own tokens, and only then something rendered."""
+    """The next prompt is the last prompt, the model's own tokens, and then the new items."""
     me, world = principal(), responses.world
     world.will_say("Hello  there")  # two spaces: another tokenizer's choice would show
     first = await responses.ask(me, instructions="Be brief.")
@@ -53,7 +53,7 @@ async def test_going_on_continues_the_tokens_bit_for_bit(responses: Responses) -
 
 
 async def test_a_response_used_twice_forks(responses_on_either: Responses) -> None:
-    """Each branch stands on what both share, and neither hears of the other, even when they start at once."""
+    """Two branches share the history before them and nothing else, even if they start at once."""
     me, responses = principal(), responses_on_either
     world = responses.world
     first = await responses.ask(me)
@@ -73,7 +73,7 @@ async def test_a_response_used_twice_forks(responses_on_either: Responses) -> No
 
 
 async def test_other_instructions_encode_the_history_anew(responses: Responses) -> None:
-    """Each response says its own instructions and tools: the prompt is what the template makes of them all."""
+    """A response with other instructions or tools encodes the whole history again."""
     me, world = principal(), responses.world
     world.will_say("One", "Two", "Three", "Four")
     first = await responses.ask(me, "A", instructions="Be brief.")
@@ -92,7 +92,7 @@ async def test_other_instructions_encode_the_history_anew(responses: Responses) 
 
 
 async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: Responses) -> None:
-    """A conversation lists what was said once, in order, through changes of instructions, forks and all."""
+    """A conversation lists each item once and in order, after changes of instructions and forks too."""
     me, world = principal(), responses.world
     conversations = ConversationService(world.service)
     conversation = await conversations.create(me, {})
@@ -114,7 +114,7 @@ async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: R
 
 
 async def test_another_model_goes_on(responses: Responses) -> None:
-    """Each response names its model: the next one runs on that one's weights, behind the same tokens."""
+    """Each response runs on the model that it names, with the same tokens of history."""
     me, world = principal(), responses.world
     conversation = await ConversationService(world.service).create(me, {})
     await responses.ask(me, conversation_id=conversation.session_id)
@@ -124,11 +124,11 @@ async def test_another_model_goes_on(responses: Responses) -> None:
     before, after = world.engine.requests
     assert [adapter.digest for adapter in after.adapters] == ["sha256:1"]
     assert after.prompt_token_ids[: len(before.prompt_token_ids)] == before.prompt_token_ids
-    assert (await world.service.get(me, conversation.session_id)).model.digest == "sha256:1"
+    assert (await world.load(me, conversation.session_id)).model.digest == "sha256:1"
 
 
 async def test_outputs_answer_calls(responses: Responses) -> None:
-    """The outputs of all calls go on in one response, in the order they came, with more to say behind them."""
+    """One response continues with the outputs of all calls, in their order, and with a message after them."""
     me, world = principal(), responses.world
     world.will_say(CALLS)
     first = await responses.ask(me, tools=(WEATHER,))
@@ -155,7 +155,7 @@ async def test_outputs_answer_calls(responses: Responses) -> None:
 
 
 async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
-    """Without a previous response the whole conversation is the input, calls and outputs among it."""
+    """Without a previous response, the input may be a whole conversation with calls and outputs."""
     me = principal()
     history: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
@@ -178,7 +178,7 @@ async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
 
 
 def test_every_call_is_answered_once_and_behind_it() -> None:
-    """Outputs before their call, twice, or missing are refused by the place where they stand, as is a call twice."""
+    """An output before its call, a second one, a missing one and a second call are refused with their position."""
     called, answered = function_call(CallId("c1"), "f", "{}"), function_call_output(CallId("c1"), "x")
 
     check_outputs([called, answered], [])
@@ -196,7 +196,7 @@ def test_every_call_is_answered_once_and_behind_it() -> None:
 
 
 async def test_chains_are_no_sessions(responses: Responses) -> None:
-    """Responses and conversations are neither listed nor counted among a tenant's sessions, nor metered as ones."""
+    """Responses and conversations are not listed, counted or metered as sessions."""
     me, world = principal(), responses.world
     world.quotas.limit = 1
     await world.session(me)
@@ -212,13 +212,13 @@ async def test_chains_are_no_sessions(responses: Responses) -> None:
     assert len(listed.items) == 1
     assert [(row.group, row.requests) for row in usage] == [(None, 6)]
     with pytest.raises(NotFound):
-        await world.service.get(me, chain)
+        await world.load(me, chain)
     with pytest.raises(NotFound):
         await world.service.fork(me, chain)
 
 
 async def test_a_crash_fails_the_response(responses: Responses) -> None:
-    """A background response that its process did not survive is a failed one, and the one before it goes on."""
+    """A background response fails if its process stops, and the response before it can be continued."""
     me, world = principal(), responses.world
     first = await responses.ask(me)
     world.will_say(Answer("A long story", waits=True))
@@ -238,7 +238,7 @@ async def test_a_crash_fails_the_response(responses: Responses) -> None:
 
 
 async def test_cancelling_one_response_spares_the_next(responses: Responses) -> None:
-    """A response that has ended is not cancelled, even while another runs on the same chain."""
+    """A cancel of an ended response does not touch another one that runs on the same chain."""
     me, world = principal(), responses.world
     first = await responses.ask(me)
     world.will_say(Answer("A long story", waits=True))
@@ -248,7 +248,7 @@ async def test_cancelling_one_response_spares_the_next(responses: Responses) -> 
     untouched = await responses.service.cancel(me, first["id"])
     elsewhere = Responses(World(world.database, world.clock, "second"))
     assert await elsewhere.service.cancel(me, first["id"]) == first
-    assert not (await world.service.get_any(me, second.record.session_id)).cancel_requested
+    assert not (await world.service.loader.load_any(me.scope(), second.record.session_id)).cancel_requested
     running = await responses.service.get(me, second.record.response_id)
     cancelled = await responses.service.cancel(me, second.record.response_id)
 
@@ -259,7 +259,7 @@ async def test_cancelling_one_response_spares_the_next(responses: Responses) -> 
 
 
 async def test_a_conversation_takes_one_response_at_a_time(responses: Responses) -> None:
-    """A second response while one runs is a conflict; a response that is still running cannot be gone on from."""
+    """A second response in a conversation is a conflict while one runs, and a running response cannot be continued."""
     me, world = principal(), responses.world
     conversation = await ConversationService(world.service).create(me, {})
     world.will_say(Answer("A long story", waits=True))

@@ -1,4 +1,4 @@
-"""What is left of responses in the tables: nothing of what is not stored, and no row that nothing stands on."""
+"""The rows that responses leave: none of unstored ones, and none that nothing uses."""
 
 import pytest
 
@@ -19,12 +19,12 @@ async def responses(sqlite_database: Database) -> Responses:
 
 @pytest.fixture
 async def responses_on_either(database: Database) -> Responses:
-    """On SQLite, then on PostgreSQL."""
+    """Responses on SQLite, then on PostgreSQL."""
     return Responses(World(database))
 
 
 async def test_what_is_not_stored_leaves_no_row(responses_on_either: Responses) -> None:
-    """With `store: false` nothing can be fetched, and no table keeps a row, forks of what is stored included."""
+    """With `store: false` nothing can be read and no table keeps a row, even after a fork of a stored response."""
     me, responses = principal(), responses_on_either
     world = responses.world
     world.will_say(
@@ -50,7 +50,7 @@ async def test_what_is_not_stored_leaves_no_row(responses_on_either: Responses) 
 
 
 async def test_what_is_refused_leaves_no_row(responses: Responses) -> None:
-    """A response that the quota, the engine or its own body stops before it begins was never there."""
+    """A response that the quota, the engine or a check refuses leaves no row."""
     me, world = principal(), responses.world
     world.will_say(Answer(refusal=CapacityContended("full")))
 
@@ -68,7 +68,7 @@ async def test_what_is_refused_leaves_no_row(responses: Responses) -> None:
 
 
 async def test_deleting_takes_away_what_nothing_stands_on(responses_on_either: Responses) -> None:
-    """Rows go with the last response that stands on them: not while a fork does, and then all of them."""
+    """Rows stay while a response or a fork uses them, and all go with the last one."""
     me, responses = principal(), responses_on_either
     world = responses.world
     world.will_say(CALLS)
@@ -90,7 +90,7 @@ async def test_deleting_takes_away_what_nothing_stands_on(responses_on_either: R
 
 
 async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Responses) -> None:
-    """An unstored response that its process did not survive is taken away when its turn is found."""
+    """Recovery deletes an unstored response whose process has stopped."""
     me, world = principal(), responses.world
     stored = await responses.ask(me)
     before = await count_rows(world.database)
@@ -105,7 +105,7 @@ async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Response
 
 
 async def test_a_closed_conversation_goes_with_its_responses(responses_on_either: Responses) -> None:
-    """Closed as the session that it is, it stays readable for its time; then every row goes, a fork's not."""
+    """A conversation closed as a session stays readable for its time to live; then all rows go that no fork uses."""
     me, responses = principal(), responses_on_either
     world = responses.world
     conversation = await ConversationService(world.service).create(me, {})
@@ -128,7 +128,7 @@ async def test_a_closed_conversation_goes_with_its_responses(responses_on_either
 
 
 async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
-    """An unstored response that ended and was left behind goes once it is sure that nobody reads it any more."""
+    """The sweep deletes an unstored response that was left behind for an hour."""
     me, world = principal(), responses.world
     stored = await responses.ask(me)
     before = await count_rows(world.database)
@@ -145,7 +145,7 @@ async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
 
 
 async def test_responses_go_when_their_time_is_over(responses_on_either: Responses) -> None:
-    """Thirty days on nothing is left of one, but for what younger ones stand on and what its conversation remembers."""
+    """After 30 days a response's rows are deleted, unless a younger response or a conversation uses them."""
     me, responses = principal(), responses_on_either
     world = responses.world
     conversation = await ConversationService(world.service).create(me, {})
@@ -175,7 +175,7 @@ async def test_responses_go_when_their_time_is_over(responses_on_either: Respons
 
 
 async def test_a_deleted_conversation_leaves_its_responses(responses: Responses) -> None:
-    """Its responses stay readable and can be gone on from; with the last of them every row goes."""
+    """The responses of a deleted conversation can be read and continued; all rows go with the last one."""
     me, world = principal(), responses.world
     conversations = ConversationService(world.service)
     conversation = await conversations.create(me, {})
@@ -188,7 +188,7 @@ async def test_a_deleted_conversation_leaves_its_responses(responses: Responses)
         with pytest.raises(NotFound):
             await conversations.get(me, each.session_id)
         with pytest.raises(NotFound):
-            await world.service.get(me, each.session_id)
+            await world.load(me, each.session_id)
     second = await responses.ask(me, previous_response_id=first["id"])
     for body in (first, second):
         assert await responses.service.get(me, body["id"]) == body

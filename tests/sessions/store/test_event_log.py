@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from graftwork.platform.errors import CapacityAbsent
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.sessions.core.events import EventDraft, EventFeed, output_text_delta, tool_call_done
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
@@ -147,7 +147,7 @@ async def test_a_database_that_is_away_is_tried_again() -> None:
     """Events that could not be sent keep their numbers and are stored once, with those that came since."""
     room = Room()
     stream = room.open("ses_1")
-    room.store.fails = lambda batches: CapacityAbsent("away")
+    room.store.fails = lambda batches: Unavailable("away")
     await stream.put(A)
     await room.time.advance(RETRY_AFTER_S / 2)
     await stream.put(B)
@@ -185,7 +185,7 @@ async def test_a_turn_waits_when_too_many_of_its_events_are_not_stored() -> None
     """With the database away a turn puts a bounded number of events; once they are stored it goes on."""
     room = Room()
     stream = room.open("ses_1")
-    room.store.fails = lambda batches: CapacityAbsent("away")
+    room.store.fails = lambda batches: Unavailable("away")
     num_put = 0
 
     async def generate() -> None:

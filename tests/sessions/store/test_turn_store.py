@@ -1,4 +1,4 @@
-"""A turn's transactions, and who may make them."""
+"""The transactions of a turn, and the leases that allow them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,7 +74,7 @@ def batch(lease: SessionLease, last_seq: int, *drafts: EventDraft) -> EventBatch
 
 
 async def test_lost_lease_writes_nothing(stores: Stores) -> None:
-    """Once another process has taken a turn over, no write of the first one reaches the session."""
+    """After another process has taken a turn over, no write of the first process reaches the session."""
     lease = await stores.begun()
     await stores.first.append([batch(lease, 2, turn_created(None), output_text_delta("He"))])
     stores.clock.advance(LEASE_S)
@@ -95,7 +95,7 @@ async def test_lost_lease_writes_nothing(stores: Stores) -> None:
 
 
 async def test_old_lease_is_no_lease_for_the_next_turn(stores: Stores) -> None:
-    """A lease is good for one turn: a writer that wakes up during the next one is refused."""
+    """A lease of an earlier turn does not allow writes to the next turn."""
     lease = await stores.begun()
     stores.clock.advance(LEASE_S)
     await stores.second.fail_interrupted(SCOPE, lease.session_id, TURN)
@@ -108,7 +108,7 @@ async def test_old_lease_is_no_lease_for_the_next_turn(stores: Stores) -> None:
 
 
 async def test_renewed_lease_is_not_taken_over(stores: Stores) -> None:
-    """A turn that was heard of in time is nobody else's, whatever was seen before."""
+    """A lease that was renewed in time is not taken over, even if it was found expired before."""
     lease = await stores.begun()
     stores.clock.advance(LEASE_S)
     ((scope, session_id, turn_id),) = await stores.second.find_interrupted(frozenset)
@@ -122,7 +122,7 @@ async def test_renewed_lease_is_not_taken_over(stores: Stores) -> None:
 
 
 async def test_cancel_is_heard_with_the_next_renewal(stores: Stores) -> None:
-    """Another process asks for a cancel in the store; the owner hears of it when it renews."""
+    """A renewal tells the owner that another process has requested a cancel."""
     lease = await stores.begun()
     heard_before = await stores.first.renew(lease)
 
@@ -133,7 +133,7 @@ async def test_cancel_is_heard_with_the_next_renewal(stores: Stores) -> None:
 
 
 async def test_stale_plan_does_not_begin(stores: Stores) -> None:
-    """A turn that was planned on another state of the session is refused."""
+    """A turn that was planned on an older state of the session is refused."""
     session = await stores.world.session(ME)
     await stores.sessions.close(SCOPE, session.session_id)
 
@@ -144,7 +144,7 @@ async def test_stale_plan_does_not_begin(stores: Stores) -> None:
 
 
 async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: Stores) -> None:
-    """A turn that ends before its first event was stored still has its turn.created."""
+    """A turn that ends before its first event is stored still has a turn.created event."""
     lease = await stores.begun()
 
     events = await stores.first.end(lease, TurnOutcome(TurnStatus.CANCELLED, [EventDraft(EventType.TURN_CANCELLED)]))
@@ -157,7 +157,7 @@ async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: Stores) -
 
 
 async def test_events_of_many_turns_are_one_transaction(stores: Stores) -> None:
-    """Each session counts for itself; one whose lease is lost gets nothing, and the others get all."""
+    """Each session has its own numbers. A session whose lease is lost gets no events, and the others get all."""
     leases = []
     for number in range(3):
         session = await stores.world.session(ME)
@@ -180,7 +180,7 @@ async def test_events_of_many_turns_are_one_transaction(stores: Stores) -> None:
 
 
 async def test_a_batch_that_is_stored_again_changes_nothing(stores: Stores) -> None:
-    """A commit whose answer was lost may be tried again, alone, with more behind it, or with the turn's outcome."""
+    """Events may be stored a second time, with more events after them or with the turn's outcome."""
     lease = await stores.begun()
     created, said = turn_created(None), output_text_delta("He")
     await stores.first.append([batch(lease, 1, created)])

@@ -1,4 +1,4 @@
-"""ChatTemplate against transformers, and what new messages add."""
+"""Tests of ChatTemplate: it renders like transformers, and renders only what new messages add."""
 
 import time
 from typing import Any
@@ -54,7 +54,7 @@ def test_time_comes_from_the_clock() -> None:
 
 
 def test_time_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hour is that of the machine's zone."""
+    """`strftime_now` uses the machine's time zone."""
     template = ChatTemplate("{{ strftime_now('%H') }}", ManualClock(1_700_000_000.0), special_tokens={})
 
     with monkeypatch.context() as machine:
@@ -93,7 +93,7 @@ def test_time_is_as_transformers_shows_it() -> None:
     ],
 )
 def test_environment_is_that_of_transformers(source: str) -> None:
-    """Filters, globals, extensions and white space behave alike."""
+    """Filters, globals, extensions and white space behave as in transformers."""
     template = chat_template(source)
     conversation = [{"role": "user", "content": "<é>"}]
 
@@ -114,7 +114,7 @@ def test_environment_is_that_of_transformers(source: str) -> None:
     ],
 )
 def test_what_a_template_refuses_is_told_to_the_caller(source: str, words: str) -> None:
-    """A template's own error, and every reach out of the sandbox, is a 400 with the template's words."""
+    """An error that a template raises, and every access outside the sandbox, is an InvalidRequest with the message."""
     with pytest.raises(InvalidRequest, match=words) as raised:
         chat_template(source).render((USER,))
 
@@ -160,7 +160,7 @@ def test_variables_go_before_special_tokens() -> None:
 @settings(max_examples=examples(40))
 @given(conversation=conversations(), tools=tools)
 def test_deltas_add_up_to_the_whole(conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:
-    """First prompt, generated messages and deltas, joined, are the rendering of the whole conversation."""
+    """The first prompt, generated messages and deltas join to the rendering of the whole conversation."""
     template = chat_template(CHATML)
     messages = messages_from_chat([*as_sent(conversation), {"role": "user", "content": "And now?"}])
     spoken = [position for position, message in enumerate(messages) if message.role == "assistant"]
@@ -175,7 +175,7 @@ def test_deltas_add_up_to_the_whole(conversation: list[dict[str, Any]], tools: l
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_delta_of_an_open_message_begins_with_the_stop_token(name: str) -> None:
-    """Where the model did not end its message, the delta does."""
+    """If the model did not end its message, the delta begins with the stop token."""
     template = chat_template(TEMPLATES[name])
     answer = Message(role="assistant", content="Hello")
 
@@ -185,7 +185,7 @@ def test_delta_of_an_open_message_begins_with_the_stop_token(name: str) -> None:
 
 
 def test_delta_of_tool_results() -> None:
-    """Results that come together, and a user's word behind them, follow the call that they answer."""
+    """Several tool results and a user's message after them continue from the call."""
     call = Message(role="assistant", tool_calls=(ToolCall("call_1", "sum", "{}"), ToolCall("call_2", "sum", "{}")))
     results = [Message(role="tool", content=text, tool_call_id="call_1") for text in ("3", "4")]
 
@@ -198,7 +198,7 @@ def test_delta_of_tool_results() -> None:
 
 
 def test_delta_goes_on_behind_a_broken_call() -> None:
-    """A call that was cut short does not keep a template that reads arguments from going on."""
+    """A template that reads arguments can continue after a call that was cut off."""
     given = "call.function.arguments"
     source = CHATML.replace(f"{given} if {given} is string else {given} | tojson", f"{given}.items() | list | string")
     broken = Message(role="assistant", tool_calls=(ToolCall("call_1", "sum", '{"a": '),))
@@ -210,7 +210,7 @@ def test_delta_goes_on_behind_a_broken_call() -> None:
 
 
 def test_template_that_rewrites_history_is_refused() -> None:
-    """A template that drops earlier messages cannot go on from stored tokens, and says so."""
+    """A template that drops earlier messages is refused with `template_not_appendable`."""
     template = chat_template("{% for m in messages[-1:] %}{{ m.role ~ m.content ~ eos_token }}{% endfor %}")
 
     with pytest.raises(InvalidRequest) as raised:
@@ -220,7 +220,7 @@ def test_template_that_rewrites_history_is_refused() -> None:
 
 
 def test_template_without_stop_token_is_reported() -> None:
-    """A template that ends no message with a stop token offers no place to go on from."""
+    """A template that writes no stop token after a message is an internal failure."""
     template = chat_template("{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}")
 
     with pytest.raises(InternalFailure, match="stop token"):
@@ -228,7 +228,7 @@ def test_template_without_stop_token_is_reported() -> None:
 
 
 def test_control_texts_are_those_the_template_writes() -> None:
-    """An added token counts as control where the template's own text spells it."""
+    """An added token is a control token if the template's own text contains it."""
     written = chat_template(HEADERS).control_texts(["<|h|>", "<tool_call>", "\n", "ipython"])
 
     assert written == ["<|h|>", "ipython"]

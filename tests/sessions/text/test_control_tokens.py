@@ -1,67 +1,67 @@
-"""Marks around literals that would become control tokens."""
+"""Tests of escaping: text that spells control tokens."""
 
-from graftwork.sessions.text.control_tokens import CANDIDATES, ControlLiterals, ControlMarks, TextPiece
+from graftwork.sessions.text.control_tokens import CANDIDATES, ControlTokenEscaper, ControlTokenTexts, PromptPiece
 
-LITERALS = ControlLiterals(["<end>", "<end>>"], ["<call>"])
+LITERALS = ControlTokenTexts(["<end>", "<end>>"], ["<call>"])
 
 
-def marks_for(*values: object) -> ControlMarks:
-    marks = LITERALS.marks_for(values, "")
-    assert marks is not None
-    return marks
+def escaper_for(*values: object) -> ControlTokenEscaper:
+    escaper = LITERALS.escaper_for(values, "")
+    assert escaper is not None
+    return escaper
 
 
 def test_text_without_literals_needs_no_marks() -> None:
-    """Nothing is marked where nothing spells a control token."""
-    assert LITERALS.marks_for([{"a": ["<end", 1, None]}], "<end>") is None
+    """There is no escaper if no value spells a control token."""
+    assert LITERALS.escaper_for([{"a": ["<end", 1, None]}], "<end>") is None
 
 
 def test_longest_literal_is_marked() -> None:
-    """Of two literals that begin alike the longer one is taken."""
-    marks = marks_for("a<end>>b")
+    """Of two control tokens with the same start, the longer is escaped."""
+    escaper = escaper_for("a<end>>b")
 
-    assert list(marks.split(marks.mark("a<end>>b"))) == [
-        TextPiece("a", is_plain=False),
-        TextPiece("<end>>", is_plain=True),
-        TextPiece("b", is_plain=False),
+    assert list(escaper.split(escaper.escape("a<end>>b"))) == [
+        PromptPiece("a", is_plain=False),
+        PromptPiece("<end>>", is_plain=True),
+        PromptPiece("b", is_plain=False),
     ]
 
 
 def test_marks_occur_nowhere_in_the_text() -> None:
-    """A text that holds the first candidates, as a value, a key or in the template, gets others."""
+    """Mark characters are never characters of a value, a key or the template."""
     taken = [chr(candidate) for candidate in CANDIDATES[:3]]
-    marks = LITERALS.marks_for([taken[0], {taken[1]: "<end>"}], taken[2])
-    assert marks is not None
+    escaper = LITERALS.escaper_for([taken[0], {taken[1]: "<end>"}], taken[2])
+    assert escaper is not None
 
-    pieces = list(marks.split("".join(taken) + marks.mark("<end>")))
+    pieces = list(escaper.split("".join(taken) + escaper.escape("<end>")))
 
-    assert pieces == [TextPiece("".join(taken), is_plain=False), TextPiece("<end>", is_plain=True)]
+    assert pieces == [PromptPiece("".join(taken), is_plain=False), PromptPiece("<end>", is_plain=True)]
 
 
 def test_mark_without_partner_still_splits() -> None:
-    """A template that cuts a marked literal apart cannot join its halves with others."""
-    marks = marks_for("<end>")
-    marked = marks.mark("<end>")
+    """The halves of an escaped literal that a template cuts apart never join with other text."""
+    escaper = escaper_for("<end>")
+    escaped = escaper.escape("<end>")
 
-    pieces = list(marks.split("<e" + marked[0] + "nd>" + marked[-1]))
+    pieces = list(escaper.split("<e" + escaped[0] + "nd>" + escaped[-1]))
 
-    assert pieces == [TextPiece("<e", is_plain=False), TextPiece("nd>", is_plain=False)]
+    assert pieces == [PromptPiece("<e", is_plain=False), PromptPiece("nd>", is_plain=False)]
 
 
 def test_whatever_is_nested_is_marked() -> None:
-    """Keys, lists and values of any depth are marked; numbers stay."""
+    """Keys, lists and values of any depth are escaped; numbers stay."""
     value = {"<call>": [1, True, None, {"k": "<end>"}]}
-    marks = marks_for(value)
+    escaper = escaper_for(value)
 
-    marked = marks.mark(value)
+    escaped = escaper.escape(value)
 
-    assert marked == {marks.mark("<call>"): [1, True, None, {"k": marks.mark("<end>")}]}
+    assert escaped == {escaper.escape("<call>"): [1, True, None, {"k": escaper.escape("<end>")}]}
 
 
 def test_marked_literal_is_known_by_its_mark() -> None:
-    """A literal from outside can be told from the template's own."""
-    marks = marks_for("<end>")
-    text = "<end>" + marks.mark("<end>")
+    """`is_escaped` tells an escaped literal from the template's own."""
+    escaper = escaper_for("<end>")
+    text = "<end>" + escaper.escape("<end>")
 
-    assert not marks.is_marked(text, 0)
-    assert marks.is_marked(text, text.rindex("<end>"))
+    assert not escaper.is_escaped(text, 0)
+    assert escaper.is_escaped(text, text.rindex("<end>"))

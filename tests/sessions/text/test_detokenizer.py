@@ -1,4 +1,4 @@
-"""Streaming decoding against decoding at once."""
+"""Tests of the detokenizer: streaming gives the same text as decoding at once."""
 
 import random
 
@@ -34,7 +34,7 @@ def test_deltas_join_to_the_whole(token_ids: list[int], skip: bool, seed: int) -
 @given(text=texts)
 @settings(max_examples=examples(100))
 def test_only_whole_characters_are_passed_on(text: str) -> None:
-    """Text that is valid yields its own characters, never a replacement, and as soon as they are complete."""
+    """Valid text is passed on as soon as each character is complete, and never as U+FFFD."""
     tokenizer = text_tokenizer()
     detokenizer = Detokenizer(tokenizer)
     encoded = text.encode()
@@ -65,7 +65,7 @@ def test_replacement_character_itself_is_text() -> None:
 
 
 def test_shown_special_tokens_are_text() -> None:
-    """Special tokens are left out but for those that are asked for."""
+    """Special tokens are skipped, except those in `shown`."""
     detokenizer = Detokenizer(text_tokenizer(), shown=frozenset([token_id("<|im_start|>")]))
 
     assert detokenizer.push(token_id("<|im_start|>")) == "<|im_start|>"

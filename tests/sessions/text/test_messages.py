@@ -1,4 +1,4 @@
-"""OpenAI's chat messages, and what templates read of them."""
+"""Tests of reading OpenAI's chat messages and of the dictionaries for templates."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def call(arguments: object = "{}") -> dict[str, Any]:
 
 
 def test_every_field_is_taken_over() -> None:
-    """A tool-calling conversation arrives with its calls, results and names."""
+    """A conversation with tool calls keeps its calls, results and names."""
     messages = messages_from_chat(
         [
             {"role": "developer", "content": "Be brief."},
@@ -32,7 +32,7 @@ def test_every_field_is_taken_over() -> None:
 
 
 def test_parts_are_joined_by_lines() -> None:
-    """A list of text parts, of whichever OpenAI API, is one text."""
+    """Text parts of either OpenAI API join to one text."""
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
 
     (message,) = messages_from_chat([{"role": "user", "content": parts}])
@@ -41,22 +41,22 @@ def test_parts_are_joined_by_lines() -> None:
 
 
 def test_templates_read_arguments_as_values() -> None:
-    """Arguments are parsed for the template, none are an empty object, and a broken text stays a text."""
+    """Arguments are parsed for the template; missing ones are an empty object, and broken JSON stays text."""
     calls = tuple(ToolCall("call_1", "f", text) for text in ('{"a": [1]}', "", '{"a": '))
 
-    form = Message("assistant", tool_calls=calls).template_form()
+    form = Message("assistant", tool_calls=calls).template_dict()
 
     assert [call["function"]["arguments"] for call in form["tool_calls"]] == [{"a": [1]}, {}, '{"a": ']
 
 
 def test_what_is_absent_stays_absent() -> None:
     """Templates print a None as text, so no field is None."""
-    assert Message("assistant", "Hi").template_form() == {"role": "assistant", "content": "Hi"}
+    assert Message("assistant", "Hi").template_dict() == {"role": "assistant", "content": "Hi"}
 
 
 def test_reasoning_goes_by_both_its_names() -> None:
     """Templates read reasoning under either of two names."""
-    form = Message("assistant", "Hi", reasoning="Hm.").template_form()
+    form = Message("assistant", "Hi", reasoning="Hm.").template_dict()
 
     assert (form["reasoning_content"], form["thinking"]) == ("Hm.", "Hm.")
 
@@ -79,7 +79,7 @@ def test_reasoning_goes_by_both_its_names() -> None:
     ],
 )
 def test_bad_message_is_refused_by_field(message: dict[str, Any], param: str) -> None:
-    """What cannot be served is a 400 that names the field."""
+    """A message that cannot be read is an InvalidRequest that names the field."""
     with pytest.raises(InvalidRequest) as raised:
         messages_from_chat([message])
 

@@ -1,4 +1,4 @@
-"""Model folders in the forms in which they are published."""
+"""Tests of reading model folders, in the shapes in which models are published."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_template_file_goes_first(tmp_path: Path) -> None:
 
 
 def test_model_without_template_cannot_chat(tmp_path: Path) -> None:
-    """A base model loads, and says on use that it serves completions only."""
+    """A model without a chat template loads; asking for its prompt encoder is refused."""
     folder = ModelFolder.load(write(tmp_path))
 
     with pytest.raises(InvalidRequest, match="completions"):
@@ -108,12 +108,12 @@ def test_demo_model_prompts_as_transformers() -> None:
     token_ids = ModelFolder.load(DEMO).prompt_encoder(ManualClock()).encode_messages(messages, tools)
 
     assert list(token_ids) == reference.apply_chat_template(
-        [message.template_form() for message in messages], tools=tools, add_generation_prompt=True, return_dict=False
+        [message.template_dict() for message in messages], tools=tools, add_generation_prompt=True, return_dict=False
     )
 
 
 def test_demo_model_goes_on_from_stored_tokens() -> None:
-    """The shipped template takes deltas: prompt, answer and delta are the prompt of the whole conversation."""
+    """With the shipped template, prompt, answer and delta join to the prompt of the whole conversation."""
     folder = ModelFolder.load(DEMO)
     encoder = folder.prompt_encoder(ManualClock())
     answer, new = Message("assistant", "Sunny."), (Message("user", "And in Bergen?"),)

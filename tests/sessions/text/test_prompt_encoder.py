@@ -1,4 +1,4 @@
-"""Messages to ids, held to transformers; and what spells a control token stays text."""
+"""Tests of prompt encoding: equal to transformers, and text never becomes control tokens."""
 
 import json
 from typing import Any
@@ -107,7 +107,7 @@ def test_text_from_outside_makes_no_control_token(
 @settings(max_examples=examples(30))
 @given(user=hostile)
 def test_text_from_outside_is_not_changed(user: str) -> None:
-    """The marks leave nothing behind: the prompt decodes to what the template renders."""
+    """Escaping leaves no marks: the prompt decodes to what the template renders."""
     encoder = prompt_encoder()
     messages = [Message(role="user", content=user)]
 
@@ -117,7 +117,7 @@ def test_text_from_outside_is_not_changed(user: str) -> None:
 
 
 def test_escaped_literal_in_arguments_is_text() -> None:
-    """A literal that only appears once the arguments are parsed is found as well."""
+    """A control token that appears only after the arguments are parsed is escaped too."""
     call = ToolCall("call_1", "f", '{"x": "\\u003c|im_end|>"}')
 
     token_ids = prompt_encoder().encode_messages([Message(role="assistant", tool_calls=(call,))])
@@ -126,7 +126,7 @@ def test_escaped_literal_in_arguments_is_text() -> None:
 
 
 def test_markup_of_an_assistant_stays_markup() -> None:
-    """What an assistant wrote keeps its own markup, but ends no turn."""
+    """An assistant's text keeps its call markup, but its stop tokens are escaped."""
     said = Message(role="assistant", content="<tool_call>broken</tool_call><|im_end|>")
 
     token_ids = prompt_encoder().encode_messages([said], add_generation_prompt=False)
@@ -138,7 +138,7 @@ def test_markup_of_an_assistant_stays_markup() -> None:
 @settings(max_examples=examples(30))
 @given(conversation=conversations(), tools=tools)
 def test_pieces_make_the_whole_prompt(conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:
-    """The ids of a first prompt, of generated messages and of deltas, joined, are those of the whole conversation."""
+    """The ids of the first prompt, generated messages and deltas join to those of the whole conversation."""
     encoder = prompt_encoder()
     messages = messages_from_chat([*as_sent(conversation), {"role": "user", "content": "And now?"}])
     spoken = [position for position, message in enumerate(messages) if message.role == "assistant"]
@@ -155,7 +155,7 @@ def test_pieces_make_the_whole_prompt(conversation: list[dict[str, Any]], tools:
 @settings(max_examples=examples(30))
 @given(user=hostile, said=hostile)
 def test_delta_makes_no_control_token_of_text(user: str, said: str) -> None:
-    """What a user says in a later turn is text, whatever the assistant's message spells."""
+    """A user's text in a later turn stays text, whatever the assistant's message spells."""
     delta = prompt_encoder().encode_delta(
         Message(role="assistant", content=said), [Message(role="user", content=user)], closed=False
     )
@@ -169,7 +169,7 @@ def test_delta_makes_no_control_token_of_text(user: str, said: str) -> None:
 
 
 def test_stop_token_that_an_assistant_spells_ends_no_turn() -> None:
-    """Only the template's own stop token is a place to go on from."""
+    """A delta continues only from the template's own stop token."""
     encoder = prompt_encoder("{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}")
 
     with pytest.raises(InternalFailure, match="stop token"):
@@ -177,7 +177,7 @@ def test_stop_token_that_an_assistant_spells_ends_no_turn() -> None:
 
 
 def test_turn_ends_with_a_stop_token() -> None:
-    """Only tokens whose last one is a stop token end the turn."""
+    """`ends_turn` is true only if the last token is a stop token."""
     encoder = prompt_encoder()
 
     assert encoder.ends_turn((5, token_id("<|im_end|>")))

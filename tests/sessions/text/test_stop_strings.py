@@ -1,4 +1,4 @@
-"""Stop strings against a model that looks at the whole text."""
+"""Tests of stop strings against a simple search of the whole text."""
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +31,7 @@ def longest_beginning(text: str, stops: list[str]) -> int:
 @given(pieces=st.lists(letters, max_size=6), stops=stop_sets)
 @settings(max_examples=examples(300))
 def test_any_pieces_are_matched_as_the_whole(pieces: list[str], stops: list[str]) -> None:
-    """However a text is cut, the same stop string is found, and no more is held back than must be."""
+    """The result does not depend on how the text is cut, and no more is held back than needed."""
     matcher = StopStrings(stops)
     passed, seen = "", ""
 
@@ -51,7 +51,7 @@ def test_any_pieces_are_matched_as_the_whole(pieces: list[str], stops: list[str]
 
 
 def test_beginning_within_a_beginning_is_found() -> None:
-    """A stop string that repeats itself is found where a longer beginning of it failed."""
+    """A repetitive stop string is found after a longer partial match has failed."""
     matcher = StopStrings(["aabaaa"])
 
     outcome = matcher.push("aabaabaaa!")
@@ -60,7 +60,7 @@ def test_beginning_within_a_beginning_is_found() -> None:
 
 
 def test_failed_beginning_leaves_nothing_behind() -> None:
-    """What a longer beginning leaves when it fails is its own shorter beginning, and not more."""
+    """After a failed partial match, exactly the longest shorter match is kept."""
     matcher = StopStrings(["aaabb"])
 
     outcome = matcher.push("aaabaabb")
@@ -69,7 +69,7 @@ def test_failed_beginning_leaves_nothing_behind() -> None:
 
 
 def test_search_starts_anew_after_a_match() -> None:
-    """What stands before a match is no part of the next one."""
+    """Text before a match is not part of the next match."""
     matcher = StopStrings(["aa"])
 
     first = matcher.push("aaa")
@@ -80,7 +80,7 @@ def test_search_starts_anew_after_a_match() -> None:
 
 
 def test_long_stop_string_costs_no_more_than_its_text() -> None:
-    """A stop string made to be matched badly is read in one pass."""
+    """A stop string with the worst pattern is still searched in one pass."""
     matcher = StopStrings(["a" * 5000 + "b"])
 
     outcome = matcher.push("a" * 20000)
@@ -90,7 +90,7 @@ def test_long_stop_string_costs_no_more_than_its_text() -> None:
 
 
 def test_empty_stop_string_is_refused() -> None:
-    """An empty stop string would end every answer before it begins."""
+    """An empty stop string is refused."""
     with pytest.raises(InvalidRequest) as raised:
         StopStrings(["a", ""])
 

@@ -1,4 +1,4 @@
-"""From tokens to text and stop strings, however the tokens cut the bytes: nothing is lost, and nothing waits in vain."""
+"""Tests of tokens whose bytes cut characters: no text is lost, and none is held back without need."""
 
 from functools import cache
 from itertools import combinations
@@ -68,13 +68,13 @@ def begins(data: bytes) -> bool:
 
 
 def held_for(text: str, stops: tuple[str, ...]) -> int:
-    """How many characters at the end may be the beginning of a stop string."""
+    """How many characters at the end may be the start of a stop string."""
     sizes = range(1, min(len(text), max(map(len, stops)) - 1) + 1)
     return max((size for size in sizes if any(stop.startswith(text[-size:]) for stop in stops)), default=0)
 
 
 def first_stop(text: str, stops: tuple[str, ...]) -> int | None:
-    """Where the text ends: before the stop string that ends first, of those the longest."""
+    """Where the text ends: before the stop string that ends first; of several, the longest."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -116,7 +116,7 @@ def random_tokens(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
 @given(data=st.data())
 @settings(max_examples=examples(150))
 def test_streaming_is_decoding_at_once(make: object, data: st.DataObject) -> None:
-    """Random tokens, one by one, join to what the library decodes; never a character late, never half of one early."""
+    """Random tokens join to what the library decodes, and each character is passed on with its last byte."""
     tokenizer = make()  # type: ignore[operator]
     token_ids = data.draw(random_tokens(tokenizer))
     detokenizer = Detokenizer(tokenizer)
@@ -143,7 +143,7 @@ def likely_tokens(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
 @given(data=st.data(), stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3, unique=True).map(tuple))
 @settings(max_examples=examples(150))
 def test_stop_strings_cut_as_if_at_once(make: object, data: st.DataObject, stops: tuple[str, ...]) -> None:
-    """After every token what is held back may begin a stop string or is part of a character, and nothing more."""
+    """After every token only a possible start of a stop string or of a character is held back."""
     tokenizer = make()  # type: ignore[operator]
     token_ids = data.draw(st.one_of(likely_tokens(tokenizer), random_tokens(tokenizer)))
     parser = OutputParser(tokenizer, OutputRules(stop=stops))

@@ -1,4 +1,4 @@
-"""Encoding with and without added tokens."""
+"""Tests of encoding with and without added tokens."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_plain_text_has_the_same_ids_both_ways(text: str) -> None:
 
 @pytest.mark.parametrize("token", [*SPECIAL, *VISIBLE])
 def test_user_text_never_becomes_an_added_token(token: str) -> None:
-    """The literal of an added token, special or not, is spelled out."""
+    """In plain text the spelling of an added token is encoded as characters."""
     spelled = text_tokenizer().encode(f"a{token}b", allow_special=False)
 
     assert token_id(token) in text_tokenizer().encode(f"a{token}b", allow_special=True)
@@ -82,7 +82,7 @@ def test_user_text_never_becomes_an_added_token(token: str) -> None:
 
 
 def test_control_token_that_is_a_word_is_spelled_by_character() -> None:
-    """Where merges would make a control token of plain text, the text is taken apart."""
+    """If merges would make a control token of plain text, the text is encoded by character."""
     tokenizer = sentencepiece_tokenizer()
 
     spelled = tokenizer.encode_user_text("say <s>", continues=True)
@@ -92,7 +92,7 @@ def test_control_token_that_is_a_word_is_spelled_by_character() -> None:
 
 
 def test_text_that_continues_gets_no_leading_space() -> None:
-    """SentencePiece's space before the first word is for the first piece only."""
+    """Only the first piece of a text gets SentencePiece's leading space."""
     tokenizer = sentencepiece_tokenizer()
 
     assert tokenizer.encode("say", allow_special=True) == (tokenizer.token_id("▁say"),)
@@ -126,7 +126,7 @@ def test_unknown_ids_are_left_out(token_ids: list[int]) -> None:
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])
 def test_what_is_no_tokenizer_is_refused(content: str) -> None:
-    """A file that is no tokenizer fails validation by its name."""
+    """A file that is not a tokenizer fails validation and is named."""
     with pytest.raises(ValidationFailed, match=r"tokenizer\.json"):
         TextTokenizer(content)
 

@@ -1,4 +1,4 @@
-"""How models write calls: which form a template shows, and the one that is a list of Python calls."""
+"""Tests of tool call formats: how a template shows its format, and the parser of Python calls."""
 
 import json
 
@@ -11,12 +11,12 @@ from graftwork.sessions.tools.formats import (
     LLAMA3_JSON,
     MISTRAL,
     PYTHONIC,
-    TOOL_CALL_FORMS,
-    ToolCallForm,
-    tool_call_form,
+    TOOL_CALL_FORMATS,
+    ToolCallFormat,
+    tool_call_format,
 )
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, PlainText
-from graftwork.sessions.tools.python_parser import PythonicCallParser
+from graftwork.sessions.tools.python_parser import PythonCallParser
 
 
 @pytest.mark.parametrize(
@@ -30,31 +30,31 @@ from graftwork.sessions.tools.python_parser import PythonicCallParser
         ("in the format of [func_name1(params_name1=params_value1)]", PYTHONIC),
     ],
 )
-def test_a_template_shows_its_form(source: str | None, form: ToolCallForm) -> None:
-    """By what only the templates of a family hold; a form that is chosen goes before."""
-    assert tool_call_form(source) == form
-    assert tool_call_form(source, "qwen") == HERMES
+def test_a_template_shows_its_form(source: str | None, form: ToolCallFormat) -> None:
+    """The format is recognised by texts of the template; a chosen format has priority."""
+    assert tool_call_format(source) == form
+    assert tool_call_format(source, "qwen") == HERMES
 
 
 def test_a_template_s_spelling_is_the_one_that_is_enforced() -> None:
-    """Mistral's templates differ in a space."""
-    assert tool_call_form('{{- "[TOOL_CALLS] [" }}').opens == ("[TOOL_CALLS] [", "[TOOL_CALLS][")
-    assert tool_call_form('{{- "[TOOL_CALLS][" }}').opens == ("[TOOL_CALLS][", "[TOOL_CALLS] [")
+    """The template's own spelling of Mistral's opening comes first."""
+    assert tool_call_format('{{- "[TOOL_CALLS] [" }}').opens == ("[TOOL_CALLS] [", "[TOOL_CALLS][")
+    assert tool_call_format('{{- "[TOOL_CALLS][" }}').opens == ("[TOOL_CALLS][", "[TOOL_CALLS] [")
 
 
 def test_the_setting_takes_the_names_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no others."""
-    for name in ("auto", *TOOL_CALL_FORMS):
+    """The setting accepts exactly the names of the table."""
+    for name in ("auto", *TOOL_CALL_FORMATS):
         assert Settings.from_environment({"tool_call_form": name}).tool_call_form == name
     with pytest.raises(ValidationFailed):
-        tool_call_form(None, "cobol")
+        tool_call_format(None, "cobol")
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_python_calls_are_read(size: int) -> None:
-    """Literals become JSON, whatever the cuts."""
+    """Python literals become JSON, however the text is cut."""
     text = '[get_weather(city="Par\\"is", days=3), f(a=[1, None], b={"c": True})]'
-    parser = PythonicCallParser()
+    parser = PythonCallParser()
 
     events = [event for start in range(0, len(text), size) for event in parser.push(text[start : start + size])]
     events += parser.flush()
@@ -84,8 +84,8 @@ def test_python_calls_are_read(size: int) -> None:
     ],
 )
 def test_what_is_no_list_of_calls_is_text(text: str) -> None:
-    """Whole, and nothing of it is run."""
-    parser = PythonicCallParser()
+    """A text that is not a list of calls is returned unchanged, and never run."""
+    parser = PythonCallParser()
 
     events = parser.push(text) + parser.flush()
 

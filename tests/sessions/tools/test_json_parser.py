@@ -1,4 +1,4 @@
-"""Calls in a text that is being written."""
+"""Tests of finding JSON calls in a text that arrives in pieces."""
 
 import json
 import random
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.sessions.tools.formats import ToolCallForm
-from graftwork.sessions.tools.json_parser import ToolCallParser
+from graftwork.sessions.tools.formats import ToolCallFormat
+from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import arguments, names
@@ -35,7 +35,7 @@ SHARDS = [
 
 def parse(text: str, cuts: random.Random | None = None) -> list[ParserEvent]:
     """All events of a text, read at once or in random pieces; neighbours of a kind are joined."""
-    parser = ToolCallParser()
+    parser = JsonCallParser()
     events: list[ParserEvent] = []
     while text:
         size = cuts.randint(1, 4) if cuts else len(text)
@@ -65,7 +65,7 @@ def call(index: int, name: str, given: str, *, complete: bool = True) -> list[Pa
 @given(shards=st.lists(st.sampled_from(SHARDS), max_size=20), seed=st.integers(0, 999))
 @settings(max_examples=examples(200))
 def test_any_pieces_give_the_same_events(shards: list[str], seed: int) -> None:
-    """However a text is cut, whether its calls are whole or broken, the events are the same."""
+    """The events do not depend on how the text is cut, for whole and for broken calls."""
     text = "".join(shards)
 
     assert parse(text, random.Random(seed)) == parse(text)
@@ -74,7 +74,7 @@ def test_any_pieces_give_the_same_events(shards: list[str], seed: int) -> None:
 @given(calls=st.lists(st.tuples(names, arguments), max_size=3), seed=st.integers(0, 999), ascii=st.booleans())
 @settings(max_examples=examples(80))
 def test_calls_are_found_as_written(calls: list[tuple[str, dict[str, Any]]], seed: int, ascii: bool) -> None:
-    """Every call comes out with its name, and its arguments are the very characters that were written."""
+    """Every call has its name, and its arguments exactly as they were written."""
     written = [json.dumps(given, ensure_ascii=ascii) for _, given in calls]
     markup = [
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {text}}}\n</tool_call>'
@@ -92,7 +92,7 @@ def test_calls_are_found_as_written(calls: list[tuple[str, dict[str, Any]]], see
 @given(shards=st.lists(st.sampled_from(SHARDS), max_size=20))
 @settings(max_examples=examples(200))
 def test_text_without_calls_comes_out_whole(shards: list[str]) -> None:
-    """Where no call is announced, not one character is lost."""
+    """Text without a call is returned without a change."""
     text = "".join(shards)
     events = parse(text)
 
@@ -123,8 +123,8 @@ def is_object(text: str) -> bool:
 
 
 def test_call_is_announced_before_it_is_whole() -> None:
-    """The name is passed on when the arguments begin, and each piece of them at once."""
-    parser = ToolCallParser()
+    """A call is announced when its arguments begin, and each piece of them is passed on at once."""
+    parser = JsonCallParser()
 
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
     assert parser.push('{"a') == [CallStarted(0, "f"), CallArguments(0, '{"a')]
@@ -134,29 +134,29 @@ def test_call_is_announced_before_it_is_whole() -> None:
 
 
 def test_text_is_held_back_only_for_an_opening_marker() -> None:
-    """Text goes through at once, but for what may be the beginning of a marker."""
-    parser = ToolCallParser()
+    """Text is passed on at once, except a possible start of a marker."""
+    parser = JsonCallParser()
 
     assert parser.push("a \n<b> <tool") == [PlainText("a \n<b> ")]
     assert parser.push("s>") == [PlainText("<tools>")]
 
 
 def test_order_of_the_members_is_free() -> None:
-    """Arguments that come before the name wait for it; further members are passed over."""
+    """Arguments before the name wait for it; other members are ignored."""
     events = parse('<tool_call>{"id": 7, "arguments": {"a": [1]}, "name": "f", "x": null}</tool_call>')
 
     assert events == call(0, "f", '{"a": [1]}')
 
 
 def test_markers_within_strings_are_text() -> None:
-    """A marker within a string of the arguments ends nothing."""
+    """A marker inside a string of the arguments does not end the call."""
     given = '{"a": "</tool_call><tool_call>\\""}'
 
     assert parse(f'<tool_call>{{"name": "f", "arguments": {given}}}</tool_call>') == call(0, "f", given)
 
 
 def test_call_without_arguments_has_none() -> None:
-    """A call that names no arguments passes an empty object."""
+    """A call without arguments has an empty object."""
     assert parse('<tool_call>{"name": "f"}</tool_call>') == call(0, "f", "{}")
 
 
@@ -178,12 +178,12 @@ def test_call_without_arguments_has_none() -> None:
     ],
 )
 def test_what_is_no_call_is_text(text: str) -> None:
-    """Markup that was not announced comes out as it was written."""
+    """Markup of a call that was never announced is returned as text."""
     assert parse(text) == [PlainText(text)]
 
 
 def test_call_behind_broken_markup_is_found() -> None:
-    """A marker that opens nothing does not hide the next one."""
+    """An opening marker without a call does not hide the next call."""
     events = parse('<tool_call>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>')
 
     assert events == [PlainText("<tool_call>\n"), *call(0, "f", "{}")]
@@ -200,7 +200,7 @@ def test_call_behind_broken_markup_is_found() -> None:
     ],
 )
 def test_announced_call_that_breaks_is_finished(given: str, behind: str) -> None:
-    """An announced call whose arguments break off or are no JSON is finished with what came, and marked."""
+    """An announced call with broken arguments is finished with them, and is marked incomplete."""
     events = parse('<tool_call>{"name": "f", "arguments": ' + given + behind)
 
     assert events == call(0, "f", given, complete=False)
@@ -208,19 +208,19 @@ def test_announced_call_that_breaks_is_finished(given: str, behind: str) -> None
 
 @pytest.mark.parametrize("behind", ["", "}", "}}</tool_call>", "</tool_call>", ", x}</tool_call>"])
 def test_whole_arguments_are_used_whatever_follows(behind: str) -> None:
-    """A brace or a marker too few or too many behind the arguments does not spoil them."""
+    """A missing or an extra brace or marker after the arguments does not break them."""
     assert parse('<tool_call>{"name": "f", "arguments": {"a": 1}' + behind) == call(0, "f", '{"a": 1}')
 
 
 def test_call_that_never_closed_ends_where_the_next_opens() -> None:
-    """The next opening marker ends a call whose closing one is missing."""
+    """An opening marker ends a call whose closing marker is missing."""
     opened = '<tool_call>{"name": "f", "arguments": {}}'
 
     assert parse(opened + opened + "</tool_call>") == [*call(0, "f", "{}"), *call(1, "f", "{}")]
 
 
 def test_text_behind_a_call_keeps_its_white_space() -> None:
-    """White space behind a call is swallowed unless text follows."""
+    """White space after a call is dropped unless text follows."""
     closed = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
     assert parse(closed + " \n") == call(0, "f", "{}")
@@ -228,8 +228,8 @@ def test_text_behind_a_call_keeps_its_white_space() -> None:
 
 
 def test_forms_are_data() -> None:
-    """Another family's markers and names are read by the same parser."""
-    parser = ToolCallParser(ToolCallForm("<|call|>", "<|end|>", arguments_key="parameters"))
+    """The same parser reads another family's markers and names."""
+    parser = JsonCallParser(ToolCallFormat("<|call|>", "<|end|>", arguments_key="parameters"))
 
     events = parser.push('<|call|>{"name": "f", "parameters": {"a": 1}}<|end|>')
 
@@ -237,7 +237,7 @@ def test_forms_are_data() -> None:
 
 
 def test_deep_nesting_is_no_danger() -> None:
-    """Arguments nested beyond what a JSON reader takes are marked as broken."""
+    """Arguments nested too deep for a JSON reader are marked incomplete."""
     given = '{"a": ' + "[" * 50000 + "]" * 50000 + "}"
 
     events = parse('<tool_call>{"name": "f", "arguments": ' + given + "}</tool_call>")

@@ -1,4 +1,4 @@
-"""What two verbs on one session may do to one another when they meet in the middle."""
+"""Two actions on one session at the same time."""
 
 import asyncio
 import threading
@@ -23,12 +23,12 @@ async def hesitant(database_url: str) -> AsyncIterator[HesitantDatabase]:
 
 async def until_running(world: World, session_id: str) -> None:
     """Return once the session's row says that a turn runs."""
-    while (await world.service.get(principal(), session_id)).status is not SessionStatus.RUNNING:
+    while (await world.load(principal(), session_id)).status is not SessionStatus.RUNNING:
         pass
 
 
 class LongEncoder(PromptEncoder):
-    """Takes as long over a prompt as it is made to."""
+    """Encodes a prompt only when the test allows it."""
 
     def __init__(self) -> None:
         ready = prompt_encoder()
@@ -42,14 +42,14 @@ class LongEncoder(PromptEncoder):
 
 
 async def test_a_long_prompt_holds_nobody_up(sqlite_database: Database) -> None:
-    """While one turn's prompt is encoded, everybody else is answered."""
+    """Other requests are answered while a long prompt is encoded."""
     encoder = LongEncoder()
     world, me = World(sqlite_database, encoder=encoder), principal()
     session = await world.session(me)
     starting = asyncio.create_task(world.service.start_turn(me, session.session_id, "long " * 100))
     assert await asyncio.to_thread(encoder.has_begun.wait, 20)
 
-    meanwhile = await world.service.get(me, session.session_id)
+    meanwhile = await world.load(me, session.session_id)
     encoder.may_end.set()
     turn = await (await starting).result()
 
@@ -57,7 +57,7 @@ async def test_a_long_prompt_holds_nobody_up(sqlite_database: Database) -> None:
 
 
 async def test_turn_outlives_a_database_that_is_away(hesitant: HesitantDatabase) -> None:
-    """What was generated meanwhile is stored once the database is back: every event, the answer, and the usage."""
+    """Every event, the answer and the usage are stored once the database is back."""
     world, me = World(hesitant), principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -76,13 +76,13 @@ async def test_turn_outlives_a_database_that_is_away(hesitant: HesitantDatabase)
 
 
 async def until_cancel_is_asked_for(world: World, session_id: str) -> None:
-    """Return once the session's row says so."""
-    while not (await world.service.get(principal(), session_id)).cancel_requested:
+    """Return once the session's row has a cancel request."""
+    while not (await world.load(principal(), session_id)).cancel_requested:
         pass
 
 
 async def test_turn_that_begins_during_a_recovery_lives(hesitant: HesitantDatabase) -> None:
-    """A recovery that looks for what a crash left takes no turn that began after it was called."""
+    """A recovery does not fail a turn that began during its search."""
     world, me = World(hesitant), principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -103,7 +103,7 @@ async def test_turn_that_begins_during_a_recovery_lives(hesitant: HesitantDataba
 @pytest.mark.parametrize("verb", ["cancel", "close_session"])
 @pytest.mark.parametrize("is_speaking", [True, False])
 async def test_cancel_meets_a_turn_of_another_process(database: Database, verb: str, is_speaking: bool) -> None:
-    """Whichever process is asked, the turn has ended when it answers: it heard with its next event, or heartbeat."""
+    """A cancel through another process ends the turn, at its next commit or heartbeat, before the cancel returns."""
     first = World(database, heartbeat_s=1000.0 if is_speaking else 0.01)
     other, me = World(database, first.clock, "second"), principal()
     session = await first.session(me)
@@ -124,7 +124,7 @@ async def test_cancel_meets_a_turn_of_another_process(database: Database, verb: 
 
 @pytest.mark.parametrize("verb", ["cancel", "close_session"])
 async def test_cancel_meets_a_turn_that_is_being_launched(hesitant: HesitantDatabase, verb: str) -> None:
-    """A turn that its row says runs, but whose task has not begun, is cancelled like any other."""
+    """A turn whose row is stored but whose task has not started is cancelled too."""
     world, me = World(hesitant), principal()
     session = await world.session(me)
     world.will_say(Answer("A long story", waits=True))
@@ -134,7 +134,7 @@ async def test_cancel_meets_a_turn_that_is_being_launched(hesitant: HesitantData
 
     ending = asyncio.create_task(getattr(world.service, verb)(me, session.session_id))
     for _ in range(10):
-        await world.service.get(me, session.session_id)  # meanwhile it looks, and finds no task to end
+        await world.load(me, session.session_id)  # meanwhile it looks, and finds no task to end
     assert not ending.done()
     may_start.set()
     async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""What a turn goes by."""
+"""The settings of a turn."""
 
 import pytest
 
@@ -16,12 +16,12 @@ from graftwork.sessions.turns.settings import (
 
 
 def test_defaults_are_the_engines() -> None:
-    """A session that says nothing samples as the engine does by itself."""
+    """A session without sampling fields has the engine's defaults."""
     assert read_sampling({}).sampling_params(9) == SamplingParams(max_tokens=9)
 
 
 def test_every_field_reaches_the_engine() -> None:
-    """Each sampling field has its place; a null is as good as absent, and -1 keeps all of top_k."""
+    """Each sampling field reaches the engine; null means absent, and a top_k of -1 means no limit."""
     drawing = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1}
     ending = {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [5, 6]}
     counting = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
@@ -38,7 +38,7 @@ def test_every_field_reaches_the_engine() -> None:
 
 @pytest.mark.parametrize("sampling", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])
 def test_tokens_outside_the_vocabulary_are_refused(sampling: dict[str, object]) -> None:
-    """An id that no token has is a mistake of the field that names it."""
+    """A token id outside the vocabulary is refused with the field's name."""
     params = read_sampling(sampling).sampling_params(9)
 
     check_vocabulary(params, 101)
@@ -56,7 +56,7 @@ def test_one_stop_string_is_a_list_of_one() -> None:
 
 
 def test_overrides_replace_field_by_field() -> None:
-    """A turn's sampling goes over the session's, and what it does not name stays."""
+    """A turn's sampling overrides single fields of the session's."""
     session = SessionSettings(tool_choice="none", sampling={"temperature": 1, "seed": 7})
 
     over = TurnOverrides(sampling={"temperature": 0}).over(session)
@@ -84,7 +84,7 @@ def test_overrides_replace_field_by_field() -> None:
     ],
 )
 def test_overrides_that_are_not_served(overrides: TurnOverrides, param: str) -> None:
-    """A turn's own settings are checked as a session's are."""
+    """A turn's settings are checked like a session's."""
     with pytest.raises(ValidationFailed) as caught:
         overrides.over(SessionSettings())
 
@@ -92,7 +92,7 @@ def test_overrides_that_are_not_served(overrides: TurnOverrides, param: str) -> 
 
 
 def test_strict_is_no_part_of_the_prompt() -> None:
-    """What the server is to enforce is not shown to the model, so that a session's prompt does not depend on it."""
+    """`strict` is not part of the prompt, so it does not change a session's prompt."""
     tool = {"type": "function", "function": {"name": "f", "strict": True}}
 
     shown = NO_OVERRIDES.over(SessionSettings(tools=(tool,))).opening.tools
@@ -101,7 +101,7 @@ def test_strict_is_no_part_of_the_prompt() -> None:
 
 
 def test_answer_gets_what_the_context_leaves() -> None:
-    """Without a limit an answer may fill the context; with one it is cut to what is left."""
+    """An answer without a limit may fill the context; a limit is cut to what is left."""
     assert turn_budget(SessionSettings(), 1000, 2000) == TokenBudget(1000, 256)
     assert turn_budget(SessionSettings(sampling={"max_tokens": 10}), 1000, 2000) == TokenBudget(10, 10)
     assert turn_budget(SessionSettings(sampling={"max_tokens": 10}), 1999, 2000) == TokenBudget(1, 1)

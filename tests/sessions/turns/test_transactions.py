@@ -1,4 +1,4 @@
-"""How often one turn makes the database commit."""
+"""The number of transactions of one turn."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -18,7 +18,7 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.database import Database
 from graftwork.sessions.core.session import TurnStatus
-from graftwork.sessions.turns.handle import RunningTurn
+from graftwork.sessions.turns.handle import TurnHandle
 from tests.sessions.fakes_sessions import AnsweringEngine, Timeline, World, principal
 from tests.sessions.fakes_text import token_id
 
@@ -26,7 +26,7 @@ NUM_TOKENS = 200
 
 
 class Transactions:
-    """Counts what the database is asked for."""
+    """Counts transactions."""
 
     def __init__(self) -> None:
         self.num_begun = self.num_committed = 0
@@ -50,11 +50,11 @@ async def transactions() -> AsyncIterator[Transactions]:
 
 
 class PacedEngine(AnsweringEngine):
-    """Generates the next token when it is told to."""
+    """Generates one token for each `tell`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_told = 0
+        self.num_taken = 0
         self._tokens: asyncio.Queue[None] = asyncio.Queue()
 
     def tell(self) -> None:
@@ -65,17 +65,17 @@ class PacedEngine(AnsweringEngine):
         for _ in range(NUM_TOKENS):
             await self._tokens.get()
             yield TokensGenerated((token_id("a"),))
-            self.num_told += 1
+            self.num_taken += 1
         yield RequestFinished(FinishReason.LENGTH, NUM_TOKENS)
 
 
 class Reader:
-    """Follows a turn, as a stream does."""
+    """Reads the events of a turn, as a stream does."""
 
     def __init__(self) -> None:
         self.num_characters = 0
 
-    async def read(self, turn: RunningTurn) -> None:
+    async def read(self, turn: TurnHandle) -> None:
         """Read the turn to its end."""
         async with aclosing(turn.events()) as events:
             async for told in events:
@@ -86,7 +86,7 @@ class Reader:
 async def test_a_turn_of_two_hundred_tokens_makes_few_transactions(
     database: Database, transactions: Transactions, interval_ms: float
 ) -> None:
-    """At most 30 in all, reads included, from the request to the stored answer."""
+    """A turn of 200 tokens makes at most 30 transactions, reads included."""
     time, engine, me = Timeline(), PacedEngine(), principal()
     world = World(database, time.clock, engine=engine, pause=time.pause)
     session = await world.session(me)
@@ -96,7 +96,7 @@ async def test_a_turn_of_two_hundred_tokens_makes_few_transactions(
     reading = asyncio.create_task(reader.read(running))
     for number in range(1, NUM_TOKENS + 1):
         engine.tell()
-        while engine.num_told < number or (reader.num_characters < number and not time.num_pauses):
+        while engine.num_taken < number or (reader.num_characters < number and not time.num_pauses):
             await time.advance(0)
         await time.advance(interval_ms / 1000)
     turn = await running.result()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
+from graftwork.engine.grammar.compile.compile_budget import CompileBudget
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler
-from graftwork.engine.grammar.compile.tenant_budget import CompileBudget
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import ManualClock

@@ -146,7 +146,7 @@ def test_damage_is_found_when_it_is_read(tmp_path: Path) -> None:
     content[-2 * PAGE_BYTES + 5] ^= 1
     path.write_bytes(content)
 
-    num_read = disk.read_run(keys, memoryview(bytearray(4 * PAGE_BYTES)))
+    num_read = disk.read_pages(keys, memoryview(bytearray(4 * PAGE_BYTES)))
 
     assert (num_read, disk.counters.corrupt, disk.num_pages, bytes_in(tmp_path)) == (2, 1, 0, 0)
 

@@ -82,7 +82,7 @@ class DiskMachine(RuleBasedStateMachine):
         keys = keys_of(part)
         held = [self.disk.holds(key) for key in keys]
         space = bytearray(len(keys) * PAGE_BYTES)
-        num_read = self.disk.read_run(keys, memoryview(space))
+        num_read = self.disk.read_pages(keys, memoryview(space))
         assert bytes(space[: num_read * PAGE_BYTES]) == b"".join(pages_of(keys[:num_read]))
         assert num_read <= [*held, False].index(False)
         if self.is_sound:

@@ -147,6 +147,7 @@ def test_the_estimate_follows_a_device_that_became_slower_or_faster(factor: floa
     for count in range(1, 101):
         tracker.observe_load(Tier.DISK, count, factor * H200.disk.seconds(count))
         tracker.observe_prefill(count, 1000, factor * H200.prefill.seconds(count, 1000))
+        tracker.check_integrity()
 
     assert tracker.cost.disk.seconds(50) == pytest.approx(factor * H200.disk.seconds(50), rel=0.01)
     assert tracker.cost.prefill.seconds(50, 0) == pytest.approx(factor * H200.prefill.seconds(50, 0), rel=0.01)

@@ -23,7 +23,7 @@ class CountedLru:
 
 def evictable_nodes(lab: KvLab, asking: Domain) -> list[Node]:
     """Returns the idle leaves of the asking domain and of all domains above their reserve."""
-    page_store = lab.memory.page_store
+    page_store = lab.kv_cache.page_store
     reserve = page_store.reserve_pages(Tier.DEVICE)
     return [
         node
@@ -41,7 +41,7 @@ def test_the_evicted_page_is_the_one_that_a_full_search_finds(seed: int) -> None
     may go."""
     random = Random(seed)
     lab = KvLab(device=60, host=0, context=4, ranking=CountedLru(), reserve_share=0.6)
-    page_store = lab.memory.page_store
+    page_store = lab.kv_cache.page_store
     num_dropped = 0
     for _ in range(400):
         domain = f"domain {random.randrange(random.choice([2, 5, 12]))}"
@@ -55,7 +55,7 @@ def test_the_evicted_page_is_the_one_that_a_full_search_finds(seed: int) -> None
             assert len(gone) == min(len(candidates), 1)
             assert all(node.last_used == min(one.last_used for one in candidates) for node in gone)
             num_dropped += len(gone)
-        lab.memory.check_integrity()
+        lab.kv_cache.check_integrity()
     assert num_dropped > 200
 
 
@@ -66,7 +66,7 @@ def test_an_eviction_costs_the_same_with_many_domains_as_with_few(reserve_share:
     for num_domains in (8, 800):
         ranking = CountedLru()
         lab = KvLab(device=2400, host=0, context=4, ranking=ranking, reserve_share=reserve_share)
-        page_store = lab.memory.page_store
+        page_store = lab.kv_cache.page_store
         for number in range(num_domains):
             lab.run(f"domain {number}", [7, 7, number % 50, number // 50])
         lab.run("large", [number % 11 for number in range(1200)])

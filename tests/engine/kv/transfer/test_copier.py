@@ -32,9 +32,9 @@ class WatchedDiskStore(DiskStore):
 
     most_at_once = 0
 
-    def read_run(self, keys: Sequence[PageKey], into: memoryview) -> int:
+    def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
         self.most_at_once = max(self.most_at_once, len(keys))
-        return super().read_run(keys, into)
+        return super().read_pages(keys, into)
 
 
 class GatedDiskStore(WatchedDiskStore):

@@ -58,6 +58,7 @@ def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
 
     for layer in range(5):
         gate.wait(layer)
+    gate.check_integrity()
 
     assert waited == ["first", "first", "second", "second", "third"]
 
@@ -70,6 +71,7 @@ def test_a_failed_load_lets_no_step_read_missing_layers() -> None:
 
     gates.wait(3)  # not selected yet
     gates.select(["load"])
+    gates.check_integrity()
     gates.wait(1)
     with pytest.raises(LoadFailed, match="layer 2"):
         gates.wait(2)

@@ -12,12 +12,12 @@ from tests.engine.kv_lab import KvLab
 def offloaded(lab: KvLab, tokens: tuple[int, ...]) -> list[Node]:
     """Runs a request of domain `x` with a public first page, offloads it, and returns its nodes."""
     path = TokenPath(PrefixScope(CacheScope(b"x"), CacheScope(b"public"), 1), tokens, b"x")
-    allocation = lab.memory.allocate_path(path, lab.memory.match(path), len(tokens))
+    allocation = lab.kv_cache.allocate_path(path, lab.kv_cache.match(path), len(tokens))
     assert allocation is not None
     lab.compute(path, allocation)
-    lab.memory.offload(path, allocation.pages, None)
+    lab.kv_cache.offload(path, allocation.pages, None)
     lab.fire_all()
-    return lab.memory.page_store.tree.walk(path.scope, path.token_ids)
+    return lab.kv_cache.page_store.tree.walk(path.scope, path.token_ids)
 
 
 def test_the_host_keeps_new_pages_of_a_running_request() -> None:
@@ -26,19 +26,19 @@ def test_the_host_keeps_new_pages_of_a_running_request() -> None:
     lab = KvLab(device=8, host=6)
     use = SessionUse(SessionKey("running"))
     lab.run("x", (1, 2, 3, 4), "old")
-    old = lab.memory.page_store.tree.nodes_on(Tier.DEVICE)
-    lab.memory.offloader.save(old)
+    old = lab.kv_cache.page_store.tree.nodes_on(Tier.DEVICE)
+    lab.kv_cache.offloader.save(old)
     lab.fire_all()
     path = lab.path("x", (5, 6, 7, 8, 9, 1, 2, 3))
-    allocation = lab.memory.allocate_path(path, lab.memory.match(path), 8, use)
+    allocation = lab.kv_cache.allocate_path(path, lab.kv_cache.match(path), 8, use)
     assert allocation is not None
     lab.compute(path, allocation)
-    made = lab.memory.insert(path, allocation.pages, use)
-    lab.memory.offloader.save(made)
+    made = lab.kv_cache.insert(path, allocation.pages, use)
+    lab.kv_cache.offloader.save(made)
     lab.fire_all()
 
     lab.run("x", (3, 3, 3, 3), "next")
-    lab.memory.offloader.save(lab.memory.page_store.tree.nodes_on(Tier.DEVICE))
+    lab.kv_cache.offloader.save(lab.kv_cache.page_store.tree.nodes_on(Tier.DEVICE))
     lab.fire_all()
 
     assert [node.host is not None for node in made] == [True] * 4
@@ -49,11 +49,11 @@ def test_the_host_keeps_new_pages_of_a_running_request() -> None:
 def test_a_limit_on_the_host_holds_after_a_public_prefix() -> None:
     """After a copy whose first page is public, a domain has only the two pages on the host that its limit allows."""
     lab = KvLab(device=8, host=8)
-    lab.memory.set_limits(b"x", KvLimits(host_bytes=200))
+    lab.kv_cache.set_limits(b"x", KvLimits(host_bytes=200))
 
     offloaded(lab, (1, 2, 3, 4, 5, 6, 7, 8))
 
-    assert lab.memory.page_store.used_pages(Tier.HOST, b"x") == 2
+    assert lab.kv_cache.page_store.used_pages(Tier.HOST, b"x") == 2
     lab.check()
 
 
@@ -61,7 +61,7 @@ def test_a_domain_makes_its_own_room_after_a_public_prefix() -> None:
     """A host full of a domain's older pages takes all of the domain's next path, whose first page is public."""
     lab = KvLab(device=12, host=4)
     lab.run("x", (9, 9, 9, 9, 9, 9, 9, 9))
-    lab.memory.offloader.save(lab.memory.page_store.tree.nodes_on(Tier.DEVICE))
+    lab.kv_cache.offloader.save(lab.kv_cache.page_store.tree.nodes_on(Tier.DEVICE))
     lab.fire_all()
 
     nodes = offloaded(lab, (1, 2, 3, 4, 5, 6, 7, 8))
@@ -74,12 +74,14 @@ def test_no_room_is_made_for_a_page_that_cannot_be_saved() -> None:
     """A page whose parent is not on the host is not saved, and no page is evicted for it."""
     lab = KvLab(device=12, host=2)
     lab.run("x", (9, 9, 9, 9))
-    kept = lab.memory.page_store.tree.nodes_on(Tier.DEVICE)
-    lab.memory.offloader.save(kept)
+    kept = lab.kv_cache.page_store.tree.nodes_on(Tier.DEVICE)
+    lab.kv_cache.offloader.save(kept)
     lab.fire_all()
     lab.run("x", (1, 2, 3, 4))
 
-    lab.memory.offloader.save([node for node in lab.memory.page_store.tree.nodes_on(Tier.DEVICE) if node.depth == 1])
+    lab.kv_cache.offloader.save(
+        [node for node in lab.kv_cache.page_store.tree.nodes_on(Tier.DEVICE) if node.depth == 1]
+    )
 
     assert [node.host is not None for node in kept] == [True, True]
     lab.check()
@@ -88,19 +90,19 @@ def test_no_room_is_made_for_a_page_that_cannot_be_saved() -> None:
 def test_queues_stay_bounded_behind_a_slow_disk() -> None:
     """While one slow write runs and sessions come and close, the queues of pages to write stay bounded."""
     lab = KvLab(device=12, host=8)
-    memory = lab.memory
+    kv_cache = lab.kv_cache
     for number in range(100):
         path, use = lab.path("x", (number, 0, number, 1)), SessionUse(SessionKey(f"s{number}"))
-        allocation = memory.allocate_path(path, memory.match(path), 4, use)
+        allocation = kv_cache.allocate_path(path, kv_cache.match(path), 4, use)
         assert allocation is not None
         lab.compute(path, allocation)
-        nodes = memory.insert(path, allocation.pages, use)
-        memory.set_history(path, use)
-        memory.release(allocation.pages)
-        memory.offloader.save(nodes)
-        memory.finish_transfer(lab.copies.fire(-1))
-        memory.offloader.store(nodes)
-        memory.close_session(path, use)
+        nodes = kv_cache.insert(path, allocation.pages, use)
+        kv_cache.set_history(path, use)
+        kv_cache.release(allocation.pages)
+        kv_cache.offloader.save(nodes)
+        kv_cache.finish_transfer(lab.copies.fire(-1))
+        kv_cache.offloader.store(nodes)
+        kv_cache.close_session(path, use)
         lab.check()
 
     assert [plan.kind for plan, _ in lab.copies.under_way] == [TransferKind.STORE]

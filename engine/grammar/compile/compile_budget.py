@@ -1,4 +1,4 @@
-"""Seconds of compiling that each domain may use: credit that is spent at once and comes back over a minute."""
+"""Limits the seconds of compiling that each domain may use. Spent seconds come back evenly over a minute."""
 
 from collections import OrderedDict
 
@@ -8,23 +8,23 @@ _MAX_PARTIES = 4096
 
 
 class CompileBudget:
-    """Credit by domain; who has never compiled, or long ago, has all of it and takes no memory."""
+    """The credit of each domain. A domain that has not compiled in the last minute has full credit and takes no memory."""
 
     def __init__(self, seconds_per_minute: float, clock: Clock) -> None:
         self._whole = seconds_per_minute
         self._clock = clock
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """(seconds spent, when that was so)"""
+        """By domain: (seconds spent, at which time)."""
 
     def charge(self, domain: str, seconds: float) -> None:
-        """A compile has ended; it may spend more than there was, and is waited off then."""
+        """Charge an ended compile. The credit may become negative; then the domain waits until it is positive again."""
         self._spent[domain] = (self._debt(domain) + seconds, self._clock.monotonic())
         self._spent.move_to_end(domain)
         while len(self._spent) > _MAX_PARTIES:
             self._spent.popitem(last=False)
 
     def seconds_until_credit(self, domain: str) -> float:
-        """0 where it may compile now."""
+        """Seconds until the domain may compile again. 0 if it may now."""
         return max(0.0, (self._debt(domain) - self._whole) * 60 / self._whole)
 
     def _debt(self, domain: str) -> float:

@@ -1,4 +1,4 @@
-"""Reading checkpoints: what is refused, and what a fingerprint depends on."""
+"""Reading model folders: what is refused, and what a fingerprint depends on."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def edited(base: Path, folder: Path, edit: Edit, name: str = "config.json") -> P
 
 @pytest.mark.parametrize("damage", ["missing", "misshapen"])
 def test_a_tensor_that_is_missing_or_misshapen_is_named(lab: Lab, tmp_path: Path, damage: str) -> None:
-    """The engine does not start, and says which tensor is at fault."""
+    """The engine does not start, and names the tensor."""
     folder = tmp_path / "model"
     shutil.copytree(lab.base, folder)
     tensors = load_file(folder / "model.safetensors")
@@ -44,7 +44,7 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(lab: Lab, tmp_path: Path
 
 
 def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
-    """Neither config.json nor weights: each is asked for by name."""
+    """Without config.json or without weights, the error names what is missing."""
     with pytest.raises(InvalidRequest, match=r"config\.json"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -53,7 +53,7 @@ def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
 
 
 def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed(lab: Lab) -> None:
-    """Whatever a valid request may need must fit into an empty pool."""
+    """Device memory that cannot hold one context is refused, with the bytes that are needed."""
     keys_and_values, layers, context, kv_width, itemsize = 2, 2, 256, 16, 4
     needed = keys_and_values * layers * context * kv_width * itemsize
 
@@ -62,7 +62,7 @@ def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed
 
 
 def test_a_fingerprint_is_of_the_bytes_and_not_of_the_place(lab: Lab, tmp_path: Path) -> None:
-    """A copy has the same; one changed weight, or one changed setting, has another."""
+    """A copy of a folder has the same fingerprint; a changed weight or setting gives another."""
     copy, changed = tmp_path / "copy", tmp_path / "changed"
     shutil.copytree(lab.base, copy)
     shutil.copytree(lab.base, changed)

@@ -1,4 +1,4 @@
-"""What the operator has declared public, and nothing else, is shared."""
+"""Tests of public prefixes: only what the operator has declared is shared."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +9,9 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import SessionId, TenantId
 from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus
-from graftwork.sessions.generation.public_prefixes import PublicPrefixes
 from graftwork.sessions.text.messages import Message
-from graftwork.sessions.turns.kv import History, SessionKv
+from graftwork.sessions.text.prompt_encoder import PublicPrefixes
+from graftwork.sessions.turns.kv import History, SessionKvClient
 from tests.api.fakes import FakeEngine
 from tests.sessions.fakes_text import ScriptedEngine, generator_on, prompt_encoder
 from tests.sessions.generation.test_generator import request
@@ -57,14 +57,14 @@ async def test_every_request_says_how_much_of_its_prompt_is_public(prefixes: Pub
 
 
 async def test_every_act_on_a_sessions_kv_says_how_much_is_public(prefixes: PublicPrefixes) -> None:
-    """What is asked of the engine between turns carries the same number as the turns themselves."""
+    """A session command carries the number of public tokens at the start of the history."""
     engine = FakeEngine()
     prompt = prompt_encoder().encode_messages([Message("system", HOUSE_RULES), Message("user", "Hi")])
 
     model, settings = ResolvedModel("tiny", None), SessionSettings()
     session = AgentSession(SessionId("ses_1"), TenantId("t"), SessionStatus.IDLE, model, settings, {}, 0.0, 0.0)
 
-    await SessionKv(engine, b"pepper", prefixes).read(History(session, prompt))
+    await SessionKvClient(engine, b"pepper", prefixes).read(History(session, prompt))
 
     assert [command.public_tokens for command in engine.session_commands] == [prefixes.tokens_of(prompt)]
 

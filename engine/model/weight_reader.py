@@ -1,4 +1,7 @@
-"""Reads a Hugging Face checkpoint from memory-mapped safetensors."""
+"""Reads the weight files of a model folder, memory-mapped safetensors.
+
+Owns which tensors have been read. Never loads a tensor before it is asked for.
+"""
 
 from pathlib import Path
 
@@ -11,8 +14,8 @@ from graftwork.platform.errors import InvalidRequest
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
-class Checkpoint:
-    """The tensors of a model folder by name, across its shards; read only when asked for."""
+class WeightReader:
+    """The tensors of a model folder by name, over all its files."""
 
     def __init__(self, folder: Path) -> None:
         self._files = weight_files(folder)
@@ -27,13 +30,13 @@ class Checkpoint:
 
     @property
     def unread(self) -> frozenset[str]:
-        """Names of the tensors that nobody has read yet."""
+        """Names of the tensors that have not been read."""
         return frozenset(self._unread)
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor on the CPU in its own dtype.
+        """Read one tensor onto the CPU, in its own dtype.
 
-        Raises InvalidRequest if it is missing, of another shape, or of a dtype that no unquantised model has.
+        Raises InvalidRequest if it is missing, or has another shape or the dtype of a quantised model.
         """
         path = self._file_by_name.get(name)
         if path is None:

@@ -1,0 +1,264 @@
+"""The OpenAPI document: FastAPI's own, with errors, streams, headers, keys, examples and descriptions added.
+
+Owns what the document says beyond the routes' types. Never changes how a route behaves.
+Invariant: each operation lists every status that it can answer with.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
+from graftwork.api.openapi import examples
+from graftwork.api.openapi.declare import EVENT_CLASSES
+from graftwork.api.openapi.errors import (
+    LIMIT_HEADERS,
+    error_components,
+    error_reference,
+    header_components,
+    header_references,
+)
+from graftwork.api.schemas.base import NativeBody, OpenAiBody
+from graftwork.platform.answers.base import Answer
+from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
+
+DESCRIPTION = """Graftwork serves one base model, many tenants' LoRA adapters, and agent sessions that last.
+
+Tenants use a key `gw_…`, operators a key `gwa_…`, sent as `Authorization: Bearer` or as `x-api-key`.
+Every answer has the header `x-request-id`, and every error has the same shape."""
+
+TAGS = {
+    "inference": "OpenAI's and Anthropic's routes that generate text, and tokenization.",
+    "responses": "OpenAI's Responses API and its conversations.",
+    "sessions": "Agent sessions: turns, tool outputs, forks, and the events of each.",
+    "models": "The names that requests may give as `model`.",
+    "adapters": "A tenant's LoRA adapters, their versions and aliases.",
+    "usage": "A tenant's own usage and limits.",
+    "admin": "Tenants, keys, quotas and replicas, with the operator's key.",
+    "operations": "Health, readiness, metrics and the version. They need no key.",
+}
+"""By tag: its description."""
+
+_RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
+_LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_METERED = ("inference", "responses", "sessions")
+"""Tags whose POST routes reserve tokens of the tenant's limits."""
+
+
+def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:
+    """Complete FastAPI's document of these routes, in place."""
+    by_operation = {route.operation_id or route.name: route for route in routes}
+    document["info"] |= {
+        "description": DESCRIPTION,
+        "contact": {"name": "Graftwork", "url": "https://github.com/graftwork/graftwork"},
+        "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    }
+    document["servers"] = [{"url": "/", "description": "This server."}]
+    document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    for operation in _operations(document):
+        _complete_operation(operation, by_operation[operation["operationId"]])
+    _complete_components(document)
+    _drop_unused(document)
+    return _renamed(_with_whole_numbers(document))
+
+
+def _operations(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for operations in document["paths"].values():
+        yield from operations.values()
+
+
+def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
+    name = operation["operationId"]
+    operation["description"] = operation.get("description", operation["summary"])
+    is_guarded = isinstance(route, AuthenticatedRoute)
+    is_anthropic = "/v1/messages" in route.path
+    if is_guarded:
+        key = "admin_key" if isinstance(route, AdminRoute) else "tenant_key"
+        operation["security"] = [{key: []}, {"x_api_key": []}]
+    for parameter in operation.get("parameters", ()):
+        _drop_null(parameter["schema"])
+    responses: dict[str, Any] = operation["responses"]
+    responses.pop("422", None)
+    for status in sorted(statuses_of(route, operation)):
+        if str(status) != "503" or "503" not in responses or "content" not in responses["503"]:
+            responses[str(status)] = error_reference(status, is_anthropic=is_anthropic)
+    success = next(code for code in responses if code.startswith("2"))
+    responses[success] = _completed_success(responses[success], route, operation, is_anthropic=is_anthropic)
+    operation["responses"] = dict(sorted(responses.items()))
+    if name in examples.REQUESTS:
+        body = operation["requestBody"]["content"]["application/json"]
+        body["examples"] = {"typical": {"summary": "A typical request.", "value": examples.REQUESTS[name]}}
+    if is_guarded and _keeps_answers(route, operation):
+        operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/IdempotencyKey"})
+
+
+def _drop_null(schema: dict[str, Any]) -> None:
+    """Remove null from a parameter's type. A parameter is left out instead."""
+    alternatives = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(alternatives) == 1:
+        del schema["anyOf"]
+        schema |= alternatives[0]
+
+
+def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
+    """Every error status of a route: those that it declares, and those that its class implies."""
+    declared = {int(status) for status in route.responses if int(status) >= 400}
+    if not isinstance(route, AuthenticatedRoute):
+        return declared | {500}
+    implied = {401, 403, 500, 503, 400 if isinstance(route, OpenAiRoute) else 422}
+    if "{" in route.path:
+        implied.add(404)
+    if "requestBody" in operation:
+        implied.add(413)
+    if _keeps_answers(route, operation):
+        implied.add(409)
+    return declared | implied
+
+
+def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
+    """Whether the route takes an `Idempotency-Key`: a POST that creates something."""
+    return "POST" in (route.methods or ()) and getattr(route, "is_idempotent", False)
+
+
+def _completed_success(
+    response: dict[str, Any], route: APIRoute, operation: Mapping[str, Any], *, is_anthropic: bool
+) -> dict[str, Any]:
+    names = ["x-request-id"]
+    if is_anthropic:
+        names.append("request-id")
+    if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
+        names += LIMIT_HEADERS
+        names += ["x-graftwork-unenforced"]
+        names += ["x-graftwork-model"] if route.tags[0] == "inference" else []
+    if _keeps_answers(route, operation):
+        names.append("idempotent-replayed")
+    content = response.get("content", {})
+    example = examples.ANSWERS.get(operation["operationId"])
+    if example is not None:
+        content["application/json"]["examples"] = {"typical": {"summary": "A typical answer.", "value": example}}
+    meaning = "The answer, whole or as server-sent events." if "text/event-stream" in content else "The answer."
+    return {"description": meaning, "headers": header_references(*names), "content": content}
+
+
+def _complete_components(document: dict[str, Any]) -> None:
+    components = document["components"]
+    schemas: dict[str, Any] = components["schemas"]
+    classes = [(each, "serialization") for each in (*EVENT_CLASSES, ErrorAnswer, AnthropicErrorAnswer)]
+    _, found = models_json_schema(classes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    for name, schema in found["$defs"].items():
+        schemas.setdefault(name, schema)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for model in _subclasses(Answer, NativeBody, OpenAiBody):
+        _describe_fields(schemas.get(model.__name__, {}).get("properties", {}), model)
+    components["headers"] = header_components()
+    components["responses"] = error_components()
+    components["parameters"] = {
+        "IdempotencyKey": {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "description": "A second request with the same key and body gets the first one's answer.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+        }
+    }
+    components["securitySchemes"] = {
+        "tenant_key": {"type": "http", "scheme": "bearer", "description": "A tenant's key, `gw_…`."},
+        "admin_key": {"type": "http", "scheme": "bearer", "description": "The operator's key, `gwa_…`."},
+        "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "Either key."},
+    }
+
+
+def _drop_unused(document: dict[str, Any]) -> None:
+    """Drop the errors that no operation answers, and the headers that only those errors have."""
+    components = document["components"]
+    for kind in ("responses", "headers"):
+        used = set(_references(document["paths"])) | set(_references(components["responses"]))
+        names = {reference.rpartition("/")[2] for reference in used if f"/{kind}/" in reference}
+        components[kind] = {name: each for name, each in components[kind].items() if name in names}
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """Turn limits into integers again, which FastAPI has made floats."""
+    if isinstance(value, dict):
+        return {
+            key: int(each)
+            if key in _LIMIT_KEYS and isinstance(each, float) and each.is_integer()
+            else _with_whole_numbers(each)
+            for key, each in value.items()
+        }
+    return [_with_whole_numbers(each) for each in value] if isinstance(value, list) else value
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Every `$ref` below a value."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key == "$ref" and isinstance(each, str):
+                yield each
+            yield from _references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _references(each)
+
+
+def _subclasses(*bases: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for base in bases:
+        for model in base.__subclasses__():
+            if not model.__pydantic_generic_metadata__["args"]:  # a page of one kind is a class without source
+                yield model
+                yield from _subclasses(model)
+
+
+def _describe_fields(properties: dict[str, Any], model: type[BaseModel]) -> None:
+    """Add the docstrings that stand below the fields of a class."""
+    for base in model.__mro__:
+        if base.__module__.startswith("graftwork."):
+            for name, text in _field_docstrings(base).items():
+                if name in properties and "description" not in properties[name]:
+                    properties[name]["description"] = text
+
+
+def _field_docstrings(model: type[Any]) -> dict[str, str]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            found[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return found
+
+
+def _renamed(document: dict[str, Any]) -> dict[str, Any]:
+    """Rename lists of `X` to `XList`, and upload forms to names for clients."""
+    names = {name: _RENAMED_SCHEMAS.get(name, name) for name in document["components"]["schemas"]}
+    for name in names:
+        if name.startswith("Page_"):
+            names[name] = name.removeprefix("Page_").removesuffix("_") + "List"
+    document["components"]["schemas"] = {
+        names[name]: schema | {"title": names[name]} for name, schema in document["components"]["schemas"].items()
+    }
+    renamed: dict[str, Any] = _with_references(document, names)
+    return renamed
+
+
+def _with_references(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_with_references(each, names) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_references(each, names) for key, each in value.items()}
+    reference = found.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/components/schemas/"):
+        found["$ref"] = "#/components/schemas/" + names[reference.rpartition("/")[2]]
+    return found

@@ -1,0 +1,101 @@
+"""How the OpenAPI document describes errors: one response for each status, in OpenAI's shape and in Anthropic's."""
+
+from typing import Any
+
+from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
+
+RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{figure}-{kind}" for kind in ("requests", "tokens") for figure in ("limit", "remaining", "reset")
+)
+
+HEADERS: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "x-request-id": ("The request's id. The server's log has it too.", {"type": "string"}, "req_01hzx"),
+    "request-id": ("The request's id under Anthropic's name.", {"type": "string"}, "req_01hzx"),
+    "www-authenticate": ("How to authenticate.", {"type": "string"}, "Bearer"),
+    "retry-after": ("Seconds to wait before the request is sent again.", {"type": "string"}, "1"),
+    "retry-after-ms": ("Milliseconds to wait before the request is sent again.", {"type": "string"}, "250"),
+    "x-should-retry": ("`false` where sending the same request again cannot help.", {"type": "string"}, "false"),
+    "x-ratelimit-limit-requests": ("The tenant's limit of requests a minute.", {"type": "string"}, "60"),
+    "x-ratelimit-remaining-requests": ("Requests left in this minute.", {"type": "string"}, "59"),
+    "x-ratelimit-reset-requests": ("Until the whole limit is available again.", {"type": "string"}, "1m0s"),
+    "x-ratelimit-limit-tokens": ("The tenant's limit of tokens a minute.", {"type": "string"}, "100000"),
+    "x-ratelimit-remaining-tokens": ("Tokens left in this minute.", {"type": "string"}, "99000"),
+    "x-ratelimit-reset-tokens": ("Until the whole limit is available again.", {"type": "string"}, "600ms"),
+    "x-graftwork-model": ("The model, or the adapter version, that answers.", {"type": "string"}, "support@3"),
+    "x-graftwork-unenforced": (
+        "Places in the request's JSON Schemas that are not enforced, separated by commas.",
+        {"type": "string"},
+        "tools[0].function.parameters#/properties/id/format",
+    ),
+    "idempotent-replayed": ("`true` where an earlier request's answer is repeated.", {"type": "string"}, "true"),
+}
+"""By name: the description, the schema and an example."""
+
+ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
+    400: ("BadRequest", "A value that cannot be served.", "invalid_request_error", "invalid_value", ()),
+    401: (
+        "Unauthorized",
+        "The key is missing, wrong, expired or revoked.",
+        "authentication_error",
+        "invalid_api_key",
+        ("www-authenticate",),
+    ),
+    403: ("Forbidden", "The key does not allow this.", "permission_error", "not_permitted", ()),
+    404: ("NotFound", "It does not exist, or belongs to another tenant.", "not_found_error", "not_found", ()),
+    409: ("Conflict", "The state does not allow this now.", "conflict_error", "conflict", RETRY_HEADERS),
+    413: ("PayloadTooLarge", "The body is too large.", "invalid_request_error", "payload_too_large", ()),
+    422: ("UnprocessableContent", "The request is not valid.", "invalid_request_error", "validation_failed", ()),
+    429: (
+        "TooManyRequests",
+        "The tenant's limit is reached, or the engine is full.",
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        (*RETRY_HEADERS, *LIMIT_HEADERS),
+    ),
+    500: ("InternalServerError", "The server failed.", "internal_error", "internal_error", ()),
+    503: ("ServiceUnavailable", "No engine can serve this now.", "overloaded_error", "no_capacity", RETRY_HEADERS),
+    504: ("GatewayTimeout", "The request took too long.", "timeout_error", "deadline_exceeded", ()),
+}
+"""By status: the component's name, what it means, the error's `type` and `code`, and its headers."""
+
+
+def header_components() -> dict[str, Any]:
+    """Every header, for `#/components/headers`."""
+    return {
+        name: {"description": description, "schema": schema, "example": example}
+        for name, (description, schema, example) in HEADERS.items()
+    }
+
+
+def header_references(*names: str) -> dict[str, Any]:
+    """The headers of one answer."""
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def error_components() -> dict[str, Any]:
+    """Every error, for `#/components/responses`. Anthropic's have the prefix `Anthropic`."""
+    found: dict[str, Any] = {}
+    for name, meaning, kind, code, headers in ERRORS.values():
+        fields = {"message": meaning, "type": kind, "param": None, "code": code}
+        found[name] = _response(meaning, ErrorAnswer.__name__, {"error": fields}, ("x-request-id", *headers))
+        theirs = {"type": "error", "error": {"type": kind, "message": meaning}, "request_id": "req_01hzx"}
+        found[f"Anthropic{name}"] = _response(
+            meaning, AnthropicErrorAnswer.__name__, theirs, ("x-request-id", "request-id", *headers)
+        )
+    return found
+
+
+def error_reference(status: int, *, is_anthropic: bool = False) -> dict[str, str]:
+    """One error, as an operation refers to it."""
+    prefix = "Anthropic" if is_anthropic else ""
+    return {"$ref": f"#/components/responses/{prefix}{ERRORS[status][0]}"}
+
+
+def _response(meaning: str, schema: str, example: dict[str, Any], headers: tuple[str, ...]) -> dict[str, Any]:
+    content = {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}
+    return {
+        "description": meaning,
+        "headers": header_references(*headers),
+        "content": {"application/json": content},
+    }

@@ -1,0 +1,131 @@
+"""The OpenAPI document: what it says of every operation is there, and true."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from graftwork.api.openapi.examples import ANSWERS, REQUESTS
+from graftwork.api.server.app import create_app
+from graftwork.platform.settings import Settings
+from tests.api.harness import TestTenant, chat, data_lines
+
+DOCUMENT: dict[str, Any] = create_app(Settings()).openapi()
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, each in DOCUMENT["paths"].items():
+        for method, operation in each.items():
+            yield path, method, operation
+
+
+def check(schema: dict[str, Any], value: object) -> None:
+    """Hold a value against a schema of the document."""
+    jsonschema.validate(value, {**schema, "components": DOCUMENT["components"]})
+
+
+def success_of(operation: dict[str, Any]) -> dict[str, Any]:
+    return next(response for status, response in operation["responses"].items() if status.startswith("2"))
+
+
+def test_operations_are_named_once() -> None:
+    """Each operation has an id of its own, which is its function's name."""
+    names = [operation["operationId"] for _, _, operation in operations()]
+
+    assert len(set(names)) == len(names)
+    assert {"create_chat_completion", "create_turn", "set_tenant_quota"} <= set(names)
+
+
+def test_every_success_is_typed() -> None:
+    """Each 2xx in JSON refers to a schema that is not empty, and every stream to its events."""
+    for path, method, operation in operations():
+        for media, content in success_of(operation)["content"].items():
+            if media != "text/plain":
+                assert content["schema"], (path, method, media)
+
+
+def test_every_error_has_one_shape() -> None:
+    """Each status of 400 and above has our error, or Anthropic's on its routes; only readiness has its own."""
+    for path, method, operation in operations():
+        for status, response in operation["responses"].items():
+            if int(status) < 400 or (path, status) == ("/readyz", "503"):
+                continue
+            name = response["$ref"].rpartition("/")[2]
+            shape = DOCUMENT["components"]["responses"][name]["content"]["application/json"]
+            expected = "AnthropicErrorAnswer" if path.startswith("/v1/messages") else "ErrorAnswer"
+            assert shape["schema"]["$ref"].endswith(f"/{expected}"), (path, method, status)
+            check(shape["schema"], shape["example"])
+    assert "HTTPValidationError" not in DOCUMENT["components"]["schemas"]
+
+
+def test_guarded_operations_say_so() -> None:
+    """Each operation under /v1 names its key and can answer 401 and 403; the others need none."""
+    for path, method, operation in operations():
+        is_guarded = path.startswith("/v1")
+        assert ("security" in operation) == is_guarded, (path, method)
+        assert ({"401", "403"} <= set(operation["responses"])) == is_guarded, (path, method)
+
+
+def test_examples_fit_their_schemas() -> None:
+    """Each operation with a JSON answer has an example, and each example fits the schema beside it."""
+    for path, method, operation in operations():
+        name, content = operation["operationId"], success_of(operation)["content"]
+        if "application/json" in content:
+            check(content["application/json"]["schema"], ANSWERS[name])
+        body = operation.get("requestBody", {}).get("content", {})
+        if "application/json" in body:
+            check(body["application/json"]["schema"], REQUESTS[name])
+        assert operation["description"], (path, method)
+
+
+def test_schemas_have_no_unknown_reference() -> None:
+    """Every reference of the document leads to a component."""
+    text = str(DOCUMENT)
+
+    for kind, components in DOCUMENT["components"].items():
+        for part in text.split(f"#/components/{kind}/")[1:]:
+            assert part.partition("'")[0] in components
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", chat(logprobs=True, top_logprobs=2)),
+        ("/v1/completions", {"model": "tiny", "prompt": "The", "logprobs": 1, "return_token_ids": True}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"model": "tiny", "input": "Hi"}),
+    ],
+)
+async def test_answers_and_chunks_fit_their_schemas(path: str, body: dict[str, Any], tenant: TestTenant) -> None:
+    """Answers that routes build as plain JSON have no field that the document lacks, whole or streamed."""
+    content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
+
+    whole = (await tenant.client.post(path, json=body)).json()
+    stream = (await tenant.client.post(path, json=body | {"stream": True})).text
+
+    check(closed(content["application/json"]["schema"]), whole)
+    events = [json.loads(line) for line in data_lines(stream) if line != "[DONE]"]
+    assert len(events) > 3
+    for event in events:
+        check(closed(content["text/event-stream"]["schema"]), event)
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, with references resolved, that allows no field beyond the known ones."""
+    if "$ref" in schema:
+        return closed(DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]])
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "properties":
+            found[key] = {name: closed(each) for name, each in value.items()}
+        elif key in ("items", "additionalProperties") and isinstance(value, dict):
+            found[key] = closed(value)
+        elif key in ("anyOf", "oneOf"):
+            found[key] = [closed(each) for each in value]
+        else:
+            found[key] = value
+    if "properties" in schema:
+        found.setdefault("additionalProperties", False)
+    return found

@@ -1,0 +1,131 @@
+"""What others' tools make of the OpenAPI document: linters find nothing, checkers break nothing, generators work.
+
+The tools are installed for these tests alone, in pinned versions, and no test depends on them otherwise.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+import pytest
+
+from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.api.server.app import create_app
+from graftwork.platform.settings import Settings
+from tests.api.harness import ADMIN_KEY, gateway_settings, open_gateway, write_model_folder
+from tests.api.served import served
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+PYTHON_TOOLS = ("schemathesis==4.32.5", "openapi-python-client==0.29.1", "mypy==2.4.1", "ruff==0.17.6")
+NODE_TOOLS = ("@stoplight/spectral-cli@6.16.3", "openapi-typescript@7.13.0", "typescript@5.9.3")
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+MAX_EXAMPLES = 8
+"""Of each operation and check."""
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("openapi") / "openapi.json"
+    path.write_text(json.dumps(create_app(Settings()).openapi()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def python_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the Python tools' programs."""
+    folder = tmp_path_factory.mktemp("python-tools")
+    run([sys.executable, "-m", "venv", folder], check=True)
+    done = run([folder / "bin" / "pip", "install", "-q", *PYTHON_TOOLS], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the tools cannot be installed: {done.stderr[-300:]}")
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def node_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of Node's tools."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("these tools need Node.js")
+    folder = tmp_path_factory.mktemp("node-tools")
+    done = run([npm, "install", "--silent", *NODE_TOOLS], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the tools cannot be installed: {done.stderr[-300:]}")
+    return folder / "node_modules" / ".bin"
+
+
+def output_of(*command: object, cwd: Path) -> str:
+    """What a tool prints; it must end well."""
+    done = run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def test_spectral_finds_nothing(document: Path, node_tools: Path) -> None:
+    """The rules for OpenAPI documents find no error and no warning."""
+    rules = document.parent / "rules.yaml"
+    rules.write_text('extends: ["spectral:oas"]\n')
+
+    output = output_of(node_tools / "spectral", "lint", "-F", "hint", "-r", rules, document, cwd=document.parent)
+
+    assert "No results" in output
+
+
+def test_a_typed_python_client(document: Path, python_tools: Path) -> None:
+    """A generated client compiles and passes mypy, and no operation was left out."""
+    folder = document.parent / "client"
+
+    generate = (python_tools / "openapi-python-client", "generate", "--path", document, "--meta", "none")
+    output = output_of(*generate, "--output-path", folder, "--fail-on-warning", cwd=python_tools)
+    output_of(sys.executable, "-m", "compileall", "-q", folder, cwd=folder)
+    checked = (folder / "models", folder / "api")  # the rest is the generator's own, the same for every document
+    output_of(python_tools / "mypy", "--follow-imports=silent", *checked, cwd=folder)
+
+    assert "WARNING" not in output
+    assert (folder / "api" / "sessions" / "create_turn.py").is_file()
+
+
+def test_a_typed_typescript_client(document: Path, node_tools: Path) -> None:
+    """The generated types pass the TypeScript compiler's strict checks."""
+    types = document.parent / "types.ts"
+
+    output_of(node_tools / "openapi-typescript", document, "-o", types, cwd=document.parent)
+    output_of(node_tools / "tsc", "--noEmit", "--strict", types, cwd=document.parent)
+
+    assert "create_turn" in types.read_text()
+
+
+@asynccontextmanager
+async def gateway_with_an_adapter(
+    folder: Path, database: Path, inspector: AdapterInspector
+) -> AsyncIterator[tuple[str, str]]:
+    """The address of a gateway whose model has the name in the examples, and a tenant's key."""
+    shutil.copy(database, folder / "graftwork.db")
+    model = write_model_folder(folder / "assistant")
+    async with open_gateway(gateway_settings(folder, model), inspector) as gateway:
+        tenant = await gateway.tenant()
+        await tenant.push_adapter("support")
+        async with served(gateway) as url:
+            yield url, tenant.key
+
+
+@pytest.mark.parametrize(("who", "paths"), [("tenant", "--exclude-path-regex"), ("admin", "--include-path-regex")])
+async def test_schemathesis_finds_nothing(
+    who: str, paths: str, tmp_path: Path, sqlite_template: Path, inspector: AdapterInspector, python_tools: Path
+) -> None:
+    """All checks hold for requests made from the document, valid and invalid, on every operation."""
+    async with gateway_with_an_adapter(tmp_path, sqlite_template, inspector) as (url, tenant_key):
+        key = ADMIN_KEY if who == "admin" else tenant_key
+        command: tuple[Any, ...] = (
+            *(python_tools / "schemathesis", "--config-file", CONFIG, "run", f"{url}/openapi.json"),
+            *("--header", f"Authorization: Bearer {key}", paths, "^/v1/admin", "--max-examples", MAX_EXAMPLES),
+            *("--phases", "examples,coverage,fuzzing", "--continue-on-failure", "--generation-deterministic"),
+        )
+        await asyncio.to_thread(output_of, *command, cwd=tmp_path)
