@@ -1,12 +1,10 @@
 """A bounded way from producing tasks to one reader, which learns how the production ended.
 
 A slow reader makes the producers wait, so a client that does not read holds no more than `limit` items in memory.
-The reader sees every item that was put before the end, then the end: plain, or the error it came with.
+The reader gets every item that was put before the end, then the end: plain, or the error it came with.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
 from graftwork.platform.wakeup import Wakeup
@@ -17,11 +15,9 @@ Item = TypeVar("Item")
 class Channel(Generic[Item]):
     """One reader, one event loop."""
 
-    def __init__(self, limit: int = 64, on_left: Callable[[], None] = lambda: None) -> None:
-        """`on_left` is called when the reader has left `items`, at their end or before."""
+    def __init__(self, limit: int = 64) -> None:
         self._limit = limit
-        self._on_left = on_left
-        self._items: deque[Item] = deque()
+        self._items: list[Item] = []
         self._news = Wakeup()
         self._room = asyncio.Event()
         self._finished = False
@@ -47,18 +43,14 @@ class Channel(Generic[Item]):
         if not self._items and self._error is not None:
             raise self._error
 
-    async def items(self) -> AsyncGenerator[Item, None]:
-        """Every item. Raises the error of the end."""
-        try:
-            while True:
-                while self._items:
-                    item = self._items.popleft()
-                    self._room.set()
-                    yield item
-                if self._finished:
-                    break
-                await self._news.wait()
+    async def get(self) -> list[Item]:
+        """All items that have come, at least one; none once there are no more. Raises the error of the end."""
+        while not self._items:
             if self._error is not None:
                 raise self._error
-        finally:
-            self._on_left()
+            if self._finished:
+                return []
+            await self._news.wait()
+        items, self._items = self._items, []
+        self._room.set()
+        return items

@@ -6,7 +6,7 @@ Invariant: however the job ends, its usage row is written and its quota reservat
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ class InferenceJob:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._account = account
-        self._channel: Channel[ChoiceEvent] = Channel(on_left=self.abandon)
+        self._channel: Channel[ChoiceEvent] = Channel()
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.headers = headers
@@ -90,17 +90,15 @@ class InferenceJob:
         """Return when the first answer has left the engine's queue. Raises the error if the request was refused."""
         await self._channel.wait_for_first()
 
-    def events(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """All events, those of several answers interleaved. Closing this early abandons the job."""
-        return self._channel.items()
+    async def next_events(self) -> list[ChoiceEvent]:
+        """The next events, those of several answers interleaved; none at the end. Raises the job's error."""
+        return await self._channel.get()
 
     async def answers(self) -> list[GenerationFinished]:
         """The last event of every answer, by index. Raises the job's error."""
         finished: dict[int, GenerationFinished] = {}
-        async with aclosing(self.events()) as events:
-            async for item in events:
-                if isinstance(item.event, GenerationFinished):
-                    finished[item.choice] = item.event
+        while events := await self.next_events():
+            finished |= {one.choice: one.event for one in events if isinstance(one.event, GenerationFinished)}
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
