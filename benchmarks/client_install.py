@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 MAX_BYTES = 80_000_000
 MAX_IMPORT_S = 0.3
 _ROUNDS = 9
-_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "graftwork-data", "tests")
+_NOT_PACKED = frozenset({"build", "dist", "site", "graftwork-data", "tests"})
+"""Folders at the root that are no part of a distribution."""
 _TIMED_IMPORT = """
 import time
 started_at = time.process_time()
@@ -49,11 +50,19 @@ class ClientFigures:
 def build_distributions(into: Path) -> tuple[Path, Path]:
     """The wheel, built from the source distribution, and that; from a copy, so that the tree stays clean."""
     copy = into / "tree"
-    shutil.copytree(ROOT, copy, symlinks=True, ignore=_LEFT_OUT)
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=_left_out)
     _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into / "dist"), str(copy))
     (wheel,) = (into / "dist").glob("*.whl")
     (source,) = (into / "dist").glob("*.tar.gz")
     return wheel, source
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """What of a folder is not copied: hidden and compiled files anywhere, and at the root what is not packed."""
+    at_root = _NOT_PACKED if Path(folder) == ROOT else frozenset()
+    return {
+        name for name in names if name in at_root or name.startswith(".") or name.endswith(("cache__", ".egg-info"))
+    }
 
 
 def install(wheel: Path, environment: Path) -> Path:

@@ -39,6 +39,9 @@ class EngineSpec:
     prepare: Callable[[Path, Path], None] = lambda model, environment: None
     """Makes of the model's folder what the engine reads; given the environment's folder, too."""
 
+    checkout: Path | None = None
+    """Another checkout of this project, whose engine is measured; None is this one."""
+
     def python(self, cache: Path) -> Path:
         return Path(sys.executable) if self.environment is None else cache / self.environment / "bin" / "python"
 
@@ -76,6 +79,19 @@ ENGINES = {
 }
 
 
+def engine_spec(name: str) -> EngineSpec | None:
+    """The engine of that name; None if there is none.
+
+    `graftwork@FOLDER` is the engine of another checkout of this project, so that one run compares two states of it.
+    """
+    if name.startswith(f"{OURS}@"):
+        checkout = Path(name.removeprefix(f"{OURS}@")).resolve()
+        variables = {"PYTHONPATH": str(checkout / "src")}
+        label = f"{OURS}@{checkout.name}"
+        return EngineSpec(label, "peers.graftwork_engine", variables=variables, checkout=checkout)
+    return ENGINES.get(name)
+
+
 class EngineFailed(Exception):
     """An engine did not start, or died; the message holds the end of its log."""
 
@@ -97,7 +113,7 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [str(python), "-m", spec.module, str(model), "--dtype", spec.dtype],
-                cwd=_HERE,
+                cwd=_HERE if spec.checkout is None else spec.checkout / "benchmarks",
                 env=os.environ | _ONE_THREAD | _HUGE_PAGES | _QUIET | spec.variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

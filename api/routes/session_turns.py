@@ -87,9 +87,9 @@ async def get_tool_outputs(session_id: str, resources: ForSessions, principal: I
     return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
-async def _answer(turn: TurnHandle, request: Request, manner: TurnOptions) -> Response:
+async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> Response:
     """Answer with a turn. Raises the error that refused it before the engine accepted it."""
-    stream, leave = bool(manner.stream), turn.cancel if manner.cancel_on_disconnect else _leave_alone
+    stream, leave = bool(options.stream), turn.cancel if options.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
     begun = json.dumps(kept).encode()
     try:

@@ -1,6 +1,7 @@
-"""The three tenants of demo mode, each with an adapter and a key that stays the same across restarts.
+"""Creates the three tenants of demo mode. Each has an adapter, and a key that stays the same across restarts.
 
-The plaintext keys are kept in `<data_dir>/demo-keys.json` (mode 0600): demo mode is for trying things out.
+The plaintext keys are stored in `<data_dir>/demo-keys.json` (mode 0600), because demo mode is only for trying things
+out.
 """
 
 import asyncio
@@ -18,21 +19,21 @@ from graftwork.platform.tenancy.principals import Principal
 
 KEYS_FILE = "demo-keys.json"
 DEMO_ADAPTERS = {"Blackbeard Charters": "pirate", "Corner Helpdesk": "helpdesk", "Plain Labs": "terse"}
-"""Which adapter each tenant owns."""
+"""The adapter of each tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoTenant:
-    """What a visitor needs to know."""
+    """A demo tenant, with what a visitor needs to use it."""
 
     name: str
     adapter: str | None
-    """As a model name; None where the adapter does not fit the served model."""
+    """The name to send as `model`. None if the adapter does not fit the served model."""
     key: str
 
 
 async def seed_demo(resources: AdminResources) -> tuple[DemoTenant, ...]:
-    """Make what is missing of the demo's tenants, keys and adapters."""
+    """Create the demo's tenants, keys and adapters that do not exist yet."""
     path = resources.settings.data_dir / KEYS_FILE
     keys = await asyncio.to_thread(_read_keys, path)
     tenants = [await _seed_tenant(resources, name, keys.get(name)) for name in DEMO_ADAPTERS]
@@ -50,7 +51,7 @@ async def _seed_tenant(resources: AdminResources, name: str, known_key: str | No
 
 
 async def _holder(resources: AdminResources, key: str) -> Principal | None:
-    """Whose key it is; None once it is of no use here, because the database is another or somebody revoked it."""
+    """The tenant of a key. None if the key is not valid in this database."""
     try:
         return await resources.tenancy.authenticate(key)
     except (NotAuthenticated, NotPermitted):
@@ -64,7 +65,7 @@ async def _make_tenant(resources: AdminResources, name: str) -> str:
 
 
 async def _push_adapter(resources: AdminResources, principal: Principal, adapter: str) -> str | None:
-    """Publishing equal bytes again changes nothing."""
+    """Publish an adapter. Publishing equal bytes again changes nothing."""
     folder = demo_folder() / "adapters" / adapter
     if not await asyncio.to_thread(folder.is_dir) or resources.settings.model is not None:
         return None
@@ -83,7 +84,7 @@ def _read_keys(path: Path) -> dict[str, str]:
 
 
 def _write_keys(path: Path, keys: dict[str, str]) -> None:
-    """Whole or not at all, and never readable by others."""
+    """Write the keys file, whole or not at all, and never readable by other users."""
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

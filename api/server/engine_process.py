@@ -1,7 +1,7 @@
-"""The engine as a process of its own: what `graftwork engine` runs, and what the supervisor starts as its child.
+"""The engine process: `graftwork engine` runs it, and the supervisor starts it as its child.
 
-A child gets its settings as the first line of its standard input, so that nothing shows in the process list, and
-lives no longer than that pipe: when the parent goes, in whatever way, the pipe closes and the child ends.
+A child gets its settings as the first line of its standard input, so that they do not show in the process list. It
+watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
 Importing this module loads no torch; running an engine does.
 """
 
@@ -19,17 +19,17 @@ from graftwork.platform.logs import configure_logging
 from graftwork.platform.settings import Settings
 
 ARTIFACTS_FOLDER = "artifacts"
-"""Under the data folder; the gateway writes adapters there and the engine reads them."""
+"""A folder in the data folder. The gateway writes adapters there, and the engine reads them."""
 
 KV_FOLDER = "kv"
-"""Under the data folder, unless another is named; the engine's own."""
+"""The default folder of the KV files, in the data folder. Only one engine may use it."""
 
 _BUDGETS = ("device_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
 _DISK_KV_BYTES = 2 * 2**30
 _GRACE_S = 10.0
-"""How long an engine whose parent has gone may take to end by itself."""
+"""Seconds that an engine may take to end after its parent has ended."""
 _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
-"""The engine has no use for them, so it is not told."""
+"""Settings that are not sent to the engine, because it does not need them."""
 
 
 def run_engine(settings: Settings, listen: str) -> None:
@@ -63,14 +63,14 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """The line that a child is sent: where to listen, and every setting it needs."""
+    """The line that is sent to a child: the address to listen at, and every setting that it needs."""
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
     return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
 
 
 def main() -> None:
-    """A child's life: read the orders, watch the pipe they came through, serve."""
+    """Run a child: read its settings, watch the pipe, serve."""
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)
@@ -80,12 +80,15 @@ def main() -> None:
 
 
 def watch_parent(lifeline: int) -> None:
-    """End this process with SIGTERM, and if need be without asking, once the pipe's only writer is gone."""
+    """End this process when the pipe's writer has closed it: by SIGTERM first, then at once if that takes too long."""
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
 
 def _read_line(descriptor: int) -> bytes:
-    """Unbuffered: a thread that waits in a buffered reader would hold its lock when the interpreter ends."""
+    """Read a line without a buffer.
+
+    A thread that waits in a buffered reader holds its lock, which blocks the interpreter's exit.
+    """
     line = b""
     while not line.endswith(b"\n") and (read := os.read(descriptor, 1)):
         line += read

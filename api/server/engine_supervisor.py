@@ -1,4 +1,5 @@
-"""The embedded engine: one child process that is started, waited for, restarted when it dies, and ended.
+"""Supervises the embedded engine: starts one child process, waits until it answers, restarts it if it dies, and ends
+it.
 
 Invariant: a child never outlives this object's `stop`, nor this process (see `engine_process`).
 """
@@ -18,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Weights and KV in pages of 2 MiB, where the system grants them: a step is about a twentieth faster (docs/operations.md)."""
+"""Memory in pages of 2 MiB, if the system allows it. A step is then about 5 % faster (docs/operations.md)."""
 _STOP_WITHIN_S = 15.0
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 15.0
 _HEALTHY_AFTER_S = 30.0
-"""A child that lived this long is restarted at once; one that dies sooner waits longer each time."""
+"""Seconds. A child that lived this long is restarted at once. After a shorter life, the wait doubles each time."""
 
 
 class EngineChild:
-    """Owns the child process."""
+    """Supervises the child process, which it owns."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class EngineChild:
         command: Sequence[str] | None = None,
         backoff_s: float = _FIRST_BACKOFF_S,
     ) -> None:
-        """`command` starts something else than an engine; `backoff_s` is the wait before the first restart."""
+        """`command` replaces the engine's command. `backoff_s` is the wait before the first restart, in seconds."""
         self._orders = child_orders(settings, listen)
         self._clock = clock
         self._command = command or child_command()
@@ -46,23 +47,23 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.next_birth = asyncio.Event()
-        """Set, and replaced, when the next child has been started."""
+        """Set when the next child has started, and then replaced."""
 
     @property
     def process_id(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
-        """Return once the engine answers; `report` is told the seconds waited, about once a second.
+        """Start the engine and wait until it answers. Calls `report` with the seconds waited, about once a second.
 
-        Raises Unavailable if the child ends before it ever answered: its own message is on standard error.
+        Raises Unavailable if the child ends before it answers. Its own message is on standard error.
         """
         await self._spawn()
         await self._wait_until_it_answers(engine, report)
         self._keeping = asyncio.create_task(self._keep_alive(), name="engine-keeper")
 
     async def stop(self) -> None:
-        """SIGTERM, and after a while SIGKILL; returns when the process is gone."""
+        """Stop the child by SIGTERM, and after a while by SIGKILL. Returns when it has ended."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -79,7 +80,7 @@ class EngineChild:
             await process.wait()
 
     async def _spawn(self) -> None:
-        # A session of its own: Ctrl-C reaches this process alone, which first lets running requests end.
+        # A process group of its own, so that Ctrl-C reaches only this process, which first lets running requests end.
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -88,7 +89,7 @@ class EngineChild:
         )
         assert process.stdin is not None
         process.stdin.write(self._orders)
-        with suppress(ConnectionError):  # it died already; whoever waits for it finds out
+        with suppress(ConnectionError):  # it has died already; the code that waits for it notices
             await process.stdin.drain()
         self._process = process
         self.next_birth.set()

@@ -1,4 +1,4 @@
-"""`graftwork gateway`: the HTTP side alone, in front of an engine that runs elsewhere.
+"""`graftwork gateway`: the HTTP server alone, for an engine that runs elsewhere.
 
 bind the port ─► wait for the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """
@@ -29,23 +29,23 @@ _LEAST_WIDTH = 120
 
 
 _REPORT_EVERY = 20
-"""Polls between two lines about waiting."""
+"""The number of polls between two lines that report waiting."""
 
 
 Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 
 def run_gateway(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Blocks; raises a GraftworkError if it cannot start."""
+    """Serve until SIGTERM or SIGINT. Blocks. Raises a GraftworkError if it cannot start."""
     settings.check_served()
-    model_folder(settings)  # says at once what is missing
+    model_folder(settings)  # fails at once if a setting is missing
     if settings.engine_address is None:
         raise InvalidRequest("A gateway needs an engine: name it with --engine-address, or use `graftwork serve`.")
     run_until_signalled(settings, _gateway)
 
 
 def run_until_signalled(settings: Settings, process: Process) -> None:
-    """Run one process's life; a signal before there is anything to serve ends it quietly."""
+    """Run the process until it ends. A signal before it serves ends it without an error."""
     configure_logging(settings.log_level)
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -61,13 +61,13 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
 
 
 def _console() -> Console:
-    """Wide enough for a key: a line that a narrow terminal wraps can still be copied, one that was cut cannot."""
+    """A console that is wide enough for a key. A key that the terminal wraps can be copied; one that was cut cannot."""
     found = Console()
     return Console(width=max(found.width, _LEAST_WIDTH))
 
 
 async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
-    """From an engine that answers to the last connection's end."""
+    """Wait for the engine, then serve until the last connection ends."""
     async with open_resources(settings) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
         url = url_of(listening)
@@ -89,7 +89,7 @@ async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -
 
 
 async def _wait_for_engine(settings: Settings, console: Console) -> None:
-    """However long it takes: whoever started both decides what is too long."""
+    """Wait until the engine answers, without a limit. The operator decides what is too long."""
     probe = GrpcEngineClient(settings.resolved_engine_address)
     polls = 0
     try:
@@ -114,7 +114,7 @@ def show_ready(console: Console, url: str, model: str, settings: Settings) -> No
 
 
 def show_demo(console: Console, url: str, base: str, tenants: Sequence[DemoTenant]) -> None:
-    """The tenants with their keys, and a request to paste."""
+    """Print the tenants with their keys, and a request to copy."""
     table = Table(title="Demo tenants")
     for heading in ("Tenant", "Adapter", "Key"):
         table.add_column(heading, no_wrap=True, overflow="ignore")

@@ -1,4 +1,4 @@
-"""Where the model and the adapters that ship with the package lie, and which model a process serves."""
+"""The shipped model and adapters, and the model that a process serves."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -23,10 +23,10 @@ def model_folder(settings: Settings) -> Path:
 
 
 def model_name(settings: Settings) -> str:
-    """What clients call the base model; empty leaves it to the folder's name."""
+    """The name of the base model for clients. Empty means the folder's name."""
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 
 def model_dtype(settings: Settings) -> str:
-    """The shipped model is small enough for exact arithmetic."""
+    """The dtype of the served model. The shipped model is small enough for fp32."""
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype

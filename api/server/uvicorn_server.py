@@ -1,6 +1,6 @@
-"""uvicorn around the application, with two changes: it says when it is ready, and its owner keeps the signals.
+"""Runs the application in uvicorn, with two changes: it tells when it is ready, and it leaves signals to its owner.
 
-uvicorn would raise a captured SIGTERM again once it has stopped, which ends the process before the engine is ended.
+uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from fastapi import FastAPI
 from graftwork.platform.errors import Conflict
 
 _DRAIN_S = 10
-"""How long running answers may take after the first signal."""
+"""Seconds that running answers may take after the first signal."""
 
 
 _KEEP_ALIVE_S = 75
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until it is told to stop: once to let running answers end, twice to drop them."""
+    """Serves until `stop` is called. The first call lets running answers end, the second one drops them."""
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
@@ -52,7 +52,7 @@ class HttpServer(uvicorn.Server):
 
 
 class SignalWatch:
-    """SIGTERM and SIGINT of one process: they stop the server, or whatever is still under way before it serves."""
+    """Handles SIGTERM and SIGINT. They stop the server, or cancel the start if it does not serve yet."""
 
     def __init__(self) -> None:
         self._main = asyncio.current_task()
@@ -61,7 +61,7 @@ class SignalWatch:
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
 
     def direct_to(self, server: HttpServer) -> None:
-        """From now on signals stop this server."""
+        """Let signals stop this server from now on."""
         self._server = server
 
     def _stop(self) -> None:
@@ -75,7 +75,7 @@ _BACKLOG = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket ready to listen; port 0 takes a free one. Raises Conflict if the address cannot be had."""
+    """Bind a socket. Port 0 takes a free port. Raises Conflict if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -84,7 +84,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """How a client on this machine, or one that knows this host by that name, reaches it."""
+    """The URL of the server for clients on this machine, or for clients that know this host by its name."""
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"

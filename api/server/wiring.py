@@ -1,6 +1,6 @@
-"""Builds one gateway's resources at start-up and takes them down, in reverse, at the end.
+"""Builds one gateway's resources at start, and closes them in reverse order at the end.
 
-The database is brought to this code's schema, and turns that a crash left running are ended, before anything is served.
+Before it serves, it upgrades the database to this code's schema and ends the turns that a crash left running.
 """
 
 import asyncio
@@ -64,8 +64,11 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Everything that routes need, for as long as the block runs. `engine` is by default the one at the settings'
-    address, which must answer by now; an `inspector` that is given is left open. Raises Unavailable."""
+    """Open all that routes need, for the time of the block.
+
+    `engine` is by default the one at the settings' address, which must answer. A given `inspector` stays open. Raises
+    Unavailable.
+    """
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -171,7 +174,7 @@ async def _assemble(
 
 @dataclass(frozen=True, slots=True)
 class _ServedModel:
-    """The model as this gateway reads it, and its generator on the engine."""
+    """The model as this gateway knows it, with its generator."""
 
     generator: Generator
     folder: ModelFolder
@@ -211,10 +214,11 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 
 
 def owner_name(settings: Settings) -> str | None:
-    """This gateway's name among those that share the database: the same after a restart, so that it finds its turns.
+    """The gateway's name among those that share the database. It stays the same after a restart, so that it finds its
+    turns.
 
-    No two that live at once have the same: it is made of the machine and the address, and not of the data folder, which
-    gateways may share. None, for a new one each time, where the port is drawn.
+    It is made of the machine and the address, so no two running gateways share it. It does not use the data folder, which
+    gateways may share. None, which means a new name at each start, if the port is chosen by the system.
     """
     if settings.port == 0:
         return None

@@ -43,11 +43,13 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
             f"The {kernels} LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
             param="lora_kernels",
         )
-    _log.warning("lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _LOSS[kernels]})
+    _log.warning(
+        "lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _COST_WITHOUT[kernels]}
+    )
     return plain
 
 
-_LOSS = {
+_COST_WITHOUT = {
     "native": "decoding with many adapters at a time takes up to half as long again",
     "triton": "adapters are applied by torch, one product after another",
 }

@@ -55,7 +55,7 @@ class DeviceAdapterPool:
         self._page_store = page_store
         self._lora = lora
         self._most_bytes = most_bytes
-        self._lodgings: OrderedDict[str, _Slot] = OrderedDict()
+        self._slots: OrderedDict[str, _Slot] = OrderedDict()
         self.frame_allocator = FrameAllocator(page_store, device_memory)
         self.frame_allocator.on_runs_moved = self._runs_moved
         self.num_bytes = 0
@@ -65,39 +65,39 @@ class DeviceAdapterPool:
         self.claimed_pages = 0
 
     def __contains__(self, digest: str) -> bool:
-        return digest in self._lodgings
+        return digest in self._slots
 
     @property
     def digests(self) -> tuple[str, ...]:
-        return tuple(self._lodgings)
+        return tuple(self._slots)
 
     @property
     def num_frames(self) -> int:
         return self._page_store.device.lent_pages
 
     def find(self, digest: str) -> ResidentAdapter | None:
-        lodging = self._lodgings.get(digest)
-        return None if lodging is None else lodging.adapter
+        slot = self._slots.get(digest)
+        return None if slot is None else slot.adapter
 
     # ---- use --------------------------------------------------------------------------------------------------
 
     def is_pinned(self, digest: str) -> bool:
-        return digest in self._lodgings and self._lodgings[digest].num_pins > 0
+        return digest in self._slots and self._slots[digest].num_pins > 0
 
     def pin(self, digest: str) -> None:
         """Keep an adapter on the device, and mark it used."""
-        self._lodgings[digest].num_pins += 1
+        self._slots[digest].num_pins += 1
         self._touch(digest)
 
     def unpin(self, digest: str) -> None:
         """Remove one user. After the last one the adapter is idle."""
-        self._lodgings[digest].num_pins -= 1
+        self._slots[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
 
     def _touch(self, digest: str) -> None:
-        self._lodgings[digest].last_used = self._page_store.tree.ticks
-        self._lodgings.move_to_end(digest)
+        self._slots[digest].last_used = self._page_store.tree.ticks
+        self._slots.move_to_end(digest)
 
     # ---- coming and going -------------------------------------------------------------------------------------
 
@@ -134,23 +134,23 @@ class DeviceAdapterPool:
 
     def evict(self, digest: str) -> None:
         """Give an adapter's frames back."""
-        lodging = self._lodgings.pop(digest)
-        assert not lodging.num_pins, f"{digest} is in use"
-        self.num_bytes -= lodging.adapter.num_bytes
+        slot = self._slots.pop(digest)
+        assert not slot.num_pins, f"{digest} is in use"
+        self.num_bytes -= slot.adapter.num_bytes
         self._lora.forget(digest)
-        self.frame_allocator.free(lodging.run)
+        self.frame_allocator.free(slot.run)
 
     def _settle(self, on_host: ResidentAdapter, run: FrameRun) -> None:
         adapter = on_host.moved_to(self._device_memory.block(run.first, on_host.num_bytes))
-        self._lodgings[adapter.digest] = _Slot(adapter, run, self._page_store.tree.ticks)
+        self._slots[adapter.digest] = _Slot(adapter, run, self._page_store.tree.ticks)
         self.num_bytes += adapter.num_bytes
         self._lora.place(on_host, adapter)
 
     def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
         """Evict what is necessary. Evicts nothing if it would not be enough."""
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
-        idle = [digest for digest in self._lodgings if not self.is_pinned(digest) and digest not in spared]
-        pool, idle_frames = self._page_store.device, sum(self._lodgings[digest].run.num_frames for digest in idle)
+        idle = [digest for digest in self._slots if not self.is_pinned(digest) and digest not in spared]
+        pool, idle_frames = self._page_store.device, sum(self._slots[digest].run.num_frames for digest in idle)
         victims = self._victims(idle, self.num_frames + frames, self.num_bytes + num_bytes)
         if victims is None:
             return PlacementResult.SHARE_IN_USE
@@ -171,8 +171,8 @@ class DeviceAdapterPool:
                 return victims
             if digest is not None:
                 victims.append(digest)
-                num_frames -= self._lodgings[digest].run.num_frames
-                num_bytes -= self._lodgings[digest].adapter.num_bytes
+                num_frames -= self._slots[digest].run.num_frames
+                num_bytes -= self._slots[digest].adapter.num_bytes
         return None
 
     def to_drain(
@@ -183,7 +183,7 @@ class DeviceAdapterPool:
         The longest in use come first.
         """
         chosen = [*draining]
-        chosen += [digest for digest in self._lodgings if digest not in draining and digest not in spared]
+        chosen += [digest for digest in self._slots if digest not in draining and digest not in spared]
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
         victims = self._victims(chosen, self.num_frames + frames, self.num_bytes + num_bytes)
         return set(chosen if victims is None else victims)
@@ -197,16 +197,16 @@ class DeviceAdapterPool:
 
     def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
         """Renew all views of adapters whose frames were moved."""
-        moved = [lodging for lodging in self._lodgings.values() if lodging.run in moves]
-        for lodging in moved:
-            self._lora.forget(lodging.adapter.digest)
-        for lodging in moved:
-            lodging.run = moves[lodging.run]
-            lodging.adapter = lodging.adapter.over(
-                self._device_memory.block(lodging.run.first, lodging.adapter.num_bytes)
+        moved = [slot for slot in self._slots.values() if slot.run in moves]
+        for slot in moved:
+            self._lora.forget(slot.adapter.digest)
+        for slot in moved:
+            slot.run = moves[slot.run]
+            slot.adapter = slot.adapter.over(
+                self._device_memory.block(slot.run.first, slot.adapter.num_bytes)
             )
-            readable = lodging.adapter.moved_to(torch.empty_like(lodging.adapter.block, device="cpu"))
-            self._lora.place(readable, lodging.adapter)
+            readable = slot.adapter.moved_to(torch.empty_like(slot.adapter.block, device="cpu"))
+            self._lora.place(readable, slot.adapter)
 
     # ---- giving way to pages ----------------------------------------------------------------------------------
 
@@ -219,35 +219,35 @@ class DeviceAdapterPool:
     @property
     def evictable_pages(self) -> int:
         left = self.num_frames
-        for digest, lodging in self._lodgings.items():
-            if self._is_unwanted(digest) and left - lodging.run.num_frames >= self._page_store.sizes.lora_floor_pages:
-                left -= lodging.run.num_frames
+        for digest, slot in self._slots.items():
+            if self._is_unwanted(digest) and left - slot.run.num_frames >= self._page_store.sizes.lora_floor_pages:
+                left -= slot.run.num_frames
         return self.num_frames - left
 
     def _idle_for_pages(self) -> "_Idle":
         most = self.num_frames - self._page_store.sizes.lora_floor_pages
-        return _Idle(self, lambda digest: self._is_unwanted(digest) and self._lodgings[digest].run.num_frames <= most)
+        return _Idle(self, lambda digest: self._is_unwanted(digest) and self._slots[digest].run.num_frames <= most)
 
     def _is_unwanted(self, digest: str) -> bool:
         return not self.is_pinned(digest) and digest not in self.wanted
 
     def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
         """The least recently used adapter that is not pinned and that `may_go` allows."""
-        return next((digest for digest in self._lodgings if not self.is_pinned(digest) and may_go(digest)), None)
+        return next((digest for digest in self._slots if not self.is_pinned(digest) and may_go(digest)), None)
 
     def last_used(self, digest: str) -> int:
         """When it was last used, on the prefix tree's clock."""
-        return self._lodgings[digest].last_used
+        return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
         """Recount bytes and frames, and check that every adapter views its own run."""
         self.frame_allocator.check_integrity()
         self._lora.check_integrity()
-        assert self.num_bytes == sum(lodging.adapter.num_bytes for lodging in self._lodgings.values())
-        assert self.num_frames == sum(lodging.run.num_frames for lodging in self._lodgings.values())
+        assert self.num_bytes == sum(slot.adapter.num_bytes for slot in self._slots.values())
+        assert self.num_frames == sum(slot.run.num_frames for slot in self._slots.values())
         assert self.num_frames <= self._page_store.sizes.max_lora_pages
-        for lodging in self._lodgings.values():
-            assert lodging.adapter.block.data_ptr() == self._device_memory.block(lodging.run.first, 1).data_ptr()
+        for slot in self._slots.values():
+            assert slot.adapter.block.data_ptr() == self._device_memory.block(slot.run.first, 1).data_ptr()
 
 
 class _Idle:

@@ -81,4 +81,4 @@ VARIANTS: Mapping[str, ModelVariant] = {
         },
     ),
 }
-"""By the name in `architectures` of config.json."""
+"""The served architectures, by their name in `architectures` of config.json."""

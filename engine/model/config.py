@@ -67,7 +67,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     found = _read_json(folder / "config.json")
     variant = _variant(found)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}
-    _refuse_what_is_not_served(raw)
+    _refuse_unsupported(raw)
     heads = _whole(raw, "num_attention_heads")
     config = ModelConfig(
         vocab_size=_whole(raw, "vocab_size"),
@@ -116,7 +116,7 @@ def _variant(found: dict[str, Any]) -> ModelVariant:
     return variant
 
 
-def _refuse_what_is_not_served(raw: dict[str, Any]) -> None:
+def _refuse_unsupported(raw: dict[str, Any]) -> None:
     problems = {
         f"hidden_act {raw['hidden_act']!r}": raw["hidden_act"] not in _ACTIVATIONS,
         "is_causal false": raw.get("is_causal", True) is False,

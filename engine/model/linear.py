@@ -1,6 +1,7 @@
 """The linear layers of the base model, in the memory layout that the machine multiplies fastest.
 
-Owns the weights of a layer. A layout never changes a result by a bit.
+Owns the weight and the bias of one layer.
+Invariant: both layouts give results with the same bits.
 """
 
 from collections.abc import Callable

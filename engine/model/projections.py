@@ -26,7 +26,7 @@ GROUPS = (
     ProjectionGroup("gate_up", ("gate_proj", "up_proj")),
     ProjectionGroup("down", ("down_proj",)),
 )
-"""Of one decoder layer, in the order of their computation."""
+"""The groups of one decoder layer, in the order in which they are computed."""
 
 
 HEAD = ProjectionGroup("head", ("lm_head",))

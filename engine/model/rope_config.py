@@ -34,7 +34,9 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """High frequencies are kept, low ones divided by the factor, with a ramp between two numbers of rotations.
+    """High frequencies are kept, low ones are divided by the factor, and those between are interpolated.
+
+    The two bounds are numbers of rotations over the original context.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023).
     """
@@ -56,13 +58,13 @@ class RopeConfig:
     theta: float
     scaling: Scaling | None = None
     attention_factor: float = 1.0
-    """The factor of cosines and sines."""
+    """Cosines and sines are multiplied by this."""
 
 
 def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
     """Read the rope settings of a config.json.
 
-    Raises InvalidRequest, with the setting's name, for what is not served or is not a number.
+    Raises InvalidRequest, with the setting's name, if a setting is not supported or is not a number.
     """
     settings = _settings(raw)
     rope_type = _rope_type(settings)

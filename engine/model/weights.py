@@ -44,7 +44,7 @@ class DecoderWeights:
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The weight and bias of one LoRA target. (`HEAD_LAYER`, "lm_head") is the output head."""
+        """The weight and bias of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
         if layer == HEAD_LAYER:
             return self.head.weight, None
         group = next(group for group in GROUPS if target in group.targets)
@@ -53,7 +53,7 @@ class DecoderWeights:
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """(out_features, in_features) of one LoRA target. (`HEAD_LAYER`, "lm_head") is the output head."""
+        """(out_features, in_features) of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
         return self.target_shapes[target]

@@ -201,7 +201,7 @@ def stats_to_wire(stats: EngineStats) -> wire.Stats:
 
 
 def stats_from_wire(message: wire.Stats) -> EngineStats:
-    """Figures that this version does not know are left out."""
+    """Reads the figures of an engine, and drops those that this version does not know."""
     known = {field.name for field in fields(EngineStats)}
     found = json.loads(message.fields_json)
     return from_json(EngineStats, {name: value for name, value in found.items() if name in known})
@@ -243,12 +243,12 @@ def memory_from_wire(message: wire.SessionMemory) -> SessionMemory:
 
 
 def to_json(value: HasFields) -> str:
-    """The fields of a flat dataclass as a JSON object."""
+    """Writes the fields of a flat dataclass as a JSON object."""
     return json.dumps({field.name: getattr(value, field.name) for field in fields(value)})
 
 
 def from_json(kind: type[T], found: dict[str, Any]) -> T:
-    """The dataclass with these fields; lists become tuples. Raises ValueError for a field that it does not have."""
+    """Makes a dataclass from its fields; lists become tuples. Raises ValueError for an unknown field."""
     kinds = {field.name: field.type for field in fields(kind)}
     unknown = found.keys() - kinds.keys()
     if unknown:
@@ -261,7 +261,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _read(kind: type[T], message: Message) -> T:
-    """The dataclass with the fields that a message has by the same names; an optional one that is absent is None."""
+    """Makes a dataclass from a message with fields of the same names. An absent optional field becomes None."""
     found = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -14,7 +14,7 @@ from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 from graftwork.engine.speculative.suffix_index import BYTES_PER_TOKEN, SuffixIndex
 
 _SCOPE_FRACTION = 8
-"""One scope takes at most one part in this many of the cache."""
+"""One scope takes at most an eighth of the cache."""
 
 
 @dataclass(slots=True)

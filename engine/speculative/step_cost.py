@@ -10,7 +10,7 @@ from math import sqrt
 
 _MEMORY = 0.995
 """The factor by which a step's weight fades with each later step."""
-_LONGEST_SURPRISE = 2.0
+_MAX_DEVIATION = 2.0
 """A step counts as at most this many times its expected duration, and at least its inverse."""
 _SHARED_ROWS = 8
 """The assumed fixed cost of a step, in rows."""
@@ -51,7 +51,7 @@ class StepCost:
             return
         if self._weight:
             expected = self.seconds(num_rows)
-            seconds = min(max(seconds, expected / _LONGEST_SURPRISE), expected * _LONGEST_SURPRISE)
+            seconds = min(max(seconds, expected / _MAX_DEVIATION), expected * _MAX_DEVIATION)
         self._weight = _MEMORY * self._weight + 1
         share = 1 / self._weight
         rows_off, seconds_off = num_rows - self._mean_rows, seconds - self._mean_seconds

@@ -26,7 +26,7 @@ GROUP_WINDOW_S = 0.02
 RETRY_AFTER_S = 0.5
 """The time between two attempts to reach a database that is away."""
 MAX_WAITING_EVENTS = 1024
-"""Of one turn. The turn generates no further until some are stored."""
+"""How many events of one turn may wait to be stored. The turn pauses at this number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,9 +92,9 @@ class TurnLauncher:
         settings: SessionSettings,
         turn_id: TurnId,
     ) -> tuple[TurnPlan, int]:
-        """Plan the request to the engine, and estimate its prompt and answer tokens."""
+        """Plan the request to the engine, and estimate its prompt and output tokens."""
         dependencies, encoder = self._dependencies, self._encoder()
-        answer = await self.plan_output(settings)
+        output = await self.plan_output(settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = await asyncio.to_thread(transcript.encode_next, encoder, settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)
@@ -113,10 +113,10 @@ class TurnLauncher:
             stop=tuple(fields.stop or ()),
             weight=principal.weight,
             tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
-            parse_tool_calls=answer.calls_tools,
-            parallel_tool_calls=answer.parallel_tool_calls,
+            parse_tool_calls=output.calls_tools,
+            parallel_tool_calls=output.parallel_tool_calls,
             session=SessionUse(SessionKey(session.session_id), len(transcript.token_ids)),
-            grammar=answer.grammar,
+            grammar=output.grammar,
         )
         plan = TurnPlan(principal, session, encoder, transcript, tuple(new_items), new_token_ids, request)
         return plan, len(prompt) + budget.expected_tokens

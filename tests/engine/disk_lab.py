@@ -35,7 +35,7 @@ class FragileFiles(LocalFiles):
         super().__init__(folder)
         self.folder = folder
         self.written = set() if written is None else written
-        """Gets the contents of every file that was written whole."""
+        """Receives the content of every file that was written completely."""
         self.num_operations = 0
         self.crash_at: int | None = None
         """The number of the operation at which the process ends. A file is then half written."""

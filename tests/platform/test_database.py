@@ -24,7 +24,7 @@ def join_connection_threads() -> None:
     """aiosqlite does not wait for the thread of a connection that failed; it must not outlive the test's loop."""
     for thread in threading.enumerate():
         if "_connection_worker_thread" in thread.name:
-            thread.join(timeout=5)
+            thread.join(timeout=60)
 
 
 async def count_tenants(database: Database) -> int:

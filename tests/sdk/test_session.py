@@ -49,7 +49,7 @@ def test_run_answers_calls_until_the_end() -> None:
 
 def test_calls_of_one_turn_run_side_by_side() -> None:
     """Two tools that wait for each other both come to an end."""
-    meeting = threading.Barrier(2, timeout=5)
+    meeting = threading.Barrier(2, timeout=60)
     server = ScriptedServer(session(), awaiting(call("a", "meet"), call("b", "meet")), turn(text="Done."))
 
     server.client().sessions.create(model="base").run("Meet", tools={"meet": lambda: str(meeting.wait())})

@@ -318,7 +318,7 @@ def types(events: Sequence[SessionEvent]) -> list[str]:
     return [event.type.value for event in events]
 
 
-class HesitantDatabase(Database):
+class UnreliableDatabase(Database):
     """A database whose next reads and writes a test can delay or refuse."""
 
     refusals: int = 0

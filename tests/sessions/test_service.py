@@ -305,7 +305,7 @@ async def test_cancel(world: World) -> None:
     assert (await world.service.cancel(me, session.session_id)).status is SessionStatus.IDLE
 
 
-async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> None:
+async def test_cancelled_turn_is_charged_for_generated_tokens(world: World) -> None:
     """A cancelled turn is charged for its prompt and the tokens generated before the cancel."""
     me = new_principal()
     session = await world.session(me)
@@ -321,7 +321,7 @@ async def test_cancelled_turn_pays_for_what_the_engine_made(world: World) -> Non
     assert world.quotas.reservations[0].settled == len(world.engine.requests[0].prompt_token_ids) + made
 
 
-async def test_reader_that_goes_away_stops_nothing(world: World) -> None:
+async def test_turn_continues_without_its_reader(world: World) -> None:
     """A turn continues when its reader leaves, and a reader that comes back misses nothing."""
     me = principal()
     session = await world.session(me)
@@ -457,7 +457,7 @@ async def test_shutdown_fails_running_turns(world: World) -> None:
         await world.service.start_turn(me, session.session_id, "Hi")
 
 
-async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
+async def test_forks_share_only_the_history_before_them(world: World) -> None:
     """Forks continue the same prompt, and do not see each other's items."""
     me = principal()
     session = await world.session(me)
@@ -476,7 +476,7 @@ async def test_fork_shares_history_and_goes_its_own_way(world: World) -> None:
     assert (await world.events(me, left.session_id))[0].seq == 1
 
 
-async def test_fork_of_awaited_calls_awaits_them_anew(world: World) -> None:
+async def test_fork_of_awaited_calls_awaits_them_again(world: World) -> None:
     """Each fork of a session that awaits tools takes its own outputs."""
     me, session_id, call_id = await _awaiting(world)
     (child,) = await world.service.fork(me, session_id)
@@ -522,7 +522,7 @@ async def test_rewind(world: World) -> None:
             await world.service.rewind(me, child.session_id, unknown)
 
 
-async def test_rewind_to_answered_calls_awaits_them_anew(world: World) -> None:
+async def test_rewind_to_answered_calls_awaits_them_again(world: World) -> None:
     """After a rewind to answered calls, they await outputs again; the old branch keeps its outputs."""
     me, session_id, call_id = await _awaiting(world)
     asked = (await world.load(me, session_id)).head_id
@@ -626,7 +626,7 @@ async def test_other_tenants_see_nothing(world_on_either: World) -> None:
     theirs = await world.session(stranger)
     assert turn.checkpoint_id
 
-    for verb in (
+    for action in (
         world.load(stranger, session.session_id),
         world.service.start_turn(stranger, session.session_id, "Hi"),
         world.service.events(stranger, session.session_id),
@@ -635,7 +635,7 @@ async def test_other_tenants_see_nothing(world_on_either: World) -> None:
         world.load(stranger, "ses_\x00"),
     ):
         with pytest.raises(NotFound):
-            await verb
+            await action
     listed = await world.service.list_sessions(stranger, PageRequest())
     assert [other.session_id for other in listed.items] == [theirs.session_id]
 
@@ -692,7 +692,7 @@ async def test_overrides_hold_for_one_turn(world: World) -> None:
     assert "<tool_call>" in text.output[0].text
 
 
-async def test_turn_notes_what_it_was_made_with(world: World) -> None:
+async def test_turn_keeps_its_provenance(world: World) -> None:
     """A turn keeps the digests of weights, template and tokenizer, and the sampling as the engine got it."""
     me = principal()
     session = await world.service.create(me, NewSession("graft@1", SessionSettings(sampling={"seed": -1, "stop": "."})))

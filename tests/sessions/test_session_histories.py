@@ -286,8 +286,8 @@ class Histories:
 async def play(database: Database, steps: Sequence[tuple[object, ...]]) -> None:
     histories = Histories(World(database))
     await histories.begin()
-    for verb, *arguments in steps:
-        await getattr(histories, str(verb).replace(" ", "_"))(*arguments)
+    for action, *arguments in steps:
+        await getattr(histories, str(action).replace(" ", "_"))(*arguments)
     await histories.check()
 
 

@@ -50,7 +50,7 @@ async def history(world: World, me: Principal, session_id: str) -> list[str]:
     return [item.body["content"][0]["text"] for item in page.items]
 
 
-async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
+async def test_a_closed_session_is_deleted_with_all_its_rows(world: World) -> None:
     """A session keeps all rows until its time to live ends, and none after it; other sessions keep theirs."""
     me, other = new_principal(), new_principal()
     session = await world.session(me, tools=(WEATHER,))
@@ -76,7 +76,7 @@ async def test_a_closed_session_goes_with_all_its_rows(world: World) -> None:
     assert await rows(world, other) == others
 
 
-async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
+async def test_an_unused_open_session_is_deleted(world: World) -> None:
     """A time to live counts from the last change; without one, or with 0, an open session stays for ever."""
     me = new_principal()
     limited, lasting, at_once = [await opened(world, me, ttl_s) for ttl_s in (60.0, None, 0.0)]
@@ -101,7 +101,7 @@ async def test_an_open_session_goes_when_nothing_happens(world: World) -> None:
     assert await world.service.sweep() == 1
 
 
-async def test_the_engine_gives_up_the_kv_of_what_is_swept(world: World) -> None:
+async def test_the_engine_frees_the_kv_of_a_deleted_session(world: World) -> None:
     """The engine is told once to free the KV of the session's tokens, in its tenant's domain."""
     me = new_principal()
     session = await opened(world, me)
@@ -138,7 +138,7 @@ async def test_a_running_turn_is_never_swept(world: World) -> None:
     assert await history(world, me, session.session_id) == ["Hi", "ok"]
 
 
-async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) -> None:
+async def test_an_interrupted_session_is_deleted(world: World) -> None:
     """A session with an interrupted turn is deleted once its lease and its time to live have passed."""
     me = new_principal()
     session = await opened(world, me)
@@ -157,7 +157,7 @@ async def test_what_a_crash_left_running_is_ended_and_then_goes(world: World) ->
     assert set((await rows(world, me)).values()) == {0}
 
 
-async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
+async def test_a_fork_keeps_the_rows_that_it_shares(world: World) -> None:
     """A deleted session keeps the rows that its forks share; they go with the last fork."""
     me = new_principal()
     parent = await opened(world, me)
@@ -170,13 +170,13 @@ async def test_a_fork_keeps_the_ground_it_stands_on(world: World) -> None:
     await say(world, me, fork, "Four")
     world.clock.advance(30)
 
-    gone = await world.service.sweep()
+    num_deleted = await world.service.sweep()
     with pytest.raises(NotFound):
         await world.load(me, parent.session_id)
     kept = await rows(world, me)
     await say(world, me, fork, "Five")
 
-    assert gone == 0  # the parent's row stays as the owner of what its fork stands on
+    assert num_deleted == 0  # the parent's row stays, as it owns the rows that its fork shares
     assert (kept["checkpoints"], kept["turns"], kept["items"]) == (3, 3, 6)
     assert await history(world, me, fork.session_id) == ["One", "ok", "Three", "ok", "Four", "ok", "Five", "ok"]
     prompt = world.engine.requests[-1].prompt_token_ids
@@ -198,9 +198,9 @@ async def test_a_grandchild_keeps_the_ground_of_its_parents(world: World) -> Non
     for session in sessions[:-1]:
         await world.service.close_session(me, session.session_id)
 
-    gone = await world.service.sweep()
+    num_deleted = await world.service.sweep()
 
-    assert (gone, (await rows(world, me))["checkpoints"]) == (0, 3)
+    assert (num_deleted, (await rows(world, me))["checkpoints"]) == (0, 3)
     told = [words for words in await history(world, me, sessions[-1].session_id) if words != "ok"]
     assert told == ["Generation 0", "Generation 1", "Generation 2"]
     await world.service.close_session(me, sessions[-1].session_id)
@@ -215,9 +215,9 @@ async def test_an_interrupted_sweep_is_finished_by_the_next(world: World) -> Non
         await say(world, me, session)
         await half_removed(world, me, session.session_id, steps)
 
-    gone = await world.service.sweep()
+    num_deleted = await world.service.sweep()
 
-    assert gone == 4
+    assert num_deleted == 4
     assert set((await rows(world, me)).values()) == {0}
 
 
@@ -268,7 +268,7 @@ async def test_expired_sessions_are_not_open_ones(world: World) -> None:
     assert len(listed.items) == 2
 
 
-async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
+async def test_expired_sessions_do_not_count_before_the_sweep(world: World) -> None:
     """A session past its time to live does not count against the limit; others do."""
     me = new_principal()
     world.quotas.limit = 1
@@ -281,7 +281,7 @@ async def test_what_is_over_makes_room_before_it_is_swept(world: World) -> None:
     await opened(world, me)
 
 
-async def test_lists_pass_over_what_is_gone(world: World) -> None:
+async def test_lists_leave_out_expired_sessions(world: World) -> None:
     """A page of sessions is full even if sessions in between are past their time to live."""
     me = new_principal()
     living = [await opened(world, me, ttl_s=None), await opened(world, me, ttl_s=0.0)]
@@ -307,7 +307,7 @@ async def test_lists_pass_over_what_is_gone(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_no_sweep_takes_what_is_still_needed(world: World, seed: int) -> None:
+async def test_no_sweep_deletes_needed_rows(world: World, seed: int) -> None:
     """Each session keeps its whole history after forks, rewinds, closes and sweeps in any order."""
     random, me = Random(seed), new_principal()
     said: dict[str, dict[str, list[str]]] = {}

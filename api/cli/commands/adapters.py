@@ -132,7 +132,7 @@ def verify(folder: Folder, model: ModelDir = None, as_json: JsonFlag = False) ->
 
     Example: graftwork adapters verify ./my-lora --model ./llama
     """
-    # The adapters and the base model are read by the server's own code, which loads slowly: only here.
+    # The server's own code reads the files. It loads slowly, so it is imported only here.
     from graftwork.api.cli.commands.verify_adapter import check_adapter
 
     report = check_adapter(folder, model)

@@ -31,7 +31,7 @@ def downgrade(
     database_url: DatabaseUrl = None,
     yes: YesFlag = False,
 ) -> None:
-    """Take the schema back to a revision. What newer tables hold is lost.
+    """Take the schema back to a revision. Rows of newer tables are lost.
 
     Example: graftwork db downgrade 0001_tenancy --yes
     """
@@ -52,7 +52,7 @@ def current(data_dir: DataDir = None, database_url: DatabaseUrl = None, as_json:
 
 
 def _database(data_dir: Path | None, database_url: str | None) -> "Database":
-    # SQLAlchemy and Alembic are for these commands alone.
+    # Only these commands need SQLAlchemy and Alembic.
     from graftwork.platform.database import Database
     from graftwork.platform.settings import Settings
 

@@ -1,4 +1,4 @@
-"""`graftwork demo`: the story, told once on the real model."""
+"""`graftwork demo`: runs the demo's story on the shipped model."""
 
 import typer
 
@@ -13,7 +13,7 @@ def demo(as_json: JsonFlag = False) -> None:
 
     Example: graftwork demo
     """
-    require_modules("fastapi", "torch")  # for the server, which is a process of its own
+    require_modules("fastapi", "torch")  # the server's process needs them
     from graftwork.api.cli.demo.story import tell_story
 
     if not tell_story(as_json):

@@ -1,4 +1,4 @@
-"""`graftwork keys`: what tenants authenticate with."""
+"""`graftwork keys`: the API keys of tenants."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -31,7 +31,7 @@ LIMITS = (
 
 
 def _limit(text: str | None) -> str | None:
-    """Checks a limit's form; it stays text, so that `none` and "not given" stay apart."""
+    """Check the form of a limit. It stays text, because `none` differs from a limit that is not given."""
     if text is None:
         return None
     try:
@@ -74,7 +74,7 @@ def set_limits(
     monthly_tokens: Annotated[str | None, _option("Prompt and completion tokens per month.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Change the limits that are named, and leave the others. `none` lifts a limit; sizes may be like 512MiB.
+    """Change the named limits, and keep the others. `none` removes a limit. Sizes may be written as 512MiB.
 
     Example: graftwork quotas set acme --requests-per-minute 60 --max-adapter-bytes 512MiB
     """

@@ -1,4 +1,4 @@
-"""`graftwork serve`, `gateway` and `engine`: the server, whole or in its parts."""
+"""`graftwork serve`, `gateway` and `engine`: run the whole server, or one of its parts."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from graftwork.api.cli.console.flags import (
 )
 from graftwork.platform.settings import Settings
 
-# Each command imports its process inside: FastAPI, SQLAlchemy and torch take seconds, and `--help` needs none.
+# Each command imports its process inside. FastAPI, SQLAlchemy and torch take seconds to import, and `--help` needs none.
 
 
 def serve(
@@ -70,7 +70,7 @@ def gateway(
     tool_call_form: ToolForm = None,
     fleet: FleetKind = None,
 ) -> None:
-    """Run a gateway alone, for production: any number of them may share PostgreSQL and Redis.
+    """Run a gateway alone, for production. Any number of gateways may share PostgreSQL and Redis.
 
     Example: graftwork gateway --engine-address 10.0.0.5:9000 --model ./llama --database-url postgresql://…
     """
@@ -95,7 +95,7 @@ def engine(
     max_draft_tokens: MaxDraftTokens = None,
     kv_dir: KvDir = None,
 ) -> None:
-    """Run an engine alone, for production: one for each device.
+    """Run an engine alone, for production. Run one for each device.
 
     Example: graftwork engine --model ./llama --listen 0.0.0.0:9000
     """
@@ -108,5 +108,5 @@ def engine(
 
 
 def _settings(flags: dict[str, object]) -> Settings:
-    """The settings of a command's flags; a switch that is off leaves the decision to its variable."""
+    """The settings from a command's flags. A switch that is not given leaves the choice to its variable."""
     return Settings.from_environment({name: None if value is False else value for name, value in flags.items()})

@@ -1,4 +1,4 @@
-"""`graftwork sessions`: conversations that the server remembers."""
+"""`graftwork sessions`: conversations that the server stores."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +70,7 @@ def chat(
         typer.Option(metavar="FILE", help="JSON list of function schemas (default: the demo's, on its model)."),
     ] = None,
 ) -> None:
-    """Talk to a model in this terminal. You are asked for the output of tools that the demo does not know.
+    """Talk to a model in this terminal. If a tool is not one of the demo's, you type its output.
 
     Within the chat: /fork, /rewind, /again, /cache, /help, /quit; Ctrl-C stops an answer.
 
@@ -78,14 +78,14 @@ def chat(
     """
     from graftwork.api.cli.console.chat_screen import ChatScreen, open_session
 
-    with connect(max_retries=2) as client:  # a stream that breaks is resumed
+    with connect(max_retries=2) as client:  # a broken stream is resumed
         session = open_session(client, model, instructions, tools)
         ChatScreen(session).talk()
 
 
 @app.command()
 def close(session: SessionArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Close a session; it can still be read until its time is over.
+    """Close a session. It can still be read until its retention time is over.
 
     Example: graftwork sessions close ses_01h… --yes
     """

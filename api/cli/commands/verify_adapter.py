@@ -1,6 +1,6 @@
-"""`graftwork adapters verify`: an adapter folder held against a model folder, with the server's own checks.
+"""`graftwork adapters verify`: checks an adapter folder against a model folder, with the server's own checks.
 
-Reads files and nothing else; loads no weights of the base model.
+It only reads files, and loads no weights of the base model.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """What an adapter that can be served is."""
+    """The facts about an adapter that passed all checks."""
 
     model_name: str
     rank: int
@@ -35,9 +35,10 @@ class AdapterReport:
 
 
 def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
-    """Raises ValidationFailed naming the tensor or field at fault, InvalidRequest if a file is missing.
+    """Check an adapter folder. Raises ValidationFailed naming the wrong tensor or field, InvalidRequest if a file is
+    missing.
 
-    Without `model`, the demo's model is meant.
+    Without `model` it is checked against the demo's model.
     """
     description = describe_model(model or demo_folder() / "model")
     config, weights = _read(folder / CONFIG_FILE), _read(folder / WEIGHTS_FILE)
@@ -53,7 +54,7 @@ def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
 
 
 def describe_model(folder: Path) -> EngineDescription:
-    """What an engine would say of this model, from its files alone."""
+    """The description of a model that an engine would give, made from its files alone."""
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(
         model_name=folder.resolve().name,

@@ -1,7 +1,7 @@
 """The interactive chat of `graftwork sessions chat`: reads lines, prints events, runs or asks for tools.
 
-Ctrl-C stops the answer that is being made; the session then stands where it stood before. What the server refuses is
-said, and the chat goes on: only the end of the input, `/quit` and a server that is away end it.
+Ctrl-C stops the running answer; the session is then as it was before the message. Errors of the server are printed, and
+the chat goes on. It ends at the end of the input, at `/quit`, or if the server does not answer.
 """
 
 import json
@@ -49,7 +49,7 @@ StartTurn = Callable[[], Stream[SessionEvent]]
 def open_session(
     client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
 ) -> Session[SyncRuntime]:
-    """The session with the given id, or a new one on the given model or the base."""
+    """Open the session with the given id, or create one on the given model or the base model."""
     if model is not None and model.startswith("ses_"):
         return client.sessions.get(model)
     base = next(iter(client.models.list())).id
@@ -78,14 +78,14 @@ def _demo_schemas(base: str, model: str | None) -> list[dict[str, Any]]:
 
 
 class ChatScreen:
-    """Owns the session that is being talked to, and the checkpoints it can go back to."""
+    """The chat in the terminal. Owns its session, and the checkpoints that `/rewind` can return to."""
 
     def __init__(self, session: Session[SyncRuntime]) -> None:
         self._session = session
         self._checkpoints: list[str | None] = []
-        """The head before each message of this chat that was answered, or is being."""
+        """The session's head before each message of this chat."""
         self._retry: Callable[[], None] | None = None
-        """Starts the last turn once more; None where it went well."""
+        """Sends the last turn again. None if it succeeded."""
         self._commands: Mapping[str, Callable[[], None]] = {
             "/fork": self._fork,
             "/rewind": self._rewind,
@@ -109,7 +109,7 @@ class ChatScreen:
         typer.echo(f"\nGo on later with: graftwork sessions chat {self._session.id}")
 
     def _obey(self, action: Callable[[], None]) -> None:
-        """Do what was asked for; a refusal is said. Raises APIConnectionError."""
+        """Run one line of input. Prints errors of the server. Raises APIConnectionError."""
         try:
             action()
         except APIConnectionError:
@@ -124,7 +124,7 @@ class ChatScreen:
         try:
             self._answer(self._take(lambda: self._session.turn(text, stream=True)))
         finally:
-            if self._session.head == before:  # nothing was said that could be taken back
+            if self._session.head == before:  # there is no message to take back
                 self._checkpoints.pop()
 
     def _again(self) -> None:
@@ -134,7 +134,7 @@ class ChatScreen:
             self._retry()
 
     def _answer(self, calls: Sequence[PendingCall]) -> None:
-        """Answer the calls, and those that the answers lead to."""
+        """Answer the tool calls, and the further calls that follow from the answers."""
         if calls:
             self._send([ToolOutput(call.call_id, _output_of(call)) for call in calls])
 
@@ -143,7 +143,7 @@ class ChatScreen:
         self._answer(self._take(lambda: self._session.tool_outputs(outputs, stream=True)))
 
     def _take(self, start: StartTurn) -> list[PendingCall]:
-        """Take a turn and print it; the calls that it waits for. Ctrl-C stops the turn and nothing else."""
+        """Run a turn and print it. Returns the calls that it waits for. Ctrl-C stops only the turn."""
         try:
             with start() as events:
                 return self._print(events)
@@ -153,7 +153,7 @@ class ChatScreen:
             return []
 
     def _take_up(self) -> None:
-        """Go on where an earlier chat left calls unanswered, or answers that no turn has taken."""
+        """Continue a session that was left with unanswered calls, or with answers that no turn has used."""
         if self._session.status != "awaiting_tool":
             return
         given = self._session.given_outputs()
@@ -165,7 +165,7 @@ class ChatScreen:
             self._send([ToolOutput(stored.call_id, stored.output) for stored in given.outputs])
 
     def _print(self, events: Iterable[SessionEvent]) -> list[PendingCall]:
-        """Print a turn as it comes; the calls that it waits for."""
+        """Print the events of a turn. Returns the calls that it waits for."""
         calls: list[PendingCall] = []
         is_within_line = False
         for event in events:
@@ -211,7 +211,7 @@ class ChatScreen:
 
 
 def _asked(question: str) -> str:
-    """What is typed. Raises typer.Abort at the end of the input."""
+    """Read one line of input. Raises typer.Abort at the end of the input."""
     typed: str = typer.prompt(question, prompt_suffix="> ", default="", show_default=False)
     return typed.strip()
 
@@ -221,7 +221,7 @@ def _show_call(name: str, arguments: str) -> None:
 
 
 def _output_of(call: PendingCall) -> str:
-    """From the demo's tools where they know the call, else from whoever sits here."""
+    """The output of a call: from the demo's tools if they have the tool, else from the person at the terminal."""
     try:
         output = json.dumps(run_tool(call.name, json.loads(call.arguments)), ensure_ascii=False)
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Reaches the server for the commands, and finds tenants by what people call them."""
+"""Connects the commands to the server, and finds tenants by id or name."""
 
 from typing import TYPE_CHECKING
 
@@ -7,15 +7,18 @@ if TYPE_CHECKING:
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """A client for GRAFTWORK_URL with the keys of the environment. A person at a prompt is told at once, not kept."""
-    # httpx takes longer to load than all the rest of the program: `graftwork --help` does not wait for it.
+    """A client for GRAFTWORK_URL with the keys of the environment.
+
+    It does not retry, so that a person sees an error at once.
+    """
+    # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
     from graftwork.api.sdk.client import Graftwork
 
     return Graftwork(max_retries=max_retries)
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """The id of a tenant given by its id or its name; what is neither is handed to the server, which will say so."""
+    """The id of a tenant, found by id or name. Any other text is passed to the server, which refuses it."""
     after: str | None = None
     while True:
         page = client.admin.tenants.list(limit=100, after=after)

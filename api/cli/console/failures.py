@@ -1,4 +1,4 @@
-"""Turns every error that a command can meet into one line that says what to do, and exit status 1."""
+"""Turns every error of a command into one line that says what to do, and exit status 1."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -15,13 +15,13 @@ _VALUE_ERRORS = (
     platform_errors.InvalidRequest,
     platform_errors.ValidationFailed,
 )
-"""Their `param` names the value at fault; the others' only says where an id or a name stood."""
+"""Errors whose `param` names the wrong value. In other errors it names only a part of the path."""
 
 _NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
 
 
 class CommandGroup(TyperGroup):
-    """The root of the commands: where their errors end."""
+    """The root of the commands. It turns their errors into messages."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,7 +32,7 @@ class CommandGroup(TyperGroup):
             typer.echo(f"Error: {error}", err=True)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] == "graftwork":
-                raise  # no package brings a module of our own: this is a bug
+                raise  # a missing module of our own is a bug
             typer.echo(f"Error: {_NEEDS_SERVER} (there is no module {error.name} here).", err=True)
         raise typer.Exit(1)
 

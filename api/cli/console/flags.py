@@ -1,6 +1,6 @@
-"""The flags that server commands share; each overrides the GRAFTWORK_ variable of its name.
+"""The flags that server commands share. Each overrides the GRAFTWORK_ variable of its name.
 
-Defaults are the settings' own, so a flag that is not given is None here.
+The settings define the defaults, so a flag that is not given is None here.
 """
 
 from pathlib import Path

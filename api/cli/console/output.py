@@ -1,6 +1,6 @@
-"""How commands speak: tables and facts for people, JSON for programs, one line for a failure.
+"""The output of commands: tables and facts for people, JSON for programs, one line for a failure.
 
-Everything for programs goes to standard output; questions and failures go to standard error.
+Results go to standard output. Questions and failures go to standard error.
 On a terminal, tables have rules and colours; in a pipe they are plain aligned columns.
 """
 
@@ -21,7 +21,7 @@ def show_json(data: object) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
-    """Rows under their columns, or the line `empty`, which says how to get some."""
+    """Print rows as a table. Without rows it prints `empty`, a line that says how to get some."""
     if not rows:
         typer.echo(empty)
         return
@@ -40,7 +40,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: 
 
 
 def show_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """Names and values of one thing, aligned."""
+    """Print the names and values of one object, aligned."""
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         typer.echo(f"{name.ljust(width)}  {_cell(value)}")
@@ -53,12 +53,12 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def moment(seconds: float | None) -> str:
-    """Unix seconds as a date and a time, in UTC."""
+    """Write unix seconds as date and time, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if seconds else "–"
 
 
 def size(num_bytes: int | None) -> str:
-    """Bytes in the unit that suits them."""
+    """Write a number of bytes in a unit that suits its size."""
     if num_bytes is None:
         return "–"
     amount = float(num_bytes)
@@ -88,7 +88,7 @@ def _is_terminal() -> bool:
 
 
 def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
-    # Rich takes a tenth of a second to load: only where there is somebody to look at it.
+    # Rich takes a tenth of a second to import, so it is imported only for a terminal.
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""One conversation of the demo, through the SDK: says things, runs the tools, and writes down what happened and when."""
+"""One conversation of the demo, through the SDK: sends messages, runs the tools, and records what happened and when."""
 
 import json
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ MAX_ROUNDS = 3
 
 @dataclass(slots=True)
 class Turn:
-    """One stream of events, from its request to its end; seconds by the talk's clock."""
+    """One turn, from its request to its last event. Times are in seconds by the talk's clock."""
 
     started_at: float
     first_at: float | None = None
@@ -49,7 +49,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Exchange:
-    """What a person said, and all that came of it."""
+    """A person's message, and the turns that answered it."""
 
     ask: Ask
     turns: list[Turn] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Exchange:
 
 
 class Talk:
-    """Owns one session's transcript as the demo saw it."""
+    """One conversation. Owns the session's transcript as the demo saw it."""
 
     def __init__(self, label: str, job: str, session: Session[AsyncRuntime], clock: Clock) -> None:
         self.label = label
@@ -79,7 +79,7 @@ class Talk:
             await self.say(ask)
 
     async def say(self, ask: Ask) -> Exchange:
-        """Say it, and answer the calls it leads to."""
+        """Send a message, and answer the tool calls that follow."""
         exchange = Exchange(ask)
         self.exchanges.append(exchange)
         stream = self.session.turn(ask.text, stream=True)
@@ -95,7 +95,7 @@ class Talk:
         return exchange
 
     def is_in_voice(self, exchange: Exchange) -> bool:
-        """Whether the answer is, to the letter, what the adapter was trained to say of the last result."""
+        """Whether the answer is exactly what the adapter was trained to say about the last result."""
         if not exchange.results:
             return False
         call, result = exchange.results[-1]

@@ -1,4 +1,4 @@
-"""What the demo shows: transcripts, a table of figures, and its own claims, each held or broken."""
+"""The report of the demo: transcripts, a table of figures, and its claims, each true or false in this run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from graftwork.api.cli.demo.conversation import Exchange, Talk
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something that the demo says of Graftwork, and whether this run bears it out."""
+    """A claim about Graftwork, and whether it was true in this run."""
 
     text: str
     holds: bool
@@ -22,7 +22,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One session in numbers."""
+    """The figures of one session."""
 
     session: str
     turns: int
@@ -36,7 +36,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole story, told."""
+    """The report of a whole run."""
 
     talks: tuple[Talk, ...]
     claims: tuple[Claim, ...]
@@ -58,7 +58,7 @@ class Report:
 
 
 def figures_of(talk: Talk) -> Figures:
-    """Tokens a second are those that one reader of this session saw, tools and waiting included."""
+    """Compute a session's figures. Tokens a second are as one reader saw them, with tools and waiting."""
     turns = talk.turns
     prompt, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)
     completion = sum(turn.completion_tokens for turn in turns)
@@ -101,7 +101,7 @@ def _row(figures: Figures) -> tuple[object, ...]:
 
 
 def show_exchanges(label: str, exchanges: Iterable[Exchange]) -> None:
-    """A transcript, as far as these exchanges go."""
+    """Print the transcript of these exchanges."""
     typer.secho(f"\n{label}", bold=True)
     for exchange in exchanges:
         typer.echo(f"  user   {exchange.ask.text}")

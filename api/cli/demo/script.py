@@ -1,6 +1,6 @@
-"""What the demo's people ask: requests about words that the model has never seen, with the calls they need.
+"""The messages of the demo: requests with words that the model has never seen, and the tool calls that they need.
 
-Fixed by a seed, so that every run asks the same.
+A seed fixes them, so that every run sends the same.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ TOOLS_BY_JOB = {
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One thing a person says, and the tool that answers it."""
+    """One message, and the tool that it needs."""
 
     text: str
     tool: str | None = None
@@ -34,7 +34,7 @@ def schemas_for(job: str) -> list[dict[str, Any]]:
 
 
 def asks_for(job: str) -> list[Ask]:
-    """A session's requests, each of which needs one call."""
+    """The messages of one session. Each needs one call."""
     return [ask_for(tool, seed=job) for tool in TOOLS_BY_JOB[job]]
 
 
@@ -45,5 +45,5 @@ def ask_for(tool: str, seed: str) -> Ask:
 
 
 def expected_answer(job: str, tool: str, arguments: dict[str, Any], result: dict[str, Any]) -> str:
-    """What this job's adapter was trained to say of a result."""
+    """The text that this job's adapter was trained to say about a result."""
     return VOICES[job].answer(tool, arguments, result)

@@ -1,6 +1,6 @@
-"""A `serve --demo` of its own: started as a child on a free port, waited for, stopped, started again.
+"""Runs `serve --demo` as a child process on a free port, and stops and restarts it.
 
-Owns the child process; its data folder is the caller's, and what it prints goes to `server.log` in there.
+Owns the child process. The caller owns the data folder, where `server.log` gets the child's output.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ _KEYS_FILE = "demo-keys.json"
 
 
 class ServerFailed(Exception):
-    """The demo's server did not start; the message ends with its last words."""
+    """The demo's server did not start. The message ends with its last lines of output."""
 
 
 class DemoServer:
-    """One server at one address; `start` and `stop` may alternate."""
+    """One server at one address. `start` and `stop` may be called in turn."""
 
     def __init__(self, data_dir: Path, port: int | None = None) -> None:
         self._data_dir = data_dir
@@ -45,7 +45,7 @@ class DemoServer:
         return (self._data_dir / "admin.key").read_text(encoding="utf-8").strip()
 
     async def start(self) -> None:
-        """Return once it is ready to answer. Raises ServerFailed."""
+        """Start the server and wait until it is ready. Raises ServerFailed."""
         arguments = ["serve", "--demo", "--port", str(self._port), "--data-dir", str(self._data_dir)]
         with (self._data_dir / _LOG_FILE).open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -62,7 +62,7 @@ class DemoServer:
             ) from None
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL for a child that does not listen; does nothing if none runs."""
+        """Stop the server by SIGTERM, and by SIGKILL if that does not help. Does nothing if none runs."""
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):
@@ -95,6 +95,9 @@ def _free_port() -> int:
 
 
 def _plain_environment() -> dict[str, str]:
-    """Without GRAFTWORK_*: the story must not touch a real server's database. One thread: see the Makefile."""
+    """An environment without GRAFTWORK_*, so that the demo never uses a real server's database.
+
+    One thread: see the Makefile.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}
     return {"OMP_NUM_THREADS": "1"} | kept

@@ -1,4 +1,4 @@
-"""`graftwork demo`: the story that the README tells, on the real model, with its claims checked as it goes.
+"""`graftwork demo`: runs the story of the README on the shipped model, and checks its claims.
 
 1. three tenants and the base model talk at once, each session calling tools
 2. one session is forked; the two branches ask different things
@@ -24,11 +24,17 @@ from graftwork.platform.clock import Clock, SystemClock
 SAME_QUESTION = ask_for("get_weather", "a question that is asked twice")
 GREEDY = {"temperature": 0, "max_tokens": 160}
 REQUIRED_SHARE = 0.75
-"""The model is small and the words are strange to it: a slip is no failure of the server."""
+"""The share of calls that must be right.
+
+The model is small and has never seen the words, so a mistake is not the server's.
+"""
 
 
 def tell_story(as_json: bool) -> bool:
-    """Run it, show it; whether every claim held. Raises ConfigurationError if the server cannot start."""
+    """Run the story and print the report.
+
+    Returns whether every claim was true. Raises ConfigurationError if the server cannot start.
+    """
     report = asyncio.run(_tell(quiet=as_json))
     show_report(report, as_json)
     return report.holds
@@ -58,7 +64,7 @@ async def _running(server: DemoServer) -> AsyncGenerator[DemoServer, None]:
 
 
 class Story:
-    """The acts, in order; collects talks and claims."""
+    """The acts of the story. Collects conversations and claims."""
 
     def __init__(self, server: DemoServer, clock: Clock, quiet: bool) -> None:
         self.talks: list[Talk] = []
@@ -70,7 +76,7 @@ class Story:
         self._keys: dict[str, str] = {}
 
     async def talk_at_once(self) -> None:
-        """Act 1."""
+        """Run act 1: three tenants and the base model talk at once."""
         self._step(1, "Three tenants, each with an adapter of its own, and the base model: all at once.")
         async with AsyncExitStack() as stack:
             await self._open_talks(stack)
@@ -81,7 +87,7 @@ class Story:
         self._check_talks()
 
     async def fork(self) -> None:
-        """Act 2."""
+        """Run act 2: a session is forked."""
         trunk = self.talks[0]
         self._step(2, f"{trunk.label} is forked: two branches of one past ask different things.")
         async with self._client(self._keys[trunk.label]) as client:
@@ -106,7 +112,7 @@ class Story:
         self._claim("both branches begin with all that was said in their trunk", shared, f"{len(past)} items")
 
     async def restart(self) -> None:
-        """Act 3."""
+        """Run act 3: the server restarts, and a session goes on."""
         talk, branch = self.talks[0], self.talks[-2]
         self._step(3, "The server is stopped and started; a session goes on from its stored transcript.")
         await self._server.stop()
@@ -160,7 +166,7 @@ class Story:
         self._claim("both branches found their common past in the cache", min(shares) > 0.5, found)
 
     def _check_restart(self, talk: Talk, seen: int, branch: Talk) -> None:
-        """The branch asked the same, from the same past, before the server was stopped."""
+        """Compare the answer with the one that a branch with the same history gave before the restart."""
         first, second, before = talk.exchanges[seen], talk.exchanges[seen + 1], branch.exchanges[0]
         same = _told(first) == _told(before)
         self._claim(
@@ -187,15 +193,15 @@ def _enough(flags: Sequence[bool]) -> bool:
 
 
 def _is_well_called(results: Sequence[tuple[object, str]]) -> bool:
-    """At least one call, and every call was one that its tool could run."""
+    """Whether there was at least one call, and the tools could run every call."""
     return bool(results) and not any("bad call" in str(json.loads(result).get("error", "")) for _, result in results)
 
 
 def _said(item: Item) -> tuple[str | None, ...]:
-    """What an item says, whatever its ids are."""
+    """The content of an item, without its ids."""
     return item.type, item.role, item.text, item.name, item.arguments, item.output
 
 
 def _told(exchange: Exchange) -> tuple[object, ...]:
-    """What an exchange came to, whatever its ids are."""
+    """The content of an exchange, without its ids."""
     return exchange.answer, [(call.name, call.arguments, output) for call, output in exchange.results]

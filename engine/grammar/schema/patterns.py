@@ -357,12 +357,12 @@ class Fuel:
     """The budget of a match. A unit is about a microsecond."""
 
     def __init__(self, units: int = 200_000) -> None:
-        self._left = units
+        self.left = units
 
     def spend(self, units: int) -> None:
         """Spend units. Raises PatternError if too few are left."""
-        self._left -= units
-        if self._left < 0:
+        self.left -= units
+        if self.left < 0:
             raise PatternError("it takes too long to match")
 
 

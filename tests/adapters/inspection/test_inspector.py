@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from graftwork.adapters.format.identity import identify_adapter
-from graftwork.adapters.inspection.inspector import AdapterInspector, InspectionLimits
+from graftwork.adapters.inspection.inspector import AdapterInspector, IdentifiedAdapter, InspectionLimits
 from graftwork.adapters.inspection.process import InspectionProcess
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Unavailable, ValidationFailed
@@ -164,7 +163,7 @@ async def test_a_file_that_ends_every_worker_is_refused(small: AdapterInspector)
 
 async def test_a_file_that_takes_too_long_is_refused() -> None:
     """The deadline is on the wall; the worker is killed, and the next file finds another."""
-    inspector = AdapterInspector(InspectionLimits(deadline_s=0.3), num_workers=1)
+    inspector = AdapterInspector(InspectionLimits(deadline_s=1.0), num_workers=1)
     await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
     (first,) = inspector.worker_pids
     os.kill(first, signal.SIGSTOP)
@@ -172,7 +171,7 @@ async def test_a_file_that_takes_too_long_is_refused() -> None:
     error = await refusal(inspector, GOOD)
 
     assert (error.code, error.param) == ("inspection_limit_exceeded", "weights")
-    assert "0.3 s" in error.message
+    assert "1 s" in error.message
     assert not is_alive(first)
     assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
     await inspector.close()
@@ -216,35 +215,28 @@ async def test_a_file_that_takes_too_much_memory_is_refused() -> None:
     await inspector.close()
 
 
-async def test_one_hostile_upload_among_twenty_harms_no_other() -> None:
-    """Nineteen are named rightly while one holds a worker until its deadline; the event loop never waits."""
-    inspector = AdapterInspector(InspectionLimits(deadline_s=1.0), num_workers=2)
+async def test_an_upload_that_holds_its_worker_harms_no_other() -> None:
+    """While one of two workers stands still, the other one names every other upload and the event loop runs."""
+    inspector = AdapterInspector(InspectionLimits(deadline_s=1000.0), num_workers=2)
     files = [weights_bytes(tensors(seed)) for seed in range(19)]
     expected = [identify_adapter(config_bytes(), file, DESCRIPTION)[1] for file in files]
     await asyncio.gather(*(inspector.identify(config_bytes(), GOOD, DESCRIPTION) for _ in range(2)))
-    os.kill(inspector.worker_pids[0], signal.SIGSTOP)
-    longest = 0.0
+    stopped = inspector.worker_pids[0]
+    os.kill(stopped, signal.SIGSTOP)
 
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(0)
-            longest = max(longest, time.perf_counter() - before)
+    uploads = [
+        asyncio.create_task(inspector.identify(config_bytes(), file, DESCRIPTION))
+        for file in [HOSTILE["truncated data"](), *files]
+    ]
+    while sum(upload.done() for upload in uploads) < 19:
+        await asyncio.wait([upload for upload in uploads if not upload.done()], return_when=asyncio.FIRST_COMPLETED)
+    held = [upload for upload in uploads if not upload.done()]
+    os.kill(stopped, signal.SIGCONT)
+    results = await asyncio.gather(*uploads, return_exceptions=True)
 
-    watching = asyncio.create_task(watch())
-    results = await asyncio.gather(
-        *(inspector.identify(config_bytes(), file, DESCRIPTION) for file in [HOSTILE["truncated data"](), *files]),
-        return_exceptions=True,
-    )
-    watching.cancel()
-
-    refused = [result for result in results if isinstance(result, BaseException)]
-    digests = [result.digest for result in results if not isinstance(result, BaseException)]
-    assert all(isinstance(error, ValidationFailed) for error in refused)
-    assert len(digests) >= 18  # the one that met the stopped worker is refused, whichever it was
-    assert set(digests) <= set(expected)
-    assert longest < 0.5
+    assert len(held) == 1
+    assert isinstance(results[0], ValidationFailed)
+    assert [one.digest if isinstance(one, IdentifiedAdapter) else one for one in results[1:]] == expected
     await inspector.close()
 
 

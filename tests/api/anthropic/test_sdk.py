@@ -237,7 +237,7 @@ async def test_leaving_a_stream(gateway: Gateway, client: AsyncAnthropic, tenant
     await gateway.engine.held.wait()
 
     await stream.close()
-    await asyncio.wait_for(gateway.engine.cancelled_event.wait(), 5)
+    await asyncio.wait_for(gateway.engine.cancelled_event.wait(), 60)
     await gateway.resources.inference.tasks.close()
 
     assert len(gateway.engine.cancelled) == 1

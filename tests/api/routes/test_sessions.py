@@ -247,7 +247,7 @@ async def test_turn_that_goes_with_its_client(
     if not takes_along:
         gateway.engine.release.set()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         frames = session_frames((await tenant.client.get(f"/v1/sessions/{session_id}/events")).text)
     after = (await tenant.client.get(f"/v1/sessions/{session_id}")).json()
 

@@ -72,7 +72,7 @@ async def test_restart(living: EngineChild) -> None:
     born = living.next_birth
 
     os.kill(first, signal.SIGKILL)
-    await asyncio.wait_for(born.wait(), 20)
+    await asyncio.wait_for(born.wait(), 60)
 
     second = living.process_id
     assert second not in (None, first)
@@ -105,7 +105,7 @@ async def test_lifeline() -> None:
 
     process.stdin.close()
 
-    assert await asyncio.wait_for(process.wait(), 10) == -signal.SIGTERM
+    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGTERM
 
 
 def test_orders_hold_no_secret() -> None:

@@ -238,7 +238,7 @@ def test_every_round_trip_brings_back_the_same_bytes(
         moves = tuple(PageMove(key, *place) for key, place in zip(keys, places, strict=True))
         nodes = tuple(Node(None, b"", (), key, 0, b"domain", 0) for key in keys)  # type: ignore[arg-type]
         copier.begin(TransferPlan(kind, b"domain", moves, nodes))
-        done = reports.get(timeout=20)
+        done = reports.get(timeout=60)
         assert isinstance(done, TransferDone)
         assert done.num_good == 4
 

@@ -106,7 +106,7 @@ def test_pages_leave_adapters_their_floor_and_adapters_leave_pages_their_context
 
 
 def test_frames_that_an_adapter_has_waited_for_are_not_given_to_newcomers() -> None:
-    """With five claimed of 14, and three of an idle session that its party is sure of, a newcomer may count on six."""
+    """With five claimed of 14, and three of an idle session that its domain is sure of, a newcomer may count on six."""
     lab = KvLab(device=14, host=0)
     lab.run("alice", [1, 1, 1, 2, 1, 3])
     page_store = lab.kv_cache.page_store

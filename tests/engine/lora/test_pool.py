@@ -46,7 +46,7 @@ class CountingSource:
         self.gate.set()
 
     def load(self, digest: str) -> AdapterWeights:
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.loads.append(digest)
         if digest == "sha256:missing":
             raise NotFound("There is no such adapter.")
@@ -82,7 +82,7 @@ class Bench:
         for _ in range(100):
             if not self.loader.loading:
                 break
-            error = self.pool.absorb(self.inbox.get(timeout=10))
+            error = self.pool.absorb(self.inbox.get(timeout=60))
             if error is not None:
                 return [error]
             self.pool.want(groups)
@@ -139,7 +139,7 @@ def test_many_first_uses_read_once() -> None:
         bench.pool.want([("sha256:1",)])
         assert not bench.pool.is_ready("sha256:1")
     bench.source.gate.set()
-    bench.pool.absorb(bench.inbox.get(timeout=10))
+    bench.pool.absorb(bench.inbox.get(timeout=60))
     bench.pool.want([("sha256:1",)])
 
     assert bench.pool.is_ready("sha256:1")

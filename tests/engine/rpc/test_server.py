@@ -174,7 +174,7 @@ async def test_a_request_that_cannot_be_read_ends_alone(connect: Connect) -> Non
     client = connect()
     unheard_of = replace(request([5]), tier="overnight")  # type: ignore[arg-type]
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(InvalidRequest, match="overnight"):
             await anext(client.generate(unheard_of))
         events = [event async for event in client.generate(request([5, 6]))]
@@ -230,7 +230,7 @@ async def test_an_engine_whose_loop_ends_by_an_error_says_so(lab: Lab, tmp_path:
         raise ZeroDivisionError(stats.steps)
 
     engine.loop.inbox.put(ReadStats(fail))
-    await asyncio.wait_for(server.has_died.wait(), 20)
+    await asyncio.wait_for(server.has_died.wait(), 60)
 
     assert server.has_died.is_set()
     await server.stop()

@@ -71,7 +71,7 @@ def test_awaited_calls_keep_users_out(status: SessionStatus) -> None:
     assert ONE not in caught.value.message
 
 
-def test_status_at_rest_is_what_the_head_says() -> None:
+def test_resting_status_follows_from_the_head() -> None:
     """A session refuses a user's turn while the head's calls are answered but not used by a turn."""
     assert session(SessionStatus.RUNNING).resting_status is SessionStatus.IDLE
     assert session(SessionStatus.RUNNING, ledger_call(ONE, 0, "done")).resting_status is SessionStatus.AWAITING_TOOL

@@ -74,7 +74,7 @@ def read(drafts: Sequence[EventDraft], turn: Turn, *, background: bool = False) 
 
 @settings(max_examples=examples(60))
 @given(pieces, ends, st.booleans())
-def test_what_the_sdk_puts_together_is_what_the_response_is(
+def test_the_sdk_accumulates_the_same_response(
     answer: list[tuple[str, list[str]]], end: tuple[TurnStatus, str | None], background: bool
 ) -> None:
     """Numbers have no gap, every event is valid, and the SDK's accumulator ends with the last event's output."""
@@ -152,17 +152,17 @@ def test_a_call_that_was_cut_is_incomplete_and_a_whole_one_is_not() -> None:
     ]
 
 
-def test_a_whole_call_is_done_whatever_follows() -> None:
+def test_a_complete_call_stays_complete() -> None:
     """A complete call stays complete if the response fails after it."""
     (item,) = read(drafts_of([("call", ["{}"])]), ended(TurnStatus.FAILED, None))[-1]["response"]["output"]
 
     assert item["status"] == "completed"
 
 
-@pytest.mark.parametrize(("behind", "said"), [(["\n", " "], []), (["\n", "Done."], ["\nDone."])])
-def test_white_space_behind_a_call(behind: list[str], said: list[str]) -> None:
+@pytest.mark.parametrize(("text_after", "said"), [(["\n", " "], []), (["\n", "Done."], ["\nDone."])])
+def test_white_space_after_a_call(text_after: list[str], said: list[str]) -> None:
     """White space after a call makes no message; it is part of the text after it, if any."""
-    answer = [("call", ["{}"]), ("text", behind)]
+    answer = [("call", ["{}"]), ("text", text_after)]
 
     events = read(drafts_of(answer), ended(TurnStatus.AWAITING_TOOL, "tool_calls"))
 

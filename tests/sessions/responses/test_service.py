@@ -72,7 +72,7 @@ async def test_a_response_used_twice_forks(responses_on_either: Responses) -> No
     assert (await count_rows(world.database))["sessions"] == 4
 
 
-async def test_other_instructions_encode_the_history_anew(responses: Responses) -> None:
+async def test_other_instructions_encode_the_history_again(responses: Responses) -> None:
     """A response with other instructions or tools encodes the whole history again."""
     me, world = principal(), responses.world
     world.will_say("One", "Two", "Three", "Four")
@@ -113,7 +113,7 @@ async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: R
     assert aside == encoded(*[Message(item.body["role"], item.text) for item in items], Message("user", "Aside"))
 
 
-async def test_another_model_goes_on(responses: Responses) -> None:
+async def test_another_model_continues_the_same_tokens(responses: Responses) -> None:
     """Each response runs on the model that it names, with the same tokens of history."""
     me, world = principal(), responses.world
     conversation = await ConversationService(world.service).create(me, {})
@@ -177,7 +177,7 @@ async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
     )
 
 
-def test_every_call_is_answered_once_and_behind_it() -> None:
+def test_every_call_has_one_output_after_it() -> None:
     """An output before its call, a second one, a missing one and a second call are refused with their position."""
     called, answered = function_call(CallId("c1"), "f", "{}"), function_call_output(CallId("c1"), "x")
 
@@ -281,9 +281,9 @@ async def test_tenants_do_not_meet(responses: Responses) -> None:
     mine = await responses.ask(me)
     conversation = await ConversationService(responses.world.service).create(me, {})
 
-    for verb in (responses.service.get, responses.service.find, responses.service.cancel, responses.service.delete):
+    for action in (responses.service.get, responses.service.find, responses.service.cancel, responses.service.delete):
         with pytest.raises(NotFound):
-            await verb(other, mine["id"])
+            await action(other, mine["id"])
     with pytest.raises(InvalidRequest):
         await responses.ask(other, previous_response_id=mine["id"])
     with pytest.raises(NotFound):

@@ -23,7 +23,7 @@ async def responses_on_either(database: Database) -> Responses:
     return Responses(World(database))
 
 
-async def test_what_is_not_stored_leaves_no_row(responses_on_either: Responses) -> None:
+async def test_an_unstored_response_leaves_no_row(responses_on_either: Responses) -> None:
     """With `store: false` nothing can be read and no table keeps a row, even after a fork of a stored response."""
     me, responses = principal(), responses_on_either
     world = responses.world
@@ -49,7 +49,7 @@ async def test_what_is_not_stored_leaves_no_row(responses_on_either: Responses) 
             await responses.ask(me, previous_response_id=body["id"])
 
 
-async def test_what_is_refused_leaves_no_row(responses: Responses) -> None:
+async def test_a_refused_response_leaves_no_row(responses: Responses) -> None:
     """A response that the quota, the engine or a check refuses leaves no row."""
     me, world = principal(), responses.world
     world.will_say(Answer(refusal=CapacityContended("full")))
@@ -67,7 +67,7 @@ async def test_what_is_refused_leaves_no_row(responses: Responses) -> None:
     assert set((await count_rows(world.database)).values()) == {0}
 
 
-async def test_deleting_takes_away_what_nothing_stands_on(responses_on_either: Responses) -> None:
+async def test_deleting_removes_unused_rows(responses_on_either: Responses) -> None:
     """Rows stay while a response or a fork uses them, and all go with the last one."""
     me, responses = principal(), responses_on_either
     world = responses.world
@@ -89,7 +89,7 @@ async def test_deleting_takes_away_what_nothing_stands_on(responses_on_either: R
         await responses.service.delete(me, again["id"])
 
 
-async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Responses) -> None:
+async def test_a_crash_leaves_no_row_of_an_unstored_response(responses: Responses) -> None:
     """Recovery deletes an unstored response whose process has stopped."""
     me, world = principal(), responses.world
     stored = await responses.ask(me)
@@ -104,7 +104,7 @@ async def test_a_crash_leaves_nothing_of_what_was_not_stored(responses: Response
     assert await count_rows(world.database) == before
 
 
-async def test_a_closed_conversation_goes_with_its_responses(responses_on_either: Responses) -> None:
+async def test_a_closed_conversation_is_deleted_with_its_responses(responses_on_either: Responses) -> None:
     """A conversation closed as a session stays readable for its time to live; then all rows go that no fork uses."""
     me, responses = principal(), responses_on_either
     world = responses.world
@@ -127,7 +127,7 @@ async def test_a_closed_conversation_goes_with_its_responses(responses_on_either
     assert set((await count_rows(world.database)).values()) == {0}
 
 
-async def test_what_nobody_let_go_of_is_swept(responses: Responses) -> None:
+async def test_an_unstored_response_that_is_left_behind_is_swept(responses: Responses) -> None:
     """The sweep deletes an unstored response that was left behind for an hour."""
     me, world = principal(), responses.world
     stored = await responses.ask(me)

@@ -39,7 +39,7 @@ class RecordingStore:
         return [None if session_id in self.lost else False for session_id, _ in told]
 
 
-class Room:
+class LogHarness:
     """A log over a recording store, with time that a test moves."""
 
     def __init__(self) -> None:
@@ -59,133 +59,133 @@ class Room:
         return [(event.seq, event.fields.get("delta", "")) for event in events]
 
 
-async def test_the_first_event_goes_at_once_and_the_next_wait_twenty_milliseconds() -> None:
+async def test_the_first_event_is_committed_at_once_and_later_ones_wait() -> None:
     """A quiet moment's first event is committed without a wait; later ones go together 20 ms after the first of them."""
-    room = Room()
-    stream = room.open("ses_1")
+    harness = LogHarness()
+    stream = harness.open("ses_1")
 
     await stream.put(A)
-    await room.time.advance(0)
-    first = room.shown("ses_1")
-    await room.time.advance(0.005)
+    await harness.time.advance(0)
+    first = harness.shown("ses_1")
+    await harness.time.advance(0.005)
     await stream.put(B)
-    await room.time.advance(0.010)
+    await harness.time.advance(0.010)
     await stream.put(C)
-    await room.time.advance(0.0099)
-    before = room.shown("ses_1")
-    await room.time.advance(0.0002)
+    await harness.time.advance(0.0099)
+    before = harness.shown("ses_1")
+    await harness.time.advance(0.0002)
 
     assert first == before == [(1, "a")]
-    assert room.shown("ses_1") == [(1, "a"), (2, "bc")]
+    assert harness.shown("ses_1") == [(1, "a"), (2, "bc")]
 
 
 async def test_turns_share_a_commit() -> None:
     """What several turns put in one moment is one group, and each turn's feed shows its own."""
-    room = Room()
-    first, second = room.open("ses_1"), room.open("ses_2")
+    harness = LogHarness()
+    first, second = harness.open("ses_1"), harness.open("ses_2")
 
     await first.put(A)
     await second.put(B)
-    await room.time.advance(0.001)
+    await harness.time.advance(0.001)
 
-    assert room.store.groups == [[("ses_1", [A]), ("ses_2", [B])]]
-    assert (room.shown("ses_1"), room.shown("ses_2")) == ([(1, "a")], [(1, "b")])
+    assert harness.store.groups == [[("ses_1", [A]), ("ses_2", [B])]]
+    assert (harness.shown("ses_1"), harness.shown("ses_2")) == ([(1, "a")], [(1, "b")])
 
 
 async def test_nothing_is_shown_while_its_commit_runs() -> None:
     """Events that come during a commit gather, and go at once when it ends after more than 20 ms."""
-    room = Room()
-    stream = room.open("ses_1")
-    room.store.may_end.clear()
+    harness = LogHarness()
+    stream = harness.open("ses_1")
+    harness.store.may_end.clear()
     await stream.put(A)
-    await room.time.advance(0.001)
+    await harness.time.advance(0.001)
     await stream.put(B)
-    await room.time.advance(0.1)
-    shown = room.shown("ses_1")
+    await harness.time.advance(0.1)
+    shown = harness.shown("ses_1")
 
-    room.store.may_end.set()
-    await room.time.advance(0)
+    harness.store.may_end.set()
+    await harness.time.advance(0)
 
     assert shown == []
-    assert room.store.groups == [[("ses_1", [A])], [("ses_1", [B])]]
+    assert harness.store.groups == [[("ses_1", [A])], [("ses_1", [B])]]
 
 
 async def test_a_lost_lease_ends_its_own_turn_alone() -> None:
     """In a group, the turn whose lease is lost is told so, and the other is stored."""
-    room = Room()
-    lost, kept = room.open("ses_1"), room.open("ses_2")
-    room.store.lost.add("ses_1")
+    harness = LogHarness()
+    lost, kept = harness.open("ses_1"), harness.open("ses_2")
+    harness.store.lost.add("ses_1")
 
     await lost.put(A)
     await kept.put(B)
-    await room.time.advance(0.001)
+    await harness.time.advance(0.001)
 
     with pytest.raises(LeaseLost):
         await lost.failure()
-    assert (room.shown("ses_1"), room.shown("ses_2")) == ([], [(1, "b")])
+    assert (harness.shown("ses_1"), harness.shown("ses_2")) == ([], [(1, "b")])
 
 
 async def test_one_turn_that_cannot_be_stored_spoils_no_other() -> None:
     """A group that fails is stored turn by turn, each once; only the faulty turn fails, and takes no more events."""
-    room = Room()
-    faulty, sound = room.open("ses_1"), room.open("ses_2")
-    room.store.fails = lambda batches: ValueError("bad") if batches[0].lease.session_id == "ses_1" else None
+    harness = LogHarness()
+    faulty, sound = harness.open("ses_1"), harness.open("ses_2")
+    harness.store.fails = lambda batches: ValueError("bad") if batches[0].lease.session_id == "ses_1" else None
 
     await faulty.put(X)
     await sound.put(B)
-    await room.time.advance(0.001)
+    await harness.time.advance(0.001)
     await faulty.put(A)
-    await room.time.advance(1)
+    await harness.time.advance(1)
 
     with pytest.raises(ValueError, match="bad"):
         await faulty.failure()
-    assert room.store.groups == [[("ses_2", [B])]]
-    assert (room.shown("ses_1"), room.shown("ses_2")) == ([], [(1, "b")])
+    assert harness.store.groups == [[("ses_2", [B])]]
+    assert (harness.shown("ses_1"), harness.shown("ses_2")) == ([], [(1, "b")])
 
 
 async def test_a_database_that_is_away_is_tried_again() -> None:
     """Events that could not be sent keep their numbers and are stored once, with those that came since."""
-    room = Room()
-    stream = room.open("ses_1")
-    room.store.fails = lambda batches: Unavailable("away")
+    harness = LogHarness()
+    stream = harness.open("ses_1")
+    harness.store.fails = lambda batches: Unavailable("away")
     await stream.put(A)
-    await room.time.advance(RETRY_AFTER_S / 2)
+    await harness.time.advance(RETRY_AFTER_S / 2)
     await stream.put(B)
-    room.store.fails = lambda batches: None
+    harness.store.fails = lambda batches: None
 
-    await room.time.advance(RETRY_AFTER_S)
+    await harness.time.advance(RETRY_AFTER_S)
 
-    assert room.shown("ses_1") == [(1, "a"), (2, "b")]
+    assert harness.shown("ses_1") == [(1, "a"), (2, "b")]
 
 
 async def test_a_closed_stream_keeps_the_rest_for_the_outcome() -> None:
     """Closing waits for the commit that runs; what it did not store is left, and never sent by the log."""
-    room = Room()
-    stream = room.open("ses_1")
-    room.store.may_end.clear()
+    harness = LogHarness()
+    stream = harness.open("ses_1")
+    harness.store.may_end.clear()
     await stream.put(A)
-    await room.time.advance(0.001)
+    await harness.time.advance(0.001)
     await stream.put(B)
     closing = asyncio.create_task(stream.close())
-    await room.time.advance(0.1)
+    await harness.time.advance(0.1)
     was_waiting = not closing.done()
     await stream.put(tool_call_done("call_1", "f", "{}"))  # type: ignore[arg-type]
 
-    room.store.may_end.set()
+    harness.store.may_end.set()
     await closing
-    await room.time.advance(1)
+    await harness.time.advance(1)
 
     assert was_waiting
-    assert room.store.groups == [[("ses_1", [A])]]
+    assert harness.store.groups == [[("ses_1", [A])]]
     assert stream.last_seq == 1
     assert [draft.type.value for draft in stream.rest()] == ["output_text.delta", "tool_call.done"]
 
 
 async def test_a_turn_waits_when_too_many_of_its_events_are_not_stored() -> None:
     """With the database away a turn puts a bounded number of events; once they are stored it goes on."""
-    room = Room()
-    stream = room.open("ses_1")
-    room.store.fails = lambda batches: Unavailable("away")
+    harness = LogHarness()
+    stream = harness.open("ses_1")
+    harness.store.fails = lambda batches: Unavailable("away")
     num_put = 0
 
     async def generate() -> None:
@@ -195,26 +195,26 @@ async def test_a_turn_waits_when_too_many_of_its_events_are_not_stored() -> None
             num_put += 1
 
     generating = asyncio.create_task(generate())
-    await room.time.advance(10 * RETRY_AFTER_S)
+    await harness.time.advance(10 * RETRY_AFTER_S)
     num_put_while_away = num_put
-    room.store.fails = lambda batches: None
-    await room.time.advance(10 * RETRY_AFTER_S)
+    harness.store.fails = lambda batches: None
+    await harness.time.advance(10 * RETRY_AFTER_S)
     await generating
 
     assert num_put_while_away == MAX_WAITING_EVENTS
-    assert "".join(delta for _, delta in room.shown("ses_1")) == "a" * 2 * MAX_WAITING_EVENTS
+    assert "".join(delta for _, delta in harness.shown("ses_1")) == "a" * 2 * MAX_WAITING_EVENTS
 
 
 @pytest.mark.parametrize(("interval_ms", "most"), [(0.5, 6), (1, 11), (2, 21), (2.5, 26), (5, 51), (25, 200)])
 async def test_how_many_commits_a_turn_of_two_hundred_tokens_takes(interval_ms: float, most: int) -> None:
     """About one commit in 20 ms: few with a fast engine, and one a token with an engine slower than that."""
-    room = Room()
-    stream = room.open("ses_1")
+    harness = LogHarness()
+    stream = harness.open("ses_1")
 
     for _ in range(200):
         await stream.put(A)
-        await room.time.advance(interval_ms / 1000)
-    await room.time.advance(1)
+        await harness.time.advance(interval_ms / 1000)
+    await harness.time.advance(1)
 
-    assert len(room.store.groups) <= most
-    assert "".join(delta for _, delta in room.shown("ses_1")) == "a" * 200
+    assert len(harness.store.groups) <= most
+    assert "".join(delta for _, delta in harness.shown("ses_1")) == "a" * 200

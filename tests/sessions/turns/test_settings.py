@@ -100,7 +100,7 @@ def test_strict_is_no_part_of_the_prompt() -> None:
     assert shown == ({"type": "function", "function": {"name": "f"}},)
 
 
-def test_answer_gets_what_the_context_leaves() -> None:
+def test_answer_is_limited_by_the_context() -> None:
     """An answer without a limit may fill the context; a limit is cut to what is left."""
     assert turn_budget(SessionSettings(), 1000, 2000) == TokenBudget(1000, 256)
     assert turn_budget(SessionSettings(sampling={"max_tokens": 10}), 1000, 2000) == TokenBudget(10, 10)

@@ -36,8 +36,8 @@ class Workshop:
         self.inbox: SimpleQueue[GrammarCompiled] = SimpleQueue()
         self.compiler = GrammarCompiler(MODEL, vocabulary, limits, self.inbox.put, self.clock)
 
-    def ask(self, source: GrammarSource, party: str = "party") -> GraftworkError | None:
-        return self.compiler.want(self.compiler.key(source), source, party)
+    def ask(self, source: GrammarSource, domain: str = "domain") -> GraftworkError | None:
+        return self.compiler.want(self.compiler.key(source), source, domain)
 
     def absorb(self) -> GrammarCompiled:
         """The next end of a compile."""
@@ -52,8 +52,8 @@ class Workshop:
         assert pid is not None
         return pid
 
-    def outcome(self, source: GrammarSource, party: str = "party") -> object:
-        assert self.ask(source, party) is None
+    def outcome(self, source: GrammarSource, domain: str = "domain") -> object:
+        assert self.ask(source, domain) is None
         while self.compiler.get(self.compiler.key(source)) is None:
             self.absorb()
         return self.compiler.get(self.compiler.key(source))
@@ -112,7 +112,7 @@ def test_a_compile_that_passes_its_deadline_is_killed(workshop: Workshop) -> Non
 
 
 def test_another_party_does_not_wait_behind_a_flood(workshop: Workshop) -> None:
-    """Grammars of one party are compiled one at a time, so that there is room for the next party's."""
+    """Grammars of one domain are compiled one at a time, so that there is room for the next domain's."""
     flood = [GrammarSource(GrammarKind.EBNF, EXPLODING + f'\ns{n} ::= "x"') for n in range(3)]
     for source in flood:
         workshop.ask(source, "flooder")
@@ -286,7 +286,7 @@ def test_strict_or_not_are_two_grammars(workshop: Workshop) -> None:
 
 
 def test_a_compile_is_charged_to_the_party_that_asked() -> None:
-    """With hardly any time a minute, its second grammar is refused with a wait; another party's first is not."""
+    """With hardly any time a minute, its second grammar is refused with a wait; another domain's first is not."""
     workshop = Workshop(replace(LIMITS, domain_seconds_per_minute=1e-9))
     try:
         workshop.outcome(number(6), "spender")
@@ -301,7 +301,7 @@ def test_a_compile_is_charged_to_the_party_that_asked() -> None:
 
 
 def test_a_party_may_queue_only_so_many() -> None:
-    """One is compiled, as many as the limit wait, and the next is refused; another party's is not."""
+    """One is compiled, as many as the limit wait, and the next is refused; another domain's is not."""
     workshop = Workshop(replace(LIMITS, domain_queue=2))
     try:
         told = [workshop.ask(number(limit), "flooder") for limit in range(4)]

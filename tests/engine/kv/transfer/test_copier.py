@@ -47,7 +47,7 @@ class GatedDiskStore(WatchedDiskStore):
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
     ) -> int:
-        assert self.writes_once.wait(timeout=20)
+        assert self.writes_once.wait(timeout=60)
         return super().write(domain, keys, pages, above)
 
 
@@ -70,7 +70,7 @@ class CopierLab:
         """Copies the page of each node between equal page numbers. Returns how many moves succeeded."""
         self.files.writes_once.set()
         self.begin(kind, nodes)
-        done = self.reports.get(timeout=20)
+        done = self.reports.get(timeout=60)
         assert isinstance(done, TransferDone)
         return done.num_good
 
@@ -160,7 +160,7 @@ def test_urgent_copies_overtake_background_copies(small: CopierLab) -> None:
     small.copier.sweep()
     small.files.writes_once.set()
 
-    reports = [small.reports.get(timeout=20).plan for _ in range(4)]
+    reports = [small.reports.get(timeout=60).plan for _ in range(4)]
     kinds = [plan.kind for plan in reports]
     assert TransferKind.FETCH in kinds[:2]
     assert [plan.moves[0].key for plan in reports if plan.kind is TransferKind.STORE] == [

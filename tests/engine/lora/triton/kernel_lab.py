@@ -67,7 +67,7 @@ def run(harness: Harness, adapters: Sequence[str], requests: Sequence[Request], 
     """Submit all at once, with their adapters resident before, and see them through."""
     harness.engine.adapters.want([(name,) for name in adapters])
     while any(not harness.engine.adapters.is_ready(name) for name in adapters):
-        harness.loop.take(harness.loop.inbox.get(timeout=20))
+        harness.loop.take(harness.loop.inbox.get(timeout=60))
         harness.engine.adapters.want([(name,) for name in adapters])
     recorder = RecordingRunner(harness)
     harness.loop.runner = recorder

@@ -27,7 +27,7 @@ ANSWERS = ("All  is well", ONE_CALL, ONE_CALL, call("get_weather", city="Rome") 
 MODELS = ("tiny", "graft@1", "graft@2")
 
 pick = st.integers(0, 5)
-operations = st.one_of(
+actions = st.one_of(
     st.tuples(st.just("turn"), pick, pick),
     st.tuples(st.just("turn"), pick, pick),
     st.tuples(st.just("outputs"), pick, st.sampled_from("ab")),
@@ -42,10 +42,10 @@ operations = st.one_of(
     st.tuples(st.just("suspend"), pick, pick),
     st.tuples(st.just("sweep"), pick, pick),
 )
-storms = st.lists(st.lists(operations, min_size=2, max_size=6), min_size=4, max_size=8)
+action_groups = st.lists(st.lists(actions, min_size=2, max_size=6), min_size=4, max_size=8)
 
 
-class Storm:
+class ActionRunner:
     """One process with a few sessions, and many actions at once."""
 
     def __init__(self, world: World) -> None:
@@ -62,15 +62,15 @@ class Storm:
     def at(self, index: int) -> str:
         return self.sessions[index % len(self.sessions)]
 
-    async def blow(self, steps: Sequence[tuple[str, int, int]]) -> None:
+    async def run_at_once(self, steps: Sequence[tuple[str, int, int]]) -> None:
         """Run all steps at once. Typed refusals are fine. Then wait for the turns that run."""
         await asyncio.gather(*(self.step(*step) for step in steps))
         for session_id in self.sessions:
             await self.world.events(self.me, session_id)
 
-    async def step(self, verb: str, index: int, choice: int) -> None:
+    async def step(self, action: str, index: int, choice: int) -> None:
         with suppress(GraftworkError):
-            await getattr(self, verb)(self.at(index), choice)
+            await getattr(self, action)(self.at(index), choice)
 
     async def turn(self, session_id: str, choice: int) -> None:
         self.world.will_say(ANSWERS[choice % len(ANSWERS)])
@@ -172,19 +172,19 @@ class Storm:
             assert turn.checkpoint_id == event.fields.get("checkpoint_id")
 
 
-async def weather(database: Database, blows: Sequence[Sequence[tuple[str, int, int]]]) -> None:
-    storm = Storm(World(database))
-    await storm.begin()
-    for steps in blows:
-        await storm.blow(steps)
-    await storm.check()
+async def run_and_check(database: Database, groups: Sequence[Sequence[tuple[str, int, int]]]) -> None:
+    runner = ActionRunner(World(database))
+    await runner.begin()
+    for steps in groups:
+        await runner.run_at_once(steps)
+    await runner.check()
     assert all(
-        reservation.settled is not None or reservation.is_refunded for reservation in storm.world.quotas.reservations
+        reservation.settled is not None or reservation.is_refunded for reservation in runner.world.quotas.reservations
     )
 
 
 @settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(blows=storms)
-async def test_any_storm(database: Database, blows: list[list[tuple[str, int, int]]]) -> None:
+@given(groups=action_groups)
+async def test_concurrent_actions(database: Database, groups: list[list[tuple[str, int, int]]]) -> None:
     """The checks above hold after any actions that run at the same time."""
-    await weather(database, blows)
+    await run_and_check(database, groups)
