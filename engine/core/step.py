@@ -111,7 +111,7 @@ class StepResult:
     logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """By request: one entry for each chosen token. Only for requests that asked for log probabilities."""
     ends: Mapping[RequestId, Mapping[int, GraftworkError | None]] = field(default_factory=dict)
-    """By request and sampled row, for rows where the grammar allows no token:
+    """The rows where the grammar allows no token, by request and sampled row.
 
-    None if the answer is complete, or the error.
+    The value is None if the answer is complete, else the error that ends the request.
     """

@@ -55,7 +55,7 @@ class Linear:
         return self.weight[start:end], None if self.bias is None else self.bias[start:end]
 
     def pack(self) -> None:
-        """Stores the weight in blocks, if that is faster, and drop the plain copy."""
+        """Stores the weight in blocks, if that is faster, and drops the plain copy."""
         if self._weight is None or not _pays(self._weight):
             return
         reorder: Callable[[torch.Tensor, int], torch.Tensor] = torch.ops.mkldnn._reorder_linear_weight

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graftwork.engine.model.config import ModelConfig
 
 HEAD_LAYER = -1
-"""The layer number that stands for the output head."""
+"""The layer number of the output head."""
 
 
 @dataclass(frozen=True, slots=True)

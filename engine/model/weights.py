@@ -69,7 +69,7 @@ class DecoderWeights:
 def load_decoder_weights(
     reader: WeightReader, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
-    """Reads and fuse all weights.
+    """Reads and fuses all weights.
 
     Raises InvalidRequest, with the tensor's name, if one is missing, has another shape, or is not part of the model.
     """

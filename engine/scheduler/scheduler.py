@@ -117,7 +117,7 @@ class Scheduler:
         self._waiting.enqueue(state)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Drops a request and free its pages and adapters. Does nothing for a request that has ended already."""
+        """Drops a request and frees its pages and adapters. Does nothing for a request that has ended already."""
         state = self._by_id.pop(request_id, None)
         if state is None:
             return
@@ -283,7 +283,7 @@ class Scheduler:
         return chunks
 
     def _preempt(self, state: RequestState) -> None:
-        """Offloads the computed pages of a running request to the host, and queue the request again."""
+        """Offloads the computed pages of a running request to the host, and queues the request again."""
         path = state.path(state.num_computed)
         self._kv_cache.offload(path, state.pages, state.request.session)
         self._remove_running(state)
@@ -294,7 +294,7 @@ class Scheduler:
     # ---- absorb -----------------------------------------------------------------------------------------------
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Appends the tokens that a step has chosen, and finish the requests that are complete."""
+        """Appends the tokens that a step has chosen, and finishes the requests that are complete."""
         self.speculator.step_ended()
         outputs: list[RequestOutput] = []
         for piece in plan.slices:

@@ -218,8 +218,7 @@ class _Priority(IntEnum):
 
 
 class _CopyThread:
-    """A thread that runs jobs by priority, and jobs of the same priority in the order in which they came. No job may
-    raise.
+    """A thread that runs jobs by priority. Jobs of the same priority keep their order. No job may raise.
 
     Plans may run in any order, because no page is a source of one queued plan and a target of another.
     """
