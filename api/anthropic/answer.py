@@ -12,7 +12,6 @@ Invariant: a message and its stream have the same content blocks, because the sa
 """
 
 from collections.abc import Iterator
-from contextlib import aclosing
 from typing import Any
 
 from graftwork.api.anthropic.errors import anthropic_error
@@ -83,8 +82,8 @@ async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, 
     """Wait for the whole answer, and return it as a message. Raises the job's error."""
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
-    async with aclosing(job.events()) as events:
-        async for item in events:
+    while events := await job.next_events():
+        for item in events:
             for _ in blocks.take(item.event):
                 pass
             if isinstance(item.event, GenerationFinished):
@@ -97,11 +96,11 @@ async def write_anthropic_events(
 ) -> None:
     """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
     blocks = ContentBlocks()
-    async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(job.events()) as events:
+    async with heartbeats(write, _PING, ping_after_s) as write_event:
         try:
-            async for item in events:
-                for event in _stream_events(head, job, blocks, item.event):
-                    await write_event(named_event(event["type"], event))
+            while items := await job.next_events():
+                events = [event for item in items for event in _stream_events(head, job, blocks, item.event)]
+                await write_event(b"".join(named_event(event["type"], event) for event in events))
         except GraftworkError as error:
             await write_event(named_event("error", anthropic_error(error)))
 

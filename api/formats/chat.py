@@ -4,16 +4,15 @@ The first chunk of a choice has the role, and its last chunk has the finish reas
 the call's index, id, type and name. Later deltas have only the index and a part of the arguments.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import Iterable
 from typing import Any
 
+from graftwork.api.formats.chunks import write_chunks
 from graftwork.api.formats.logprobs import chat_logprobs, new_logprobs
-from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
+from graftwork.api.http.sse import Write
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
-from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
     GenerationEvent,
     GenerationFinished,
@@ -42,33 +41,8 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
     """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
-    shell = head.fields("chat.completion.chunk") | ({"usage": None} if include_usage else {})
-    text_chunks: dict[int, TextEvents] = {}
-    async with aclosing(job.events()) as events:
-        try:
-            async for item in events:
-                event = item.event
-                if isinstance(event, TextDelta) and not event.logprobs:
-                    if item.choice not in text_chunks:
-                        text_chunks[item.choice] = _text_chunks(shell, item.choice)
-                    await write(text_chunks[item.choice].of(event.text))
-                elif (choice := _chunk_choice(item)) is not None:
-                    await write(data_event(shell | {"choices": [choice]}))
-        except GraftworkError as error:
-            await write(error_event(error))
-            return
-    if include_usage:
-        await write(data_event(shell | {"choices": [], "usage": job.usage.as_body()}))
-    await write(DONE)
-
-
-def _text_chunks(shell: Mapping[str, Any], index: int) -> TextEvents:
-    """Return an encoder for the chunks of a choice that contain only text."""
-
-    def chunk(text: str) -> bytes:
-        return data_event({**shell, "choices": [_chunk_choice(ChoiceEvent(index, TextDelta(text)))]})
-
-    return TextEvents(chunk)
+    shell = head.fields("chat.completion.chunk")
+    await write_chunks(job, write, shell, _chunk_choice, include_usage=include_usage)
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:

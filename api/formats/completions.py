@@ -1,16 +1,16 @@
 """Builds text completions in OpenAI's two forms: one object, or a stream of chunks."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from graftwork.api.formats.chunks import write_chunks
 from graftwork.api.formats.logprobs import completion_logprobs
-from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
+from graftwork.api.http.sse import Write
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
-from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
 from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
 
@@ -56,30 +56,9 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """Write the whole stream. If the client asked for token ids, the last chunk of a choice has all of them."""
-    shell = head.fields(_OBJECT) | ({"usage": None} if include_usage else {})
-    text_chunks: dict[int, TextEvents] = {}
-    async with aclosing(job.events()) as events:
-        try:
-            async for item in events:
-                event = item.event
-                if isinstance(event, TextDelta) and not event.logprobs:
-                    if item.choice not in text_chunks:
-                        text_chunks[item.choice] = _text_chunks(shell, form, item.choice)
-                    await write(text_chunks[item.choice].of(event.text))
-                elif (choice := _chunk_choice(form, item)) is not None:
-                    await write(data_event(shell | {"choices": [choice]}))
-        except GraftworkError as error:
-            await write(error_event(error))
-            return
-    if include_usage:
-        await write(data_event(shell | {"choices": [], "usage": job.usage.as_body()}))
-    await write(DONE)
-
-
-def _text_chunks(shell: Mapping[str, Any], form: CompletionForm, index: int) -> TextEvents:
-    """Return an encoder for the chunks of a choice that contain only text."""
-    return TextEvents(lambda text: data_event({**shell, "choices": [form.choice(index, text, None)]}))
+    """Write the whole stream. The last chunk of a choice has all its token ids, if they were requested."""
+    choice_of = partial(_chunk_choice, form)
+    await write_chunks(job, write, head.fields(_OBJECT), choice_of, include_usage=include_usage)
 
 
 def _chunk_choice(form: CompletionForm, item: ChoiceEvent) -> dict[str, Any] | None:

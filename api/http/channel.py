@@ -6,8 +6,6 @@ Invariant: the reader gets every item that was put before the end. Then the chan
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
 from graftwork.platform.wakeup import Wakeup
@@ -18,11 +16,9 @@ Item = TypeVar("Item")
 class Channel(Generic[Item]):
     """A bounded queue for one reader. All users run on one event loop."""
 
-    def __init__(self, limit: int = 64, on_left: Callable[[], None] = lambda: None) -> None:
-        """The channel calls `on_left` when the reader stops reading `items`, at the end or earlier."""
+    def __init__(self, limit: int = 64) -> None:
         self._limit = limit
-        self._on_left = on_left
-        self._items: deque[Item] = deque()
+        self._items: list[Item] = []
         self._news = Wakeup()
         self._room = asyncio.Event()
         self._finished = False
@@ -48,18 +44,14 @@ class Channel(Generic[Item]):
         if not self._items and self._error is not None:
             raise self._error
 
-    async def items(self) -> AsyncGenerator[Item, None]:
-        """Yield every item in order. Raises the channel's error at its end."""
-        try:
-            while True:
-                while self._items:
-                    item = self._items.popleft()
-                    self._room.set()
-                    yield item
-                if self._finished:
-                    break
-                await self._news.wait()
+    async def get(self) -> list[Item]:
+        """Wait for items and return all that have come. An empty list is the end. Raises the channel's error."""
+        while not self._items:
             if self._error is not None:
                 raise self._error
-        finally:
-            self._on_left()
+            if self._finished:
+                return []
+            await self._news.wait()
+        items, self._items = self._items, []
+        self._room.set()
+        return items

@@ -20,6 +20,10 @@ QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 CLIENT_CLOSED_REQUEST = 499
 
+SEND_BODY = "send_body"
+"""In a request's state: what sends the body of a response that has begun. Everything between the route and this layer
+looks at the beginning of a response alone, so a stream of many parts need not pass through it with each."""
+
 
 class RequestIdMiddleware:
     """ASGI middleware that adds `x-request-id` to every response and answers a crash with a 500."""
@@ -32,7 +36,9 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = new_id("req")
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state[SEND_BODY] = send
         outgoing = _OutgoingResponse(send, request_id)
         started_at = time.monotonic()
         try:

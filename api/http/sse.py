@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
+from graftwork.api.http.middleware import SEND_BODY
 from graftwork.platform.errors import GraftworkError
 
 Write = Callable[[bytes], Awaitable[None]]
@@ -51,11 +52,11 @@ class TextEvents:
 
     def __init__(self, event_of: Callable[[str], bytes]) -> None:
         """`event_of` encodes the event for a text. The event must contain the text exactly once."""
-        self._before, self._after = event_of(_PLACEHOLDER).split(_json(_PLACEHOLDER))
+        self._before, self._after = event_of(_PLACEHOLDER).split(_ENCODER.encode(_PLACEHOLDER).encode())
 
     def of(self, text: str) -> bytes:
         """Return the same bytes as `event_of` would return for this text."""
-        return self._before + _json(text) + self._after
+        return self._before + _ENCODER.encode(text).encode() + self._after
 
 
 class EventStream(StreamingResponse):
@@ -75,10 +76,17 @@ class EventStream(StreamingResponse):
         super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
         self._source = source
         self._on_end = on_end
+        self._send_body: Send | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send_body = scope.get("state", {}).get(SEND_BODY, send)
+        await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
+        send_body = self._send_body or send
+
         async def write(event: bytes) -> None:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send_body({"type": "http.response.body", "body": event, "more_body": True})
 
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -114,5 +122,5 @@ async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S)
         await asyncio.gather(beating, return_exceptions=True)
 
 
-def _json(data: Mapping[str, Any] | str) -> bytes:
+def _json(data: Mapping[str, Any]) -> bytes:
     return _ENCODER.encode(data).encode()

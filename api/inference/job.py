@@ -7,7 +7,7 @@ reservation.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class InferenceJob:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._account = account
-        self._channel: Channel[ChoiceEvent] = Channel(on_left=self.abandon)
+        self._channel: Channel[ChoiceEvent] = Channel()
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.headers = headers
@@ -92,17 +92,15 @@ class InferenceJob:
         """Wait until the engine starts the first answer. Raises the engine's error if it refuses the request."""
         await self._channel.wait_for_first()
 
-    def events(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """Yield all events. Events of several answers can alternate. Closing the generator early stops the job."""
-        return self._channel.items()
+    async def next_events(self) -> list[ChoiceEvent]:
+        """Wait for the next events. Events of several answers can alternate. An empty list is the end. Raises the job's error."""
+        return await self._channel.get()
 
     async def answers(self) -> list[GenerationFinished]:
         """Wait for all answers, and return the last event of each, in order of index. Raises the job's error."""
         finished: dict[int, GenerationFinished] = {}
-        async with aclosing(self.events()) as events:
-            async for item in events:
-                if isinstance(item.event, GenerationFinished):
-                    finished[item.choice] = item.event
+        while events := await self.next_events():
+            finished |= {one.choice: one.event for one in events if isinstance(one.event, GenerationFinished)}
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:

@@ -26,6 +26,7 @@ from graftwork.platform.wakeup import Wakeup
 _log = logging.getLogger(__name__)
 
 _OPTIONS = [
+    ("grpc.http2.bdp_probe", 0),  # pings that size the window for bulk data; a step's message is a few kilobytes
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

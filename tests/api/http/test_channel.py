@@ -17,7 +17,9 @@ async def test_order_and_end() -> None:
         channel.finish()
 
     producing = asyncio.create_task(produce())
-    found = [item async for item in channel.items()]
+    found: list[int] = []
+    while items := await channel.get():
+        found += items
     await producing
 
     assert found == list(range(10))
@@ -33,10 +35,10 @@ async def test_slow_reader() -> None:
         await asyncio.sleep(0)
     waited = not third.done()
 
-    first = await anext(channel.items())
+    first = await channel.get()
     await third
 
-    assert (waited, first) == (True, 0)
+    assert (waited, first, await channel.get()) == (True, [0, 1], [2])
 
 
 async def test_error_comes_last() -> None:
@@ -46,11 +48,9 @@ async def test_error_comes_last() -> None:
     channel.finish(ValueError("first"))
     channel.finish(ValueError("second"))
 
-    items = channel.items()
-
-    assert await anext(items) == 1
+    assert await channel.get() == [1]
     with pytest.raises(ValueError, match="first"):
-        await anext(items)
+        await channel.get()
 
 
 async def test_wait_for_first() -> None:
@@ -62,23 +62,6 @@ async def test_wait_for_first() -> None:
     fruitless: Channel[int] = Channel()
     fruitless.finish(ValueError("nothing came"))
 
-    assert await anext(fruitful.items()) == 1
+    assert await fruitful.get() == [1]
     with pytest.raises(ValueError, match="nothing came"):
         await fruitless.wait_for_first()
-
-
-async def test_leaving_is_told() -> None:
-    """A reader who leaves the items, early or at their end, is known to have left."""
-    left: list[str] = []
-    early: Channel[int] = Channel(on_left=lambda: left.append("early"))
-    late: Channel[int] = Channel(on_left=lambda: left.append("late"))
-    await early.put(1)
-    late.finish()
-
-    items = early.items()
-    await anext(items)
-    before = list(left)
-    await items.aclose()
-    assert [item async for item in late.items()] == []
-
-    assert (before, left) == ([], ["early", "late"])
