@@ -26,7 +26,7 @@ class PredictionFollower:
         self._prediction = prediction
         self._cursor = 0
         self._run = 0
-        """How many consecutive tokens before this one were predicted correctly."""
+        """How many tokens at the end of the answer match the prediction without a gap."""
         self._matched_to = 0
         """The position in the prediction before which no more tokens are counted."""
         self._counted_to = self._num_prompt
