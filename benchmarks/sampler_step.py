@@ -23,11 +23,10 @@ from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
 
+from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.core.token_counts import TokenHistory
-from graftwork.engine.sampling.logprobs import StepLogprobs
-from graftwork.engine.sampling.sampler import choose_tokens
+from graftwork.engine.sampling.sampler import StepLogprobs, choose_tokens
 
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -16,8 +16,7 @@ from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.kv.transfer.layer_gates import LayerGates
-from graftwork.engine.kv.transfer.plan import CopyEngine, LoadReadable, TransferDone
+from graftwork.engine.kv.transfer.plan import CopyEngine, LayerGates, LoadReadable, TransferDone
 from graftwork.engine.lora.loader import AdapterLoaded
 from graftwork.engine.lora.pool import LoraPool
 from graftwork.engine.messages import (
@@ -33,7 +32,7 @@ from graftwork.engine.messages import (
     Stop,
     SubmitRequest,
 )
-from graftwork.engine.runner.prefill_meter import PrefillMeter
+from graftwork.engine.runner.model_runner import PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId

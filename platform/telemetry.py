@@ -2,22 +2,67 @@
 
 Owns their names, labels and buckets. Never sees a prompt.
 Invariant: at most `MAX_TENANT_LABELS` tenants have a label; the rest share `other`.
+
+A Prometheus histogram for values that come thousands of times a second, from one thread.
 """
 
-from collections.abc import Mapping
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from graftwork.platform.engine_collector import EngineCollector, EngineReading
 from graftwork.platform.ids import TenantId
-from graftwork.platform.local_histogram import LocalHistogram
 from graftwork.platform.logs import JsonFormatter, configure_logging
+
+
+class LocalHistogram(Collector):
+    """Shows what prometheus_client's `Histogram` without labels would, and takes a quarter of its time to observe.
+
+    It holds no lock: only one thread may observe. Another may collect meanwhile, and sees an observation whole or not.
+    """
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
+        """`bounds` are the buckets' upper ends, ascending; a bucket without end is added."""
+        self._name = name
+        self._text = text
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._created_at = time.time()
+        registry.register(self)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def describe(self) -> Iterator[Metric]:
+        yield HistogramMetricFamily(self._name, self._text)
+
+    def collect(self) -> Iterator[Metric]:
+        ends = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]  # type: ignore[no-untyped-call]
+        buckets = list(zip(ends, map(float, accumulate(self._counts)), strict=True))
+        family = HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+        family.add_sample(f"{self._name}_created", {}, self._created_at)
+        yield family
+
 
 __all__ = ["EngineReading", "JsonFormatter", "Telemetry", "configure_logging"]
 
+
 MAX_TENANT_LABELS = 1000
+
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 
 

@@ -24,9 +24,8 @@ from graftwork.sessions.store.session_store import SessionChange, SessionStore, 
 from graftwork.sessions.sweeper import SessionSweeper
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.launcher import TurnLauncher
-from graftwork.sessions.turns.loader import SessionLoader, may_be_id
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies
-from graftwork.sessions.turns.running import RunningTurns
+from graftwork.sessions.turns.running import RunningTurns, SessionLoader, may_be_id
 from graftwork.sessions.turns.settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
 from graftwork.sessions.turns.tool_outputs import ToolOutputs
 

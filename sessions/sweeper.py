@@ -18,7 +18,7 @@ from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, s
 from graftwork.sessions.core.session import SessionStatus
 from graftwork.sessions.core.transcript import join_chain
 from graftwork.sessions.store import deletion_rows, session_rows
-from graftwork.sessions.store.history_rows import find_chain
+from graftwork.sessions.store.turn_rows import find_chain
 from graftwork.sessions.turns.kv import History, SessionKvClient
 
 _log = logging.getLogger("graftwork.sessions")

@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 from graftwork.adapters.format.adapter_spec import TARGETS, AdapterSpec, BiasSpec, ModuleSpec
 from graftwork.adapters.format.lora_config import LoraConfig, read_lora_config
 from graftwork.adapters.format.module_reader import FoundModule, ModuleReader, refuse
-from graftwork.adapters.format.names import shown
 from graftwork.adapters.format.safetensors_file import Readable, TensorEntry, read_entries
+from graftwork.adapters.format.specs import shown
 from graftwork.adapters.format.tensor_names import Part, find_place
 from graftwork.adapters.format.unsupported import describe_unserved_tensor
 from graftwork.engine.core.stats import EngineDescription

@@ -11,8 +11,8 @@ from typing import Any, Literal, cast
 
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
 from graftwork.adapters.format.name_pattern import NamePattern
-from graftwork.adapters.format.names import shown
 from graftwork.adapters.format.pattern_parser import PatternRefused
+from graftwork.adapters.format.specs import shown
 from graftwork.adapters.format.unsupported import refuse_unserved_settings, unserved
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.strict_json import read_object

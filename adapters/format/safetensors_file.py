@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from graftwork.adapters.format.names import shown
+from graftwork.adapters.format.specs import shown
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.strict_json import read_object
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from graftwork.adapters.format.names import shown
+from graftwork.adapters.format.specs import shown
 from graftwork.platform.errors import ValidationFailed
 
 

@@ -9,14 +9,18 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from graftwork.adapters.format.names import (
+from graftwork.adapters.format.specs import (
+    Adapter,
+    AdapterVersion,
+    AliasChange,
+    AliasTarget,
+    ResolvedModel,
     check_adapter_name,
     check_alias,
     parse_reference,
     unknown_adapter,
     unknown_model,
 )
-from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget, ResolvedModel
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.inspection.upload import Upload, check_limits, check_rank, version_of
 from graftwork.adapters.registry.artifact_ledger import ArtifactKeeper

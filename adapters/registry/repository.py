@@ -11,8 +11,7 @@ from sqlalchemy import Select, delete, exists, func, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from graftwork.adapters.format.names import is_adapter_name
-from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasTarget
+from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasTarget, is_adapter_name
 from graftwork.adapters.inspection.upload import AdapterUsage
 from graftwork.adapters.registry.tables import AdapterAliasRow, AdapterRow, AdapterVersionRow, ArtifactRow
 from graftwork.platform.database import ReadSession, WriteSession

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from graftwork.api.anthropic.errors import anthropic_error
-from graftwork.api.http.sse import PING_AFTER_S, Write, heartbeats, named_event
+from graftwork.api.http.streaming import PING_AFTER_S, Write, heartbeats, named_event
 from graftwork.api.inference.job import InferenceJob
 from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted

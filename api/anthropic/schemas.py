@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldError, OpenAiBody
-from graftwork.api.schemas.common import MAX_TOOLS
-from graftwork.api.schemas.unsupported import IsNeutral, refuse_unsupported
+from graftwork.api.schemas.base import MAX_TOOLS, FieldError, IsNeutral, OpenAiBody, refuse_unsupported
 from graftwork.sessions.generation.sampling import StopStrings
 
 Block = dict[str, Any]

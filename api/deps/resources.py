@@ -1,30 +1,37 @@
 """Groups the services of one process by the routes that use them.
 
 `wiring` builds and closes the services. `dependencies` gives each group to its routes.
+
+Defines the types of handler parameters: a group of resources, the request's id, or the principal.
+
+FastAPI fills in a parameter by its type. The route's class has already authenticated the principal. This module only
+checks the principal's scopes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.api.deps.background import ServerTasks
-from graftwork.api.schemas.common import MixturePart
+from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import InternalFailure, InvalidRequest
+from graftwork.platform.ids import RequestId
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.auth import Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
-from graftwork.platform.tenancy.principals import Principal
-from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, Scope
+from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -169,3 +176,70 @@ def resources_of(request: Request) -> Resources:
     resources = request.app.state.resources
     assert isinstance(resources, Resources)
     return resources
+
+
+async def _request_id(request: Request) -> RequestId:
+    return RequestId(request.state.request_id)
+
+
+async def _principal(request: Request) -> Principal:
+    principal = request.state.principal
+    if not isinstance(principal, Principal):
+        raise InternalFailure("This route was declared without a tenant's route class.")
+    return principal
+
+
+async def _admin(request: Request) -> AdminPrincipal:
+    principal = request.state.principal
+    if not isinstance(principal, AdminPrincipal):
+        raise InternalFailure("This route was declared without the operator's route class.")
+    return principal
+
+
+def _group(choose: Callable[[Resources], Any]) -> Callable[[Request], Coroutine[Any, Any, Any]]:
+    async def group_of(request: Request) -> Any:
+        return choose(resources_of(request))
+
+    return group_of
+
+
+def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principal]]:
+    async def principal_with_scope(request: Request) -> Principal:
+        principal = await _principal(request)
+        principal.require(scope)
+        return principal
+
+    return principal_with_scope
+
+
+ForInference = Annotated[InferenceResources, Depends(_group(attrgetter("inference")))]
+
+
+ForSessions = Annotated[SessionResources, Depends(_group(attrgetter("sessions")))]
+
+
+ForAccounts = Annotated[AccountResources, Depends(_group(attrgetter("account")))]
+
+
+ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]
+
+
+ForServer = Annotated[ServerResources, Depends(_group(attrgetter("server")))]
+
+
+CurrentRequestId = Annotated[RequestId, Depends(_request_id)]
+
+
+AnyTenantKey = Annotated[Principal, Depends(_principal)]
+
+
+InferenceKey = Annotated[Principal, Depends(_holder_of(Scope.INFERENCE))]
+
+
+AdapterKey = Annotated[Principal, Depends(_holder_of(Scope.ADAPTERS))]
+
+
+UsageKey = Annotated[Principal, Depends(_holder_of(Scope.USAGE))]
+
+
+Admin = Annotated[AdminPrincipal, Depends(_admin)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from graftwork.api.formats.chunks import write_chunks
 from graftwork.api.formats.logprobs import chat_logprobs, new_logprobs
-from graftwork.api.http.sse import Write
+from graftwork.api.http.streaming import Write
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted

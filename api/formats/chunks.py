@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graftwork.api.http.sse import DONE, TextEvents, Write, data_event, error_event
+from graftwork.api.http.streaming import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import TextDelta

@@ -15,10 +15,9 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.idempotency import HEADER
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.deps.route_classes import Handler, OpenAiRoute
-from graftwork.api.http.sse import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
+from graftwork.api.deps.route_classes import HEADER, Handler, OpenAiRoute
+from graftwork.api.http.streaming import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 from graftwork.platform.tenancy.idempotency import StoredReply
 

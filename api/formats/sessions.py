@@ -6,7 +6,7 @@ The turn continues if the reader leaves.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from graftwork.api.http.sse import PING_AFTER_S, Write, error_event, heartbeats, named_event
+from graftwork.api.http.streaming import PING_AFTER_S, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.core.events import SessionEvent
 

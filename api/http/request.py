@@ -1,16 +1,112 @@
-"""Reads a request's body up to a limit, and finds the request's API key.
+"""A request's body, read with limits: its size, its JSON, its API key, and the hints that are not enforced.
+
+Reads a request's body up to a limit, and finds the request's API key.
 
 The limit counts bytes as they arrive. So a false `content-length` or a chunked body cannot exceed it.
+
+Builds the header that names the parts of a request's schemas that the server does not enforce.
+
+    x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
+
+Each entry is a field of the body and a JSON pointer into its schema. The header is at most 2000 characters long, so
+that every client and proxy accepts it.
+
+Parses JSON bodies, and refuses bodies that would cause a failure later.
+
+Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
+pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
 """
 
-from collections.abc import AsyncGenerator
-from typing import Any
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, NoReturn
+from urllib.parse import quote
 
 from fastapi import Request
 from starlette.types import Receive, Scope
 
-from graftwork.api.http.json_body import parse_json
 from graftwork.platform.errors import InvalidRequest, NotAuthenticated, PayloadTooLarge
+
+UNENFORCED = "x-graftwork-unenforced"
+
+
+_MOST_CHARACTERS = 2000
+
+
+_READABLE = "/#[]$~:@!*+=-._"
+
+
+def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
+    """Return the header that lists `places`, or no header if there are none.
+
+    `rename` converts the fields' names to the names of the route's API.
+    """
+    shown: list[str] = []
+    length = 0
+    for place in places:
+        shown.append(quote(rename(place), safe=_READABLE))
+        length += len(shown[-1]) + 2
+        if length > _MOST_CHARACTERS:
+            shown.pop()
+            break
+    left_out = len(places) - len(shown)
+    return {UNENFORCED: ", ".join([*shown, f"+{left_out} more"] if left_out else shown)} if places else {}
+
+
+MAX_DEPTH = 64
+"""The highest number of nested lists and objects. Real JSON Schemas have fewer than 20 levels."""
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse a body. Raises InvalidRequest with the reason."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("The body is not UTF-8: send JSON encoded as UTF-8.", code="invalid_json") from error
+    except ValueError as error:  # json.JSONDecodeError, and integers of more than 4300 digits
+        raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    if _depth_exceeds(value, MAX_DEPTH):
+        raise _too_deep()
+    if b"\\u" in body:
+        _refuse_lone_surrogates(value)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"The body nests deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    """Return whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
+    level = [value]
+    for _ in range(limit):
+        level = [child for container in level for child in _children(container)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [child for child in value.values() if isinstance(child, (dict, list))]
+    if isinstance(value, list):
+        return [child for child in value if isinstance(child, (dict, list))]
+    return []
+
+
+def _refuse_lone_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "The body holds half of a surrogate pair: send whole characters."
+        raise InvalidRequest(message, code="invalid_json") from None
+
 
 JSON_BODY_BYTES = 8 * 1024 * 1024
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from graftwork.api.deps.background import ServerTasks
 from graftwork.api.deps.resources import InferenceResources
-from graftwork.api.http.channel import Channel
 from graftwork.api.http.errors import internal_failure
+from graftwork.api.http.streaming import Channel
 from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.errors import GraftworkError, Unavailable

@@ -4,8 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, File, Form, Path, UploadFile
 
-from graftwork.api.deps.dependencies import AdapterKey, AnyTenantKey, ForAccounts
-from graftwork.api.deps.resources import AccountResources
+from graftwork.api.deps.resources import AccountResources, AdapterKey, AnyTenantKey, ForAccounts
 from graftwork.api.deps.route_classes import NativeRoute, UploadRoute
 from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.openapi.declare import also

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.deps.dependencies import Admin, ForAdmin
-from graftwork.api.deps.resources import AdminResources
+from graftwork.api.deps.resources import Admin, AdminResources, ForAdmin
 from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.schemas.admin import (

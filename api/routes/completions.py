@@ -6,13 +6,11 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
-from graftwork.api.deps.resources import InferenceResources
+from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey, InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.completions import CompletionForm, completion, write_completion_chunks
-from graftwork.api.http.disconnect import until_disconnect
-from graftwork.api.http.headers import unenforced_header
-from graftwork.api.http.sse import EventStream
+from graftwork.api.http.request import unenforced_header
+from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
 from graftwork.api.openapi.declare import also

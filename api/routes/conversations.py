@@ -5,7 +5,7 @@ A client can add responses to a conversation one after another.
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import ForSessions, InferenceKey
+from graftwork.api.deps.resources import ForSessions, InferenceKey
 from graftwork.api.formats.responses import ResponsesRoute
 from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.openapi.declare import also

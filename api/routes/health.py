@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 import graftwork
-from graftwork.api.deps.dependencies import ForServer, ForSessions
 from graftwork.api.deps.readiness import Readiness
+from graftwork.api.deps.resources import ForServer, ForSessions
 from graftwork.api.openapi import docs_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
 from graftwork.platform.errors import Unavailable

@@ -14,10 +14,9 @@ from graftwork.api.anthropic.answer import anthropic_message, write_anthropic_ev
 from graftwork.api.anthropic.errors import AnthropicRoute
 from graftwork.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from graftwork.api.anthropic.translate import anthropic_names, chat_request
-from graftwork.api.deps.dependencies import CurrentRequestId, ForInference, InferenceKey
-from graftwork.api.http.disconnect import until_disconnect
-from graftwork.api.http.headers import unenforced_header
-from graftwork.api.http.sse import EventStream
+from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey
+from graftwork.api.http.request import unenforced_header
+from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import ResponseHead
 from graftwork.api.openapi.declare import also

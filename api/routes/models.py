@@ -3,8 +3,7 @@
 from fastapi import APIRouter
 
 from graftwork.adapters.format.specs import Adapter
-from graftwork.api.deps.dependencies import AnyTenantKey, ForInference
-from graftwork.api.deps.resources import InferenceResources
+from graftwork.api.deps.resources import AnyTenantKey, ForInference, InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.pagination import list_answer
 from graftwork.platform.answers.base import Page

@@ -11,14 +11,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from graftwork.api.deps.dependencies import ForSessions, InferenceKey
-from graftwork.api.deps.idempotency import keep_started
-from graftwork.api.deps.resources import SessionResources
+from graftwork.api.deps.resources import ForSessions, InferenceKey, SessionResources
+from graftwork.api.deps.route_classes import keep_started
 from graftwork.api.formats.responses import ResponsesRoute, responses_names, write_response_events
-from graftwork.api.http.disconnect import until_disconnect
-from graftwork.api.http.headers import unenforced_header
 from graftwork.api.http.pagination import PageQuery, page_answer
-from graftwork.api.http.sse import EventStream
+from graftwork.api.http.request import unenforced_header
+from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.platform.answers import responses as answers

@@ -13,14 +13,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.deps.dependencies import ForSessions, InferenceKey
-from graftwork.api.deps.idempotency import keep_started
-from graftwork.api.deps.resources import resources_of
-from graftwork.api.deps.route_classes import NativeRoute
+from graftwork.api.deps.resources import ForSessions, InferenceKey, resources_of
+from graftwork.api.deps.route_classes import NativeRoute, keep_started
 from graftwork.api.formats.sessions import write_session_events
-from graftwork.api.http.disconnect import until_disconnect
-from graftwork.api.http.headers import unenforced_header
-from graftwork.api.http.sse import EventStream
+from graftwork.api.http.request import unenforced_header
+from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
 from graftwork.platform.answers.sessions import GivenOutputs, Turn

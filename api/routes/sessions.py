@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import ForSessions, InferenceKey
+from graftwork.api.deps.resources import ForSessions, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also

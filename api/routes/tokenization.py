@@ -4,8 +4,7 @@ import asyncio
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.dependencies import ForInference, InferenceKey
-from graftwork.api.deps.resources import InferenceResources
+from graftwork.api.deps.resources import ForInference, InferenceKey, InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.deps.dependencies import ForAccounts, UsageKey
+from graftwork.api.deps.resources import ForAccounts, UsageKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.schemas.admin import quota_answer
 from graftwork.api.schemas.usage import TimeText, span, usage_answer

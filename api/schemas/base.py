@@ -2,14 +2,25 @@
 
 All bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes ignore
 unknown fields. Bodies of native and admin routes refuse unknown fields.
+
+Defines fields that several bodies share: answer formats, messages, adapter mixtures, predictions and tools.
+
+Lists the known fields that this server does not support, and refuses them.
+
+A neutral value, such as null, asks for nothing and is accepted. The server ignores fields that do not change the
+answer, such as `user`, `metadata`, `store` and `prompt_cache_key`. So they are not in the lists.
 """
 
+from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Annotated, Any, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
+from graftwork.sessions.generation.constraints import ResponseFormatFields
 from graftwork.sessions.generation.sampling import SamplingFields
+from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
 
 
 class RequestBody(BaseModel):
@@ -72,3 +83,156 @@ def with_integers(value: Any) -> Any:
     if isinstance(value, list):
         return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class ResponseFormatBody(OpenAiBody):
+    """The format of the answer. A client may set only one of these fields. A null or empty value counts as missing."""
+
+    response_format: dict[str, Any] | None = None
+    regex: str | None = None
+    """A regular expression that the whole answer must match."""
+    grammar: str | None = None
+    """A grammar in EBNF that the answer must follow. The start rule is `root`."""
+    structural_tag: str | dict[str, Any] | None = None
+    """Tags with JSON Schemas for parts of the answer. See engine/grammar/schema/structural_tags.py."""
+
+    def response_format_fields(self) -> ResponseFormatFields:
+        return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
+
+
+MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
+"""Messages in OpenAI's chat form, oldest first."""
+
+
+class MixturePart(NativeBody):
+    """One adapter of a mixture, and its weight."""
+
+    model: str
+    """The adapter's name in the same form as in `model`: `name`, `name@3` or `name@alias`."""
+    weight: Annotated[float, Field(ge=-MAX_MIXTURE_WEIGHT, le=MAX_MIXTURE_WEIGHT)] = 1.0
+
+
+MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_MIXTURE)]
+
+
+class PredictionPart(OpenAiBody):
+    """One part of the text that the client expects."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(OpenAiBody):
+    """The text that the client expects in the answer. It can make the answer faster, but never changes it."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictionPart], Field(min_length=1)]
+
+    @property
+    def text(self) -> str:
+        """Return the whole text. Parts are joined without separators."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+MAX_TOOLS = 128
+
+
+class FunctionDefinition(OpenAiBody):
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON Schema for the arguments. The model sees it unchanged."""
+    strict: bool | None = None
+    """If true, the server refuses a schema that it cannot fully enforce.
+
+    If false, it serves the request, and a header of the answer names the parts that it does not enforce.
+    """
+
+
+class FunctionTool(OpenAiBody):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def as_template_input(self) -> dict[str, Any]:
+        """Return the tool in the form that chat templates expect, without missing fields."""
+        return tool_for_prompt(self.model_dump(exclude_none=True))
+
+
+ToolList = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]
+
+
+IsNeutral = Callable[[Any], bool]
+
+
+def _empty(value: Any) -> bool:
+    """Return whether the value is null, false, zero or empty."""
+    return not value
+
+
+def _one(value: Any) -> bool:
+    return value in (None, 1)
+
+
+def _auto_or_none(value: Any) -> bool:
+    return value in (None, "auto", "none")
+
+
+_CONSTRAINED_DECODING: dict[str, IsNeutral] = dict.fromkeys(
+    (
+        "structured_outputs",
+        "json_schema",
+        "ebnf",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+    ),
+    _empty,
+)
+
+
+_LOGITS: dict[str, IsNeutral] = {
+    "prompt_logprobs": lambda value: value is None,  # 0 asks for the scores of the prompt's own tokens
+    "length_penalty": _one,
+    "bad_words": _empty,
+    "allowed_token_ids": _empty,
+    "use_beam_search": _empty,
+    "best_of": _one,
+    "truncate_prompt_tokens": _empty,
+}
+
+
+COMPLETION_UNSUPPORTED: Mapping[str, IsNeutral] = {
+    **_CONSTRAINED_DECODING,
+    **_LOGITS,
+    "suffix": _empty,
+    "top_logprobs": _empty,
+    "prompt_embeds": _empty,
+}
+
+
+CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
+    **_CONSTRAINED_DECODING,
+    **_LOGITS,
+    "functions": _empty,
+    "function_call": _auto_or_none,
+    "audio": _empty,
+    "modalities": lambda value: value in (None, ["text"]),
+    "web_search_options": lambda value: value is None,
+    "echo": _empty,
+    "continue_final_message": _empty,
+    "add_generation_prompt": lambda value: value in (None, True),
+    "chat_template": _empty,
+    "chat_template_kwargs": _empty,
+    "documents": _empty,
+}
+
+
+def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
+    """Return the body unchanged. Raises FieldError for the first unsupported field whose value is not neutral."""
+    if isinstance(body, Mapping):
+        for field, is_neutral in unserved.items():
+            if field in body and not is_neutral(body[field]):
+                raise FieldError(field, "this value is known, but not served here; leave the field out")
+    return body

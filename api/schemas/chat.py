@@ -4,9 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.api.schemas.base import FieldError, OpenAiBody, SamplingBody
-from graftwork.api.schemas.common import MessageList, MixtureParts, Prediction, ResponseFormatBody, ToolList
-from graftwork.api.schemas.unsupported import CHAT_UNSUPPORTED, refuse_unsupported
+from graftwork.api.schemas.base import (
+    CHAT_UNSUPPORTED,
+    FieldError,
+    MessageList,
+    MixtureParts,
+    OpenAiBody,
+    Prediction,
+    ResponseFormatBody,
+    SamplingBody,
+    ToolList,
+    refuse_unsupported,
+)
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import OutputConstraints
 

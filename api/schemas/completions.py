@@ -4,10 +4,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldError, SamplingBody
+from graftwork.api.schemas.base import (
+    COMPLETION_UNSUPPORTED,
+    FieldError,
+    MixtureParts,
+    ResponseFormatBody,
+    SamplingBody,
+    refuse_unsupported,
+)
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
-from graftwork.api.schemas.common import MixtureParts, ResponseFormatBody
-from graftwork.api.schemas.unsupported import COMPLETION_UNSUPPORTED, refuse_unsupported
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 
 DEFAULT_COMPLETION_TOKENS = 16

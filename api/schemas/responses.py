@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.base import FieldError, OpenAiBody, SamplingBody
+from graftwork.api.schemas.base import COMPLETION_UNSUPPORTED, FieldError, OpenAiBody, SamplingBody, refuse_unsupported
 from graftwork.api.schemas.sessions import Metadata
-from graftwork.api.schemas.unsupported import COMPLETION_UNSUPPORTED, refuse_unsupported
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.input import read_input

@@ -4,8 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from graftwork.api.schemas.base import OpenAiBody, given
-from graftwork.api.schemas.common import MessageList, ToolList
+from graftwork.api.schemas.base import MessageList, OpenAiBody, ToolList, given
 
 
 class TokenizeRequest(OpenAiBody):

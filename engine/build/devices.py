@@ -10,7 +10,7 @@ import torch
 
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.rotary import RotaryTable
+from graftwork.engine.model.layers import RotaryTable
 from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.engine.model.weights import load_decoder_weights
 from graftwork.engine.runner.decoder import Decoder

@@ -37,8 +37,7 @@ from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.input_batch import BatchBuilder
-from graftwork.engine.runner.model_runner import ModelRunner
-from graftwork.engine.runner.prefill_meter import PrefillMeter
+from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.scheduler.validation import SchedulerLimits

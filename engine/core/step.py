@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftwork.engine.core.events import TokenLogprobs
+from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.core.token_counts import TokenHistory
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.step import MaskRow
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler, GrammarKey
-from graftwork.engine.grammar.matching.cursor import GrammarCursor
-from graftwork.engine.grammar.matching.drafts import GrammarDrafts
+from graftwork.engine.grammar.matching.cursor import GrammarCursor, GrammarDrafts
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest

@@ -19,8 +19,7 @@ from graftwork.engine.core.prefix_keys import PageKey, page_key, pages_for
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
-from graftwork.engine.kv.index.eviction_policy import EvictionPolicy
-from graftwork.engine.kv.index.eviction_queue import Ranking
+from graftwork.engine.kv.index.eviction_queue import EvictionPolicy, Ranking
 from graftwork.engine.kv.index.page_store import DiskPages, KvSizes, NoDisk, PageStore
 from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node
 from graftwork.engine.kv.session_index import SessionIndex, SessionRecord

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.linear import Linear
+from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.projections import GROUPS, HEAD_LAYER
 from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.platform.errors import InvalidRequest

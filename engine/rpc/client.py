@@ -19,9 +19,9 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.platform.clock import Wakeup
 from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
-from graftwork.platform.wakeup import Wakeup
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.rotary import RotaryTable
+from graftwork.engine.model.layers import RotaryTable
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.input_batch import BatchTensors, VisibleKeys

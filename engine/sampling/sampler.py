@@ -3,6 +3,17 @@
 Owns the order of the steps: bans and biases, penalties, temperature, top-k, top-p, min-p, then one random number that
 picks a token. Each step is one operation over all rows that need it.
 Invariant: a row's token depends on its own logits and its own spec alone, never on other rows.
+
+Changes logits before a token is chosen, as each request asks: banned tokens, biases, penalties.
+
+Owns the order and arithmetic of these changes. Each is one operation over all rows that need it, and only at the
+tokens that it concerns; other rows are not touched.
+Invariant: each logit is written once per change, so the order of rows does not matter.
+
+Log probabilities of the chosen tokens, by the model's own distribution.
+
+Owns a copy of the log probabilities of the rows that asked for them, taken before the logits are changed.
+Rows that did not ask cost nothing.
 """
 
 from collections.abc import Sequence
@@ -10,12 +21,101 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from graftwork.engine.core.events import TokenLogprobs
+from graftwork.engine.core.prefix_keys import TokenCounts
+from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.sampling.logits_processors import edit_logits
 from graftwork.engine.sampling.rng import uniform
 from graftwork.engine.sampling.top_k_top_p import first_width, keep_likeliest, truncates, wider
 
+_NEVER = float("-inf")
+
+
+def edit_logits(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
+    """Changes logits in place, in vLLM's order: bans and biases, then penalties. logits: [rows, vocab] in fp32."""
+    _ban(logits, [(row, spec) for row, spec in enumerate(specs) if spec.banned_token_ids])
+    _add_bias(logits, [(row, spec) for row, spec in enumerate(specs) if spec.params.logit_bias])
+    _penalise(logits, [(row, spec) for row, spec in enumerate(specs) if spec.history is not None])
+
+
+def _ban(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
+    if placed:
+        rows = [row for row, spec in placed for _ in spec.banned_token_ids]
+        tokens = [token for _, spec in placed for token in spec.banned_token_ids]
+        logits[rows, tokens] = _NEVER
+
+
+def _add_bias(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
+    if placed:
+        rows = [row for row, spec in placed for _ in spec.params.logit_bias]
+        pairs = [pair for _, spec in placed for pair in spec.params.logit_bias]
+        logits[rows, [token for token, _ in pairs]] += torch.tensor([bias for _, bias in pairs], device=logits.device)
+
+
+def _penalise(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
+    """Repetition first (Keskar et al. 2019), then presence and frequency as OpenAI defines them."""
+    seen = TokenCounts()
+    sizes = [spec.history.copy_to(seen, spec.draft_token_ids) for _, spec in placed if spec.history is not None]
+    if not seen:
+        return
+    places = torch.frombuffer(seen.token_ids, dtype=torch.int64).to(logits.device)  # [num_seen]
+    counts = torch.frombuffer(seen.counts, dtype=torch.int64).to(logits.device)  # [num_seen]
+    rows, repetition, frequency, presence = _columns(placed, sizes, logits.device)
+    places = places + rows * logits.shape[-1]
+    found = logits.view(-1).index_select(0, places)  # [num_seen]
+    found = torch.where(found > 0, found / repetition, found * repetition)
+    found -= counts * frequency + (counts > 0) * presence
+    logits.view(-1).index_copy_(0, places, found)
+
+
+def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The row and the penalties of each counted token.  # 4 × [num_seen]"""
+    repeats = torch.tensor(sizes, device=device)
+    params = [spec.params for _, spec in placed]
+    each = (
+        torch.tensor([row for row, _ in placed], device=device),
+        torch.tensor([one.repetition_penalty for one in params], device=device),
+        torch.tensor([one.frequency_penalty for one in params], device=device),
+        torch.tensor([one.presence_penalty for one in params], device=device),
+    )
+    return tuple(column.repeat_interleave(repeats) for column in each)
+
+
+class StepLogprobs:
+    """The log probabilities of the rows of one step."""
+
+    def __init__(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
+        """logits: [rows, vocab] in fp32, as the model returned them. They may be changed afterwards."""
+        self._wanted = [spec.params.logprobs for spec in specs]
+        self._rows = [row for row, wanted in enumerate(self._wanted) if wanted is not None]
+        if self._rows:
+            self._logprobs = logits[self._rows].log_softmax(dim=-1)  # [num_wanted, vocab]
+
+    def of(self, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
+        """One for each row; None for rows that did not ask."""
+        found: list[TokenLogprobs | None] = [None] * len(self._wanted)
+        if not self._rows:
+            return found
+        chosen = torch.tensor([token_ids[row] for row in self._rows], device=self._logprobs.device)[:, None]
+        logprobs = self._logprobs.gather(1, chosen).squeeze(1).tolist()
+        for row, logprob, top in zip(self._rows, logprobs, self._likeliest(), strict=True):
+            found[row] = TokenLogprobs(logprob, tuple(top[: self._wanted[row]]))
+        return found
+
+    def _likeliest(self) -> list[list[tuple[int, float]]]:
+        """The same number for every row, so that ties do not depend on what other rows ask for."""
+        if not any(self._wanted):
+            return [[] for _ in self._rows]
+        width = min(MAX_TOP_LOGPROBS, self._logprobs.shape[-1])
+        token_ids = self._logprobs.topk(width, dim=-1).indices.sort(dim=-1).values
+        ordered, order = self._logprobs.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
+        rows = zip(token_ids.gather(1, order).tolist(), ordered.tolist(), strict=True)
+        return [list(zip(*row, strict=True)) for row in rows]
+
+
 _BLOCK = 128
+
+
 _BELOW_ONE = 1 - 2**-53
 
 

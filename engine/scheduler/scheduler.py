@@ -27,12 +27,10 @@ from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.scheduler.fair_share import FairShare
-from graftwork.engine.scheduler.pending_loads import PendingLoads
-from graftwork.engine.scheduler.preemption import PageGrower
-from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.preemption import PageGrower, StepBuilder
+from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
-from graftwork.engine.scheduler.step_builder import StepBuilder
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits, ThroughputEstimate
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityContended, Conflict, GraftworkError, InternalFailure

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from graftwork.engine.core.events import DraftReport
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.speculative.acceptance import AcceptanceRates
-from graftwork.engine.speculative.answer_cache import AnswerCache
 from graftwork.engine.speculative.draft import DraftConstraint, Drafter
-from graftwork.engine.speculative.draft_budget import DraftBackoff, budget_drafts
-from graftwork.engine.speculative.lookup import AnswerLookup, PromptLookup
+from graftwork.engine.speculative.draft_budget import DraftBackoff, StepCost, budget_drafts
+from graftwork.engine.speculative.lookup import NGRAM_LENGTHS, AnswerCache, AnswerLookup, PromptLookup
 from graftwork.engine.speculative.prediction import PredictionFollower
-from graftwork.engine.speculative.request_drafts import NO_DRAFT, DraftCounts, RequestDrafts
-from graftwork.engine.speculative.step_cost import StepCost
-from graftwork.engine.speculative.suffix_index import NGRAM_LENGTHS
+from graftwork.engine.speculative.request_drafts import NO_DRAFT, AcceptanceRates, DraftCounts, RequestDrafts
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import RequestId
 

@@ -10,8 +10,7 @@ from itertools import pairwise
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import TenantId, new_id
-from graftwork.platform.quotas.budgets import MonthlyBudget, TokenLedger
-from graftwork.platform.quotas.quota import WINDOW_S, Quota, Standing, limit_exceeded
+from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Standing, TokenLedger, limit_exceeded
 
 _SLOT_RETRY_S = 1.0  # nobody knows when a running request ends; the OpenAI SDK waits longer each time from here
 

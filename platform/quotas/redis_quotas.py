@@ -14,8 +14,7 @@ from redis.exceptions import RedisError
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import TenantId, new_id
-from graftwork.platform.quotas.budgets import MonthlyBudget, TokenLedger
-from graftwork.platform.quotas.quota import WINDOW_S, Quota, Standing, limit_exceeded
+from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Standing, TokenLedger, limit_exceeded
 
 SLOT_LIFE_S = 900.0
 """Seconds that a running request may hold its slot. A longer request loses the slot, so one more request may start."""

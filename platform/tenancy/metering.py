@@ -7,7 +7,7 @@ Invariant: recording a request again, by its id, changes nothing.
 from graftwork.platform.database import Database
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.usage import UsageEvent, UsageGroup, UsageSummary
+from graftwork.platform.tenancy.tenants import UsageEvent, UsageGroup, UsageSummary
 
 __all__ = ["UsageEvent", "UsageGroup", "UsageMeter", "UsageSummary"]
 

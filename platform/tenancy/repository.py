@@ -15,8 +15,15 @@ from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow, UsageRow
-from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
-from graftwork.platform.tenancy.usage import UsageEvent, UsageGroup, UsageSummary
+from graftwork.platform.tenancy.tenants import (
+    ApiKey,
+    AuditEntry,
+    Tenant,
+    TenantStatus,
+    UsageEvent,
+    UsageGroup,
+    UsageSummary,
+)
 
 Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow)
 

@@ -2,8 +2,14 @@
 
 Owns every change to them, each with its entry in the audit log in the same transaction.
 Shows a plaintext key only in the answer that made it, and never logs one.
+
+Authentication: tenants' keys open the tenant routes, the admin key opens the admin routes.
+
+Owns the difference between a wrong key (401) and the wrong kind of key (403).
 """
 
+import hashlib
+import hmac
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -17,10 +23,12 @@ from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy import repository
 from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key, make_key, matches, parse_key, with_new_secret
-from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Principal
+from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 
 _MAX_NAME_CHARACTERS = 200
+
+
 _LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so that most requests write nothing
 
 
@@ -275,3 +283,38 @@ def _checked_time(at: float | None) -> float | None:
     if at is not None and not math.isfinite(at):
         raise ValidationFailed("expires_at must be a time in unix seconds.", param="expires_at")
     return at
+
+
+class Authenticator:
+    """Turns a bearer token into the principal that holds it."""
+
+    def __init__(self, tenancy: Tenancy, admin_key: str) -> None:
+        self._tenancy = tenancy
+        self._admin_digest = _digest(admin_key)
+
+    async def authenticate(self, token: str) -> Principal:
+        """Authenticate a tenant's key.
+
+        Raises NotAuthenticated; NotPermitted for the admin key and for suspended tenants.
+        """
+        if self._is_admin(token):
+            raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
+        return await self._tenancy.authenticate(token)
+
+    async def authenticate_admin(self, token: str) -> AdminPrincipal:
+        """Authenticate the admin key. Raises NotAuthenticated; NotPermitted for a tenant's key."""
+        if self._is_admin(token):
+            return AdminPrincipal()
+        try:
+            await self._tenancy.authenticate(token)
+        except NotAuthenticated as error:
+            raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
+        raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
+
+    def _is_admin(self, token: str) -> bool:
+        return hmac.compare_digest(_digest(token), self._admin_digest)
+
+
+def _digest(text: str) -> bytes:
+    """A digest, so that the compared values always have the same length."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

@@ -4,6 +4,11 @@ The grammar accepts text with well-formed calls in it, only calls, or either cal
 Owns the checks of all schemas. They run before quota is reserved. An error names the field and the place in its schema.
 With `strict: true`, a keyword that cannot be enforced is refused. Otherwise it is ignored, and its place is reported.
 Never compiles a grammar: the engine does.
+
+Reads the fields that constrain an answer's format: `response_format`, `regex`, `grammar` and `structural_tag`.
+
+Owns the shapes of these fields, and the rule that a request has at most one of them.
+Never makes a grammar: `constraints.py` does.
 """
 
 import hashlib
@@ -18,15 +23,100 @@ from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.generation.response_format import FREE_FORMAT, ResponseFormat, ResponseFormatFields
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 from graftwork.sessions.tools.tool_choice import ToolChoice, ToolDefinition, read_tool_choice, tool_names
 
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+_FIELDS = {
+    "regex": GrammarKind.REGEX,
+    "grammar": GrammarKind.EBNF,
+    "structural_tag": GrammarKind.STRUCTURAL_TAG,
+}
+"""The fields besides `response_format`, and the kind of grammar that each holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """The one format that a request asks for."""
+
+    kind: GrammarKind
+    param: str
+    """The request field that asks for it."""
+    text: str = ""
+    """The grammar's text; empty for a JSON schema."""
+    schema: Any = None
+    """The JSON schema; None for other kinds."""
+    is_strict: bool = False
+    """If True, keywords that cannot be enforced are refused. If False, they are ignored and reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormatFields:
+    """The fields as the client sent them. None and empty values request no format."""
+
+    response_format: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+
+    def read(self) -> ResponseFormat | None:
+        """Returns the requested format; None for free text. Raises InvalidRequest."""
+        found = read_response_format(self.response_format)
+        for name, kind in _FIELDS.items():
+            if not (value := getattr(self, name)):
+                continue
+            if found is not None:
+                raise InvalidRequest(
+                    f"{found.param.partition('.')[0]} and {name} exclude each other: leave one of them out.", param=name
+                )
+            found = ResponseFormat(kind, name, value if isinstance(value, str) else json.dumps(value))
+        return found
+
+
+FREE_FORMAT = ResponseFormatFields()
+
+
+def read_response_format(value: Any) -> ResponseFormat | None:
+    """Reads `response_format`; None for free text. Raises InvalidRequest."""
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ResponseFormat(GrammarKind.JSON_OBJECT, "response_format", schema=ANY_OBJECT)
+    if kind == "json_schema":
+        return _json_schema(value.get("json_schema"))
+    raise InvalidRequest(
+        "response_format.type must be 'text', 'json_object' or 'json_schema'.", param="response_format.type"
+    )
+
+
+def _json_schema(given: Any) -> ResponseFormat:
+    param = "response_format.json_schema"
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{param} must be an object with a name and a schema.", param=param)
+    schema, strict = given.get("schema"), given.get("strict")
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidRequest(f"{param}.schema must be a JSON Schema.", param=f"{param}.schema")
+    if not isinstance(strict, bool | None):
+        raise InvalidRequest(f"{param}.strict must be true or false.", param=f"{param}.strict")
+    return ResponseFormat(GrammarKind.JSON_SCHEMA, f"{param}.schema", schema=schema, is_strict=strict is True)
+
+
 _KEPT_CHECKS = 4096
 """Results of schema checks that are cached."""
+
+
 _MAX_GAPS = 64
 """Places of one schema that are reported."""
+
+
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 _GRAMMAR_CODES = ("grammar_", "unsupported_grammar")
 
 

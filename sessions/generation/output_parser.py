@@ -23,9 +23,8 @@ from graftwork.sessions.generation.events import (
     ToolCallStarted,
 )
 from graftwork.sessions.generation.logprobs import LogprobCollector
-from graftwork.sessions.text.detokenizer import Detokenizer
 from graftwork.sessions.text.stop_strings import StopStrings
-from graftwork.sessions.text.tokenizer import TextTokenizer
+from graftwork.sessions.text.tokenizer import Detokenizer, TextTokenizer
 from graftwork.sessions.tools.formats import CallSyntax, ToolCallFormat
 from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText

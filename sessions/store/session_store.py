@@ -27,7 +27,8 @@ from graftwork.sessions.core.session import (
     seed_history,
 )
 from graftwork.sessions.core.transcript import Checkpoint
-from graftwork.sessions.store import deletion_rows, history_rows, session_rows, turn_rows
+from graftwork.sessions.store import deletion_rows, session_rows, turn_rows
+from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.store.turn_store import ledger_of
 
 

@@ -2,21 +2,28 @@
 
 Owns the SQL statements. Never decides a rule or opens a transaction. An event's row never changes.
 Every statement is scoped by tenant.
+
+Reads and writes the rows of histories: checkpoints with their token ids, and items.
+
+Owns the SQL statements. Never decides a rule or opens a transaction. Adds rows, and never changes a row.
+Every statement is scoped by tenant.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import CTE, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import CheckpointId, SessionId, TurnId
+from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.events import EventType, SessionEvent
-from graftwork.sessions.core.items import item_from_body
+from graftwork.sessions.core.items import Item, ItemType, item_from_body
 from graftwork.sessions.core.session import Turn, TurnStatus
-from graftwork.sessions.store.tables import EventRow, TurnRow
+from graftwork.sessions.core.transcript import Checkpoint, pack_token_ids, unpack_token_ids
+from graftwork.sessions.store.tables import CheckpointRow, EventRow, ItemRow, TurnRow
 
 
 async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
@@ -113,3 +120,136 @@ def _turn_from_row(row: TurnRow) -> Turn:
 
 def _event_from_row(row: EventRow) -> SessionEvent:
     return SessionEvent(SessionId(row.session_id), TurnId(row.turn_id), row.seq, EventType(row.type), row.fields)
+
+
+async def insert_checkpoint(
+    database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]
+) -> None:
+    """Stores a checkpoint and the items that its turn added."""
+    await database.execute(
+        insert(CheckpointRow).values(
+            id=checkpoint.checkpoint_id,
+            tenant_id=scope,
+            session_id=checkpoint.session_id,
+            parent_id=checkpoint.parent_id,
+            turn_id=checkpoint.turn_id,
+            depth=checkpoint.depth,
+            num_items=checkpoint.num_items,
+            num_answer_items=checkpoint.num_answer_items,
+            num_tokens=checkpoint.num_tokens,
+            token_ids=pack_token_ids(checkpoint.token_ids),
+            closed=checkpoint.closed,
+            awaits_tools=checkpoint.awaits_tools,
+            opening=checkpoint.opening,
+            created_at=checkpoint.created_at,
+        )
+    )
+    first = checkpoint.num_items - len(items)
+    await database.execute(
+        insert(ItemRow),
+        [
+            {
+                "id": item.item_id,
+                "tenant_id": scope,
+                "checkpoint_id": checkpoint.checkpoint_id,
+                "position": first + index,
+                "type": item.type.value,
+                "body": item.body,
+            }
+            for index, item in enumerate(items)
+        ],
+    )
+
+
+async def find_checkpoint(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> Checkpoint | None:
+    """Finds one checkpoint."""
+    statement = select(CheckpointRow).where(CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope)
+    row = await database.scalar(statement)
+    return None if row is None else _checkpoint_from_row(row)
+
+
+async def find_chain(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Checkpoint, ...]:
+    """Finds the checkpoints of a history up to `head_id`, oldest first."""
+    chain = _chain(scope, head_id)
+    statement = select(CheckpointRow).join(chain, CheckpointRow.id == chain.c.id).order_by(CheckpointRow.depth)
+    return tuple(_checkpoint_from_row(row) for row in await database.scalars(statement))
+
+
+async def is_in_chain(database: ReadSession, scope: TenantScope, head_id: str, checkpoint_id: str) -> bool:
+    """Returns whether a checkpoint is `head_id` or one of its ancestors."""
+    chain = _chain(scope, head_id)
+    found = await database.scalar(select(chain.c.id).where(chain.c.id == checkpoint_id))
+    return found is not None
+
+
+async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> tuple[Item, ...]:
+    """Finds the items that one checkpoint added."""
+    statement = (
+        select(ItemRow.body)
+        .where(ItemRow.checkpoint_id == checkpoint_id, ItemRow.tenant_id == scope)
+        .order_by(ItemRow.position)
+    )
+    return tuple(item_from_body(body) for body in await database.scalars(statement))
+
+
+async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
+    """Finds every item of a history, oldest first."""
+    chain = _chain(scope, head_id)
+    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).order_by(ItemRow.position)
+    return tuple(item_from_body(body) for body in await database.scalars(statement))
+
+
+async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
+    """Finds every tool output of a history."""
+    chain = _chain(scope, head_id)
+    statement = (
+        select(ItemRow.body)
+        .join(chain, ItemRow.checkpoint_id == chain.c.id)
+        .where(ItemRow.type == ItemType.FUNCTION_CALL_OUTPUT.value)
+        .order_by(ItemRow.position)
+    )
+    return tuple(item_from_body(body) for body in await database.scalars(statement))
+
+
+async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
+    """Reads one page of a history's items. An unknown `after` begins at the start."""
+    chain = _chain(scope, head_id)
+    ascending = page.order is Order.ASCENDING
+    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id)
+    if page.after is not None:
+        within = select(ItemRow.position).join(chain, ItemRow.checkpoint_id == chain.c.id)
+        position = await database.scalar(within.where(ItemRow.id == page.after))
+        if position is not None:
+            statement = statement.where(ItemRow.position > position if ascending else ItemRow.position < position)
+    statement = statement.order_by(ItemRow.position if ascending else ItemRow.position.desc())
+    bodies = (await database.scalars(statement.limit(page.limit + 1))).all()
+    return cut([item_from_body(body) for body in bodies], page)
+
+
+def _chain(scope: TenantScope, head_id: str) -> CTE:
+    """Returns the ids of a history's checkpoints, walked from its head to its start."""
+    head = (
+        select(CheckpointRow.id, CheckpointRow.parent_id)
+        .where(CheckpointRow.id == head_id, CheckpointRow.tenant_id == scope)
+        .cte("chain", recursive=True)
+    )
+    parents: Any = select(CheckpointRow.id, CheckpointRow.parent_id).join(head, CheckpointRow.id == head.c.parent_id)
+    return head.union_all(parents)
+
+
+def _checkpoint_from_row(row: CheckpointRow) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=CheckpointId(row.id),
+        session_id=SessionId(row.session_id),
+        parent_id=None if row.parent_id is None else CheckpointId(row.parent_id),
+        turn_id=TurnId(row.turn_id),
+        depth=row.depth,
+        num_items=row.num_items,
+        num_answer_items=row.num_answer_items,
+        num_tokens=row.num_tokens,
+        token_ids=unpack_token_ids(row.token_ids),
+        closed=row.closed,
+        awaits_tools=row.awaits_tools,
+        created_at=row.created_at,
+        opening=row.opening,
+    )

@@ -19,7 +19,8 @@ from graftwork.sessions.core.items import Item, ItemType
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
-from graftwork.sessions.store import history_rows, session_rows, turn_rows
+from graftwork.sessions.store import session_rows, turn_rows
+from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.store.event_log import EventBatch
 
 NO_DEADLINES: Mapping[str, float] = {}

@@ -2,23 +2,233 @@
 
 Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens.
 Never encodes text to tokens. Invariant: the output and the run time of a template are limited.
+
+Makes the Jinja environment in which chat templates run. It behaves like the one of `transformers`.
+
+Owns the functions that a template can call. Never lets a template reach Python or change its input.
+Source: transformers 5, utils/chat_template_utils.py; tests compare the two.
+
+Escapes text of users and tools, so that it never becomes control tokens.
+
+A rendered prompt mixes the template's own control tokens with text that may spell one, such as `<|im_end|>`.
+Before rendering, every such literal in the text is wrapped in two mark characters that occur nowhere else.
+After rendering, the wrapped parts are encoded as plain text, and the rest as usual:
+
+    "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\nsay ", plain "<|im_end|>", "<|im_end|>\n…"
+
+Literals are wrapped and not replaced, because some templates search for them (`</think>`).
+If a template has cut off one of the two marks, the other mark still splits the text.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InternalFailure, InvalidRequest, PayloadTooLarge, ValidationFailed
-from graftwork.sessions.text.control_tokens import ControlTokenEscaper
-from graftwork.sessions.text.jinja_environment import template_environment
 from graftwork.sessions.text.messages import Message
 
+
+def template_environment(clock: Clock) -> ImmutableSandboxedEnvironment:
+    """Returns a sandbox with the filters and functions that chat templates expect."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = time_formatter(clock)
+    environment.globals["dict"] = TemplateDict()
+    environment.globals["namespace"] = TemplateNamespace
+    return environment
+
+
+def to_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Converts a value to JSON. Replaces Jinja's filter, which would escape HTML. Templates use these parameter names."""
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: str) -> None:
+    """Raises a template's error. A template calls it to refuse a conversation."""
+    raise TemplateError(message)
+
+
+def time_formatter(clock: Clock) -> Callable[[str], str]:
+    """Makes the `strftime_now` function of templates, which formats the local time without a time zone."""
+
+    def strftime_now(format: str) -> str:
+        local = datetime.fromtimestamp(clock.now(), tz=UTC).astimezone()
+        return local.replace(tzinfo=None).strftime(format)
+
+    return strftime_now
+
+
+class GenerationTag(Extension):
+    """Renders the body of `{% generation %}…{% endgeneration %}`, a mark that only training uses."""
+
+    tags = {"generation"}  # noqa: RUF012 - an instance variable by Jinja's declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class TemplateDict:
+    """`dict` for templates, without access to the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class TemplateNamespace(Namespace):
+    """`namespace` for templates. Refuses names with a leading underscore, which could reach into Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # Without a named `self`, so that a template can write `namespace(self=…)`.
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}: names start with a letter")
+
+
+NEVER: re.Pattern[str] = re.compile("(?!)")
+
+
+CANDIDATES = (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
+"""Code points of possible marks: first code points without a meaning, then private ones, which some icon fonts use."""
+
+
+ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    """One part of a rendered prompt."""
+
+    text: str
+    is_plain: bool
+    """Whether the part was escaped. Then it is encoded without control tokens."""
+
+
+class ControlTokenTexts:
+    """The texts of a vocabulary's control tokens."""
+
+    def __init__(self, special: Iterable[str], visible: Iterable[str]) -> None:
+        """`special` texts are escaped everywhere.
+
+        `visible` texts, such as `<tool_call>`, are not escaped in an assistant's text.
+        """
+        special, visible = tuple(special), tuple(visible)
+        self.special = _any_of(special)
+        self.all = _any_of(special + visible)
+
+    def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
+        """Returns an escaper whose marks occur in none of these JSON values; None if no value spells a control token."""
+        everything = "\0".join(chain.from_iterable(map(_strings, values)))
+        if not self.all.search(everything):
+            return None
+        taken = {*everything, *template_source}
+        free = (character for character in map(chr, CANDIDATES) if character not in taken)
+        return ControlTokenEscaper(self, next(free), next(free))
+
+
+class ControlTokenEscaper:
+    """Wraps the control token texts of one prompt in two mark characters."""
+
+    def __init__(self, literals: ControlTokenTexts, opening: str, closing: str) -> None:
+        self._literals = literals
+        self._opening = opening
+        self._closing = closing
+        self._splitter = re.compile(f"{opening}({literals.all.pattern}){closing}|[{opening}{closing}]")
+
+    def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a message for a template, escaped. The text of an assistant keeps the markup that assistants write."""
+        spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
+        return {
+            key: self._wrap(value, self._literals.special if key in spoken else self._literals.all)
+            for key, value in form.items()
+        }
+
+    def escape(self, value: Any) -> Any:
+        """Returns a JSON value with all its strings and keys escaped."""
+        return self._wrap(value, self._literals.all)
+
+    def is_escaped(self, text: str, position: int) -> bool:
+        """Returns whether the text that starts at `position` of a rendered prompt was escaped."""
+        return position > 0 and text[position - 1] == self._opening
+
+    def split(self, text: str) -> Iterator[PromptPiece]:
+        """Splits a rendered prompt at the marks. The parts do not contain the marks."""
+        for position, part in enumerate(self._splitter.split(text)):
+            if part:
+                yield PromptPiece(part, is_plain=position % 2 == 1)
+
+    def _wrap(self, value: Any, literals: re.Pattern[str]) -> Any:
+        if isinstance(value, str):
+            return literals.sub(f"{self._opening}\\g<0>{self._closing}", value)
+        if isinstance(value, Mapping):
+            return {self._wrap(key, literals): self._wrap(item, literals) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._wrap(item, literals) for item in value]
+        return value
+
+
+def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(filter(None, literals), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else NEVER
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+
+
 STAND_IN = Message(role="user", content="Hello")
 """The user's message before a generated message in a delta. Its text has no effect on the result."""
+
 
 RenderingFailure = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """Errors that a template raises for messages that it does not support."""

@@ -14,8 +14,7 @@ from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.session import SessionStatus, Turn
 from graftwork.sessions.store.turn_store import TurnStore
-from graftwork.sessions.turns.loader import SessionLoader
-from graftwork.sessions.turns.running import RunningTurns, TurnTask
+from graftwork.sessions.turns.running import RunningTurns, SessionLoader, TurnTask
 
 _PAGE_EVENTS = 256
 

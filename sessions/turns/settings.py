@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.generation.constraints import OutputConstraints
-from graftwork.sessions.generation.response_format import ResponseFormatFields, read_response_format
+from graftwork.sessions.generation.constraints import OutputConstraints, ResponseFormatFields, read_response_format
 from graftwork.sessions.generation.sampling import SessionSampling, TokenBudget, token_budget
 from graftwork.sessions.tools.tool_choice import read_tool_choice, tool_names
 

@@ -19,7 +19,7 @@ from graftwork.sessions.store.session_store import AcceptedOutputs, SessionStore
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.launcher import TurnLauncher
-from graftwork.sessions.turns.loader import SessionLoader, may_be_id
+from graftwork.sessions.turns.running import SessionLoader, may_be_id
 from graftwork.sessions.turns.settings import NO_OVERRIDES
 
 

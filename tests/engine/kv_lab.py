@@ -12,7 +12,7 @@ import torch
 from graftwork.engine.core.prefix_keys import CacheScope, PageKey, PrefixScope, page_key
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.disk.index import DiskCounters
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
 from graftwork.engine.kv.index.eviction_queue import Ranking
 from graftwork.engine.kv.index.page_store import KvSizes

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from graftwork.platform.local_histogram import LocalHistogram
+from graftwork.platform.telemetry import LocalHistogram
 
 BOUNDS = (0.001, 0.25, 1.0, 2.5)
 

@@ -1,6 +1,6 @@
 """The signal between two tasks."""
 
-from graftwork.platform.wakeup import Wakeup
+from graftwork.platform.clock import Wakeup
 
 
 async def test_wake_ends_the_wait() -> None:

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from graftwork.adapters.format.names import unknown_model
-from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
+from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel, unknown_model
 from graftwork.engine.core.events import (
     CacheReport,
     EngineEvent,

@@ -16,7 +16,7 @@ from graftwork.platform.pagination import Order, PageRequest
 from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
 from graftwork.sessions.core.transcript import join_chain
-from graftwork.sessions.store import history_rows
+from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.turns.handle import TurnHandle
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_responses import Responses

@@ -12,7 +12,7 @@ from graftwork.platform.errors import CapacityContended, Conflict, NotFound, Una
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
-from graftwork.sessions.store import history_rows
+from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 from tests.hypothesis_profiles import examples

@@ -19,7 +19,7 @@ from graftwork.engine.grammar.compile.compile_budget import CompileBudget
 from graftwork.engine.grammar.compile.compile_client import CompileClient
 from graftwork.engine.grammar.compile.compile_jobs import BUSY, CompileAnswer, CompileJob
 from graftwork.engine.grammar.matching.backends import Backends
-from graftwork.engine.grammar.matching.drafts import Speller
+from graftwork.engine.grammar.matching.cursor import Speller
 from graftwork.engine.grammar.matching.matcher import CompiledPair
 from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from graftwork.engine.kv.disk.counters import DiskMonitor
+from graftwork.engine.kv.disk.index import DiskMonitor
 from graftwork.platform.errors import InvalidRequest
 
 Buffer = bytes | memoryview

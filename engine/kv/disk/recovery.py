@@ -7,7 +7,6 @@ with other names than the store's are counted as foreign and never changed.
 import re
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.counters import DiskMonitor
 from graftwork.engine.kv.disk.file_format import (
     BLOCK_BYTES,
     DamagedFile,
@@ -18,6 +17,7 @@ from graftwork.engine.kv.disk.file_format import (
     promised_header_bytes,
 )
 from graftwork.engine.kv.disk.files import DRAFT_SUFFIX, FaultTolerantFiles, FileEntry
+from graftwork.engine.kv.disk.index import DiskMonitor
 
 _SUFFIX = ".kvpages"
 _NAME = re.compile(rf"[0-9a-f]{{64}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")

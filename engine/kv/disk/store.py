@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.counters import DiskCounters, DiskMonitor
 from graftwork.engine.kv.disk.file_format import (
     MAX_PAGES,
     FileSpan,
@@ -33,7 +32,7 @@ from graftwork.engine.kv.disk.file_format import (
     page_checksum,
 )
 from graftwork.engine.kv.disk.files import Buffer, FaultTolerantFiles, FileSystem, LocalFiles
-from graftwork.engine.kv.disk.index import DiskIndex
+from graftwork.engine.kv.disk.index import DiskCounters, DiskIndex, DiskMonitor
 from graftwork.engine.kv.disk.lock import FolderLock
 from graftwork.engine.kv.disk.recovery import FolderScan, file_name, is_our_name
 from graftwork.platform.clock import Clock, SystemClock

@@ -17,7 +17,7 @@ from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.disk.counters import DiskCounters
+from graftwork.engine.kv.disk.index import DiskCounters
 from graftwork.engine.kv.index.eviction_queue import (
     Evictable,
     EvictionQueue,

@@ -22,11 +22,12 @@ from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.kv.transfer.host_memory import HostMemory
-from graftwork.engine.kv.transfer.layer_gates import LayerGate, StreamWait
 from graftwork.engine.kv.transfer.plan import (
+    LayerGate,
     LoadReadable,
     PageMove,
     Report,
+    StreamWait,
     TransferDone,
     TransferKind,
     TransferPlan,

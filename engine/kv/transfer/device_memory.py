@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from graftwork.engine.kv.transfer.layer_gates import LayerGates
+from graftwork.engine.kv.transfer.plan import LayerGates
 from graftwork.engine.model.config import ModelConfig
 
 _ALIGNMENT = 64

@@ -5,8 +5,13 @@ from collections import Counter
 
 import pytest
 
-from graftwork.adapters.format.names import ModelReference, check_adapter_name, check_alias, parse_reference
-from graftwork.adapters.format.specs import AliasTarget
+from graftwork.adapters.format.specs import (
+    AliasTarget,
+    ModelReference,
+    check_adapter_name,
+    check_alias,
+    parse_reference,
+)
 from graftwork.platform.errors import ValidationFailed
 
 HOSTILE = [

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from graftwork.api.http.channel import Channel
+from graftwork.api.http.streaming import Channel
 
 
 async def test_order_and_end() -> None:

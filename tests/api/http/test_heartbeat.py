@@ -2,7 +2,7 @@
 
 import asyncio
 
-from graftwork.api.http.sse import heartbeats
+from graftwork.api.http.streaming import heartbeats
 
 PING = b"ping"
 

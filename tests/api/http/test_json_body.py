@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.api.http.json_body import MAX_DEPTH, parse_json
+from graftwork.api.http.request import MAX_DEPTH, parse_json
 from graftwork.platform.errors import InvalidRequest
 
 VALUES = st.recursive(

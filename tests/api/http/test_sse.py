@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from graftwork.api.http.sse import EventStream, TextEvents, Write, data_event
+from graftwork.api.http.streaming import EventStream, TextEvents, Write, data_event
 
 
 def event_of(text: str) -> bytes:

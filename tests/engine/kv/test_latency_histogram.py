@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.engine.kv.latency_histogram import (
+from graftwork.engine.kv.tool_latency import (
     EDGES,
     LONGEST_S,
     SHORTEST_S,

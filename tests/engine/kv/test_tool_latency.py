@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graftwork.engine.kv.latency_histogram import EDGES
-from graftwork.engine.kv.tool_latency import LeaseTerms, ToolHistograms, ToolLatencyModel
+from graftwork.engine.kv.tool_latency import EDGES, LeaseTerms, ToolHistograms, ToolLatencyModel
 
 latencies = st.lists(st.floats(0.002, 2000.0), min_size=1, max_size=40)
 WIDTH = 2**0.25

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from graftwork.engine.model.config import ModelConfig, read_model_config
-from graftwork.engine.model.rotary import rotary_frequencies
+from graftwork.engine.model.layers import rotary_frequencies
 from graftwork.platform.errors import InvalidRequest
 
 SIZES: dict[str, Any] = {

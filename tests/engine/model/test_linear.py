@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from graftwork.engine.model.linear import Linear
+from graftwork.engine.model.layers import Linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from graftwork.engine.model.layers import RotaryTable, rotary_frequencies
 from graftwork.engine.model.rope_config import read_rope_config
-from graftwork.engine.model.rotary import RotaryTable, rotary_frequencies
 
 HEAD_DIM, CONTEXT = 32, 512
 LLAMA3 = {

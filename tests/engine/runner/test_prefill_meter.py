@@ -14,7 +14,7 @@ from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepR
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
 from graftwork.engine.loop import Runner
-from graftwork.engine.runner.prefill_meter import PrefillMeter
+from graftwork.engine.runner.model_runner import PrefillMeter
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import RequestId
 from tests.engine.harness import Harness, Outcome

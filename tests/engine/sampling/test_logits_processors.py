@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
+from graftwork.engine.core.prefix_keys import TokenCounts, TokenHistory
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.core.token_counts import TokenCounts, TokenHistory
-from graftwork.engine.sampling.logits_processors import edit_logits
+from graftwork.engine.sampling.sampler import edit_logits
 from tests.hypothesis_profiles import examples
 
 VOCABULARY = 40

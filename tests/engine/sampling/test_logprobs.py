@@ -9,8 +9,7 @@ import torch
 
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.sampling.logprobs import StepLogprobs
-from graftwork.engine.sampling.sampler import choose_tokens
+from graftwork.engine.sampling.sampler import StepLogprobs, choose_tokens
 from tests.engine.conftest import Lab
 from tests.engine.harness import Harness
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.core.token_counts import TokenHistory
 from graftwork.engine.sampling.rng import uniform
 from graftwork.engine.sampling.sampler import choose_tokens
 from graftwork.engine.sampling.top_k_top_p import first_width, keep_likeliest

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.core.events import FinishReason, PromptAdmitted, RequestFinished, RequestOutput
+from graftwork.engine.core.prefix_keys import TokenCounts
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.core.token_counts import TokenCounts
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferKind

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from graftwork.engine.core.prefix_keys import CacheScope
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.speculative.answer_cache import AnswerCache
-from graftwork.engine.speculative.suffix_index import BYTES_PER_TOKEN
+from graftwork.engine.speculative.lookup import BYTES_PER_TOKEN, AnswerCache
 from graftwork.platform.ids import IsolationDomain
 
 ANSWER = [10, 11, 12, 13, 14, 15]

@@ -7,8 +7,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.speculative.draft_budget import budget_drafts
-from graftwork.engine.speculative.step_cost import StepCost
+from graftwork.engine.speculative.draft_budget import StepCost, budget_drafts
 
 drafts = st.lists(
     st.lists(st.floats(0.01, 0.99), max_size=3).map(lambda rates: [prod(rates[: n + 1]) for n in range(len(rates))]),

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from graftwork.engine.speculative.acceptance import AcceptanceRates
 from graftwork.engine.speculative.draft import Draft, DraftSource, DraftSpan
 from graftwork.engine.speculative.draft_budget import DraftBackoff
 from graftwork.engine.speculative.lookup import PromptLookup
-from graftwork.engine.speculative.request_drafts import DraftCounts, RequestDrafts
+from graftwork.engine.speculative.request_drafts import AcceptanceRates, DraftCounts, RequestDrafts
 
 END = 99
 TEXT = [7, 8, 9, 1, 2, 3, 4, 5, END, 6]

@@ -5,8 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.speculative.lookup import PromptLookup
-from graftwork.engine.speculative.suffix_index import LONGEST_MATCH, NGRAM_LENGTHS, SuffixIndex, SuffixMatch
+from graftwork.engine.speculative.lookup import LONGEST_MATCH, NGRAM_LENGTHS, PromptLookup, SuffixIndex, SuffixMatch
 
 few_letters = st.lists(st.integers(0, 2), max_size=60)
 

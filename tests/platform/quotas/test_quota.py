@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from graftwork.platform.errors import ValidationFailed
-from graftwork.platform.quotas.budgets import month_start
-from graftwork.platform.quotas.quota import Quota, go_duration
+from graftwork.platform.quotas.quota import Quota, go_duration, month_start
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import BudgetSpent, LimitExceeded, Unavailable
 from graftwork.platform.ids import TenantId
-from graftwork.platform.quotas.budgets import month_start
+from graftwork.platform.quotas.quota import month_start
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, Quota, QuotaKeeper, RedisQuotaKeeper, Reservation
 from graftwork.platform.quotas.redis_quotas import SLOT_LIFE_S
 

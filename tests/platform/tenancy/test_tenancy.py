@@ -14,10 +14,9 @@ from graftwork.platform.ids import KeyId, RequestId, TenantId
 from graftwork.platform.logs import JsonFormatter
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.auth import Authenticator
 from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, AdminPrincipal, Scope
-from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.tenants import TenantStatus
 
 PEPPER = b"a pepper for tests"

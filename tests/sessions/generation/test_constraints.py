@@ -14,8 +14,12 @@ from graftwork.engine.core.requests import GrammarKind
 from graftwork.engine.grammar.matching.matcher import Compiled
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.generation.constraints import ConstraintPlanner, OutputConstraints, OutputPlan
-from graftwork.sessions.generation.response_format import ResponseFormatFields
+from graftwork.sessions.generation.constraints import (
+    ConstraintPlanner,
+    OutputConstraints,
+    OutputPlan,
+    ResponseFormatFields,
+)
 from graftwork.sessions.tools.formats import HERMES, LLAMA3_JSON, MISTRAL, PYTHONIC, ToolCallFormat
 from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallFinished, PlainText

@@ -1,6 +1,6 @@
 """Tests of escaping: text that spells control tokens."""
 
-from graftwork.sessions.text.control_tokens import CANDIDATES, ControlTokenEscaper, ControlTokenTexts, PromptPiece
+from graftwork.sessions.text.chat_template import CANDIDATES, ControlTokenEscaper, ControlTokenTexts, PromptPiece
 
 LITERALS = ControlTokenTexts(["<end>", "<end>>"], ["<call>"])
 

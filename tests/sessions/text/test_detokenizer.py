@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.sessions.text.detokenizer import Detokenizer
+from graftwork.sessions.text.tokenizer import Detokenizer
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import text_tokenizer, texts, token_id
 from tests.sessions.text.test_tokenizer import sentencepiece_tokenizer

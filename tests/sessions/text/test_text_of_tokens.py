@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from graftwork.engine.core.events import CacheReport
 from graftwork.sessions.generation.events import TextDelta
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
-from graftwork.sessions.text.detokenizer import Detokenizer
 from graftwork.sessions.text.token_bytes import byte_level_alphabet
-from graftwork.sessions.text.tokenizer import TextTokenizer
+from graftwork.sessions.text.tokenizer import Detokenizer, TextTokenizer
 from tests.hypothesis_profiles import examples
 from tests.sessions.fakes_text import text_tokenizer
 

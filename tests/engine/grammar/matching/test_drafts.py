@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
-from graftwork.engine.grammar.matching.cursor import GrammarCursor
-from graftwork.engine.grammar.matching.drafts import GrammarDrafts, Speller
+from graftwork.engine.grammar.matching.cursor import GrammarCursor, GrammarDrafts, Speller
 from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.clock import ManualClock

@@ -10,7 +10,7 @@ import torch
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionVerb
 from graftwork.engine.kv.transfer.device_memory import KvCache
-from graftwork.engine.kv.transfer.layer_gates import LayerGate, LayerGates, LoadFailed
+from graftwork.engine.kv.transfer.plan import LayerGate, LayerGates, LoadFailed
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.platform.errors import InternalFailure
 from tests.engine.harness import Harness

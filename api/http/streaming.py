@@ -1,32 +1,129 @@
-"""Encodes server-sent events, sends them in a response, and sends pings while there are none.
+"""Streams of server-sent events: a bounded channel, the response, heartbeats, and clients that leave.
+
+Encodes server-sent events, sends them in a response, and sends pings while there are none.
 
 A source is a function that writes the events of one stream in order. It returns when the stream ends. This module does
 not know the meaning of the events.
+
+Defines `Channel`, a bounded queue from several tasks to one reader.
+
+If the reader is slow, the tasks that put items wait. So a client that does not read keeps at most `limit` items in
+memory.
+Invariant: the reader gets every item that was put before the end. Then the channel ends, or raises its error.
+
+Stops a handler's work when its client disconnects.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from graftwork.api.http.middleware import SEND_BODY
+from graftwork.platform.clock import Wakeup
 from graftwork.platform.errors import GraftworkError
+
+Item = TypeVar("Item")
+
+
+class Channel(Generic[Item]):
+    """A bounded queue for one reader. All users run on one event loop."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._items: list[Item] = []
+        self._news = Wakeup()
+        self._room = asyncio.Event()
+        self._finished = False
+        self._error: BaseException | None = None
+
+    async def put(self, item: Item) -> None:
+        while len(self._items) >= self._limit:
+            self._room.clear()
+            await self._room.wait()
+        self._items.append(item)
+        self._news.wake()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the channel, with an error if one is given. Later calls have no effect."""
+        if not self._finished:
+            self._finished, self._error = True, error
+            self._news.wake()
+
+    async def wait_for_first(self) -> None:
+        """Wait until the reader can read an item. Raises the channel's error if it ended without any item to read."""
+        while not self._items and not self._finished:
+            await self._news.wait()
+        if not self._items and self._error is not None:
+            raise self._error
+
+    async def get(self) -> list[Item]:
+        """Wait for items and return all that have come. An empty list is the end. Raises the channel's error."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._finished:
+                return []
+            await self._news.wait()
+        items, self._items = self._items, []
+        self._room.set()
+        return items
+
+
+Result = TypeVar("Result")
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
+    """Return the result of `work`. If `work` fails or the client leaves first, call `abandon`.
+
+    Raises the error of `work`, or ClientDisconnect. The caller must have read the request's body to its end.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    except BaseException:
+        abandon()
+        raise
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
 
 Write = Callable[[bytes], Awaitable[None]]
 """A function that sends one event or several. It waits if the client reads too slowly."""
 
+
 DONE = b"data: [DONE]\n\n"
 """The end of an OpenAI stream that had no error."""
+
 
 PING_AFTER_S = 15.0
 """The server sends a ping after this silence. Many proxies close a connection after 30 to 60 silent seconds."""
 
+
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
+
+
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 _PLACEHOLDER = "\x00text\x00"
 """Stands for the text while `TextEvents` splits an event. No other field contains a control character."""
 
