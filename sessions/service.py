@@ -1,7 +1,7 @@
-"""Sessions for the routes: one method for each action of a client.
+"""Serves sessions to the routes: one method for each action of a client.
 
-Owns the order of the checks, writes and starts of an action. AgentSession has the rules, the stores have the rows,
-and TurnLauncher starts turns. Never knows HTTP.
+Owns the order of the checks and writes of an action, and of the start of a turn. AgentSession has the rules, the stores
+have the rows, and TurnLauncher starts turns. Never uses HTTP types.
 Invariant: after a `GraftworkError` nothing has changed, unless the method says otherwise.
 """
 
@@ -31,10 +31,10 @@ from graftwork.sessions.turns.settings import NO_OVERRIDES, TurnOverrides, check
 from graftwork.sessions.turns.tool_outputs import ToolOutputs
 
 MAX_FORKS = 64
-"""Sessions that one fork may make."""
+"""The most sessions that one fork may create."""
 RETENTION_S = 30 * 86_400.0
 _POLL_S = 0.25
-"""Between two looks at a turn that runs in another process."""
+"""Seconds between two checks of a turn that runs in another process."""
 _ABANDONED_AFTER_S = 3600.0
 """The age at which a response chain without a response is deleted."""
 
@@ -43,7 +43,7 @@ class ModelResolver(Protocol):
     """The method of the adapter registry that sessions use."""
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
-        """Find the adapter version that `model` names now. Raises NotFound."""
+        """Finds the adapter version that `model` names now. Raises NotFound."""
         ...
 
 
@@ -57,7 +57,7 @@ class NewSession:
     retention_s: float | None = None
     kind: SessionKind = SessionKind.SESSION
     items: tuple[Item, ...] = ()
-    """The history that it starts with. Every call in it has its output."""
+    """The history with which the session starts. Every call in it has its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class SessionChanged:
 
     session: AgentSession
     given_up_tokens: int
-    """The tokens of history whose KV the new adapter version cannot use."""
+    """The tokens of the history whose KV the new adapter version cannot use."""
     given_up_bytes: int | None
     """None if the engine does not answer."""
 
@@ -91,7 +91,7 @@ class SessionService:
         dependencies: TurnDependencies,
         retention_s: float = RETENTION_S,
     ) -> None:
-        """`retention_s`: how long a closed session without a time to live of its own stays readable."""
+        """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
         clock, running = dependencies.clock, RunningTurns()
         self._registry = registry
         self._quota_of = dependencies.accounting.quota_of
@@ -108,7 +108,7 @@ class SessionService:
         self.base_name = dependencies.generator.description.model_name
 
     async def recover(self) -> int:
-        """Fail the turns that a crash has interrupted, and return how many. Call it at start-up, or at any time."""
+        """Fails the turns that a crash has interrupted, and returns how many. Call it at start-up, or at any time."""
         interrupted = await self._turns.find_interrupted(lambda: self._running.turn_ids)
         for scope, session_id, turn_id in interrupted:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
@@ -116,9 +116,9 @@ class SessionService:
         return len(interrupted)
 
     async def sweep(self) -> int:
-        """Fail interrupted turns, delete the sessions past their time to live, and return how many are deleted.
+        """Fails interrupted turns, deletes the sessions past their time to live, and returns how many are deleted.
 
-        Deletes response chains without a response too.
+        Also deletes response chains without a response.
         """
         await self.recover()
         for scope, session_id in await self.store.find_unused(self._clock.now() - _ABANDONED_AFTER_S):
@@ -126,11 +126,11 @@ class SessionService:
         return await self._sweeper.sweep()
 
     async def close(self) -> None:
-        """Fail the turns that run here, each with a terminal event, and start no more."""
+        """Fails the turns that run here, each with a terminal event, and starts no more."""
         await self._running.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
-        """Create a session, pinned to the adapter version that its model names now. Raises NotFound, LimitExceeded."""
+        """Creates a session, pinned to the adapter version that its model names now. Raises NotFound, LimitExceeded."""
         settings = checked_settings(new.settings)
         await self.launcher.plan_output(settings)
         check_metadata(new.metadata)
@@ -152,15 +152,15 @@ class SessionService:
         return await self.store.create(principal.scope(), session, max_sessions, new.items)
 
     async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
-        """Find the adapter version that `model` names now. Raises NotFound."""
+        """Finds the adapter version that `model` names now. Raises NotFound."""
         return await self._registry.resolve(principal.scope(), model, self.base_name)
 
     async def list_sessions(self, principal: Principal, page: PageRequest) -> Page[AgentSession]:
-        """Read one page of the tenant's sessions by creation time."""
+        """Reads one page of the tenant's sessions by creation time."""
         return await self.store.list_sessions(principal.scope(), _checked(page))
 
     async def items(self, principal: Principal, session_id: str, page: PageRequest) -> Page[Item]:
-        """Read one page of the history, up to the head. Raises NotFound."""
+        """Reads one page of the history, up to the head. Raises NotFound."""
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.list_items(principal.scope(), session, _checked(page))
 
@@ -174,21 +174,21 @@ class SessionService:
         overrides: TurnOverrides = NO_OVERRIDES,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Start a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded, LimitExceeded."""
+        """Starts a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded, LimitExceeded."""
         new_items = parse_input(turn_input)
         session = await self.loader.load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
         return await self.launcher.launch(principal, session, new_items, overrides.over(session.settings), tool_hints)
 
     async def find_turn(self, principal: Principal, turn_id: TurnId) -> TurnHandle:
-        """Find a turn that was started earlier, here or elsewhere. Raises NotFound."""
+        """Finds a turn that was started earlier, in this process or another. Raises NotFound."""
         turn = await self.reader.find(principal.scope(), turn_id)
         if turn is None:
             raise NotFound("The turn does not exist.", code="turn_not_found")
         return turn
 
     async def find_turn_of(self, principal: Principal, session_id: str, turn_id: str) -> TurnHandle:
-        """Find a turn of a session or conversation. Raises NotFound."""
+        """Finds a turn of a session or conversation. Raises NotFound."""
         session = await self.loader.load(principal.scope(), session_id)
         turn = await self.find_turn(principal, TurnId(turn_id))
         if turn.session_id != session.session_id:
@@ -203,7 +203,7 @@ class SessionService:
         count: int = 1,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Create sessions that share the history up to `at`, or up to the head. They await its last calls again.
+        """Creates sessions that share the history up to `at`, or up to the head. They await the last calls again.
 
         A response chain can only be forked to response chains. Raises NotFound, Conflict if closed, LimitExceeded.
         """
@@ -217,7 +217,7 @@ class SessionService:
         )
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
-        """Move the head to a checkpoint of the session, and await its last calls again.
+        """Moves the head to a checkpoint of the session. The session then awaits the checkpoint's last calls again.
 
         Raises NotFound, Conflict while a turn runs.
         """
@@ -232,7 +232,7 @@ class SessionService:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> SessionChanged:
-        """Pin another adapter version, replace the metadata, or both. Raises NotFound, Conflict while a turn runs."""
+        """Pins another adapter version, replaces the metadata, or both. Raises NotFound, Conflict while a turn runs."""
         scope = principal.scope()
         before = await self.loader.load(scope, session_id)
         if metadata is not None:
@@ -249,7 +249,7 @@ class SessionService:
         return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Cancel the running turn, or only the turn `turn_id`, and wait for its end. Does nothing if it does not run.
+        """Cancels the running turn, or only the turn `turn_id`, and waits for its end. Does nothing if it does not run.
 
         If another process runs the turn, that process sees the request at its next commit or heartbeat.
         """
@@ -262,45 +262,45 @@ class SessionService:
         return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
-        """Suspend a session until its next turn or tool output. Raises Conflict while a turn runs."""
+        """Suspends a session until its next turn or tool output. Raises Conflict while a turn runs."""
         session = await self.loader.load(principal.scope(), session_id)
         suspended = await self.store.suspend(principal.scope(), session.session_id)
         await self._kv.suspend(await self.loader.history(principal.scope(), suspended))
         return suspended
 
     async def prefetch(self, principal: Principal, session_id: str) -> Prefetched:
-        """Load a session's KV to the device before its next turn. Raises NotFound, Conflict if closed."""
+        """Loads a session's KV to the device before its next turn. Raises NotFound, Conflict if closed."""
         session = await self.loader.load(principal.scope(), session_id)
         session.check_open()
         history = await self.loader.history(principal.scope(), session)
         return Prefetched(session, len(history.token_ids), await self._kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
-        """Read a session, and on which tiers its KV is: None if the engine does not answer. Raises NotFound."""
+        """Reads a session and where its KV is. The second is None if the engine does not answer. Raises NotFound."""
         session = await self.loader.load(principal.scope(), session_id)
         return session, await self._kv.read(await self.loader.history(principal.scope(), session))
 
     async def close_session(self, principal: Principal, session_id: str) -> AgentSession:
-        """Cancel the running turn and make the session read-only. Raises Conflict if another turn starts meanwhile."""
+        """Cancels the running turn and makes the session read-only. Raises Conflict if another turn starts meanwhile."""
         session = await self.cancel(principal, session_id)
         closed = await self.store.close(principal.scope(), session.session_id)
         await self._kv.close(await self.loader.history(principal.scope(), closed))
         return closed
 
     async def hide(self, principal: Principal, session_id: str) -> None:
-        """Cancel the running turn, and delete the session, or hide it while responses or forks use it."""
+        """Cancels the running turn, and deletes the session, or hides it while responses or forks use it."""
         session = await self.cancel(principal, session_id)
         await self._kv.close(await self.loader.history(principal.scope(), session))
         await self.store.hide(principal.scope(), session.session_id)
         await self.store.remove_unused(principal.scope(), session.session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Read the events with numbers above `after`, up to the end of a running turn. Raises NotFound at once."""
+        """Reads the events with numbers above `after`, up to the end of a running turn. Raises NotFound at once."""
         session = await self.loader.load(principal.scope(), session_id)
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """The limit of open sessions. None for other kinds, which have no limit."""
+        """Returns the limit of open sessions; None for other kinds, which have no limit."""
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 

@@ -34,14 +34,14 @@ class SessionSweeper:
     """Sweeps the sessions of all tenants. Several gateways may sweep one database at the same time."""
 
     def __init__(self, database: Database, clock: Clock, kv: SessionKvClient, retention_s: float) -> None:
-        """`retention_s`: how long a closed session without a time to live of its own stays readable."""
+        """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
         self._database = database
         self._clock = clock
         self._kv = kv
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Delete the sessions that are over, and return how many are completely deleted.
+        """Deletes the sessions that are over, and returns how many are completely deleted.
 
         Repeats while a round deletes something: with its last fork, a session may become free to delete.
         """
@@ -77,7 +77,7 @@ class SessionSweeper:
             return await deletion_rows.delete_expired_session(database, scope, session_id)
 
     async def _expire(self, scope: TenantScope, session_id: SessionId) -> bool:
-        """Mark the session as expired, and return whether it is. A session that was used since the search stays."""
+        """Marks the session as expired, and returns whether it is. A session that was used since the search stays."""
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, session_id, lock=True)
             if session is None or not session.is_over(self._clock.now(), self._retention_s):

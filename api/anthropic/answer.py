@@ -1,9 +1,14 @@
-"""Answers in Anthropic's two shapes: one message, and a stream of events.
+"""Builds answers in Anthropic's two forms: one message, or a stream of events.
 
-The stream's contract: message_start, then one content block after another (content_block_start, any number of
-content_block_delta, content_block_stop, under the block's index), then message_delta with the reason and the usage,
-then message_stop; a `ping` wherever nothing has come for a while. A failure is an `error` event, and the last one.
-Invariant: a message and its stream have the same blocks, because one is made of the other.
+A stream has these events, in this order:
+
+    message_start
+    for each content block: content_block_start, any number of content_block_delta, content_block_stop
+    message_delta, with the stop reason and the usage
+    message_stop
+
+A `ping` can come at any time. After a failure, the last event is an `error`.
+Invariant: a message and its stream have the same content blocks, because the same code builds both.
 """
 
 from collections.abc import Iterator
@@ -37,11 +42,11 @@ class ContentBlocks:
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
-        """All blocks so far. The last one may still grow."""
+        """All blocks so far. The last block may still grow."""
         self._is_open = False
 
     def take(self, event: GenerationEvent) -> Iterator[Event]:
-        """Apply an event to the blocks, and yield what a stream sends for it."""
+        """Add an event to the blocks, and yield the stream's events for it."""
         match event:
             case TextDelta(text):
                 if not (self._is_open and self.content[-1]["type"] == "text"):
@@ -74,7 +79,7 @@ class ContentBlocks:
 
 
 async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, Any]:
-    """Wait for the whole answer. Raises the job's error."""
+    """Wait for the whole answer, and return it as a message. Raises the job's error."""
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
     while events := await job.next_events():
@@ -89,7 +94,7 @@ async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, 
 async def write_anthropic_events(
     head: ResponseHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
+    """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
     blocks = ContentBlocks()
     async with heartbeats(write, _PING, ping_after_s) as write_event:
         try:
@@ -112,7 +117,7 @@ def _stream_events(
 
 
 def _message(head: ResponseHead, usage: Usage) -> dict[str, Any]:
-    """A message without content."""
+    """Return a message without content."""
     tier = "priority" if head.service_tier == "priority" else "standard"
     return {
         "id": head.answer_id,
@@ -128,14 +133,17 @@ def _message(head: ResponseHead, usage: Usage) -> dict[str, Any]:
 
 
 def _ending(finished: GenerationFinished) -> dict[str, Any]:
-    """Why the answer ended. A stop string is named only if it was the reason."""
+    """Return the reason why the answer ended. Include the stop string only if it was the reason."""
     was_stopped = finished.reason == "stop" and finished.stop_string is not None
     reason = "stop_sequence" if was_stopped else _REASONS[finished.reason]
     return {"stop_reason": reason, "stop_sequence": finished.stop_string if was_stopped else None, "stop_details": None}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """The three input counts sum to the prompt. Cache creation is always 0, because every prefix is cached anyway."""
+    """Return the token counts. The three input counts add up to the length of the prompt.
+
+    Cache creation is always 0. This server caches every prefix without being asked.
+    """
     return {
         "input_tokens": usage.cache.recomputed_tokens,
         "cache_creation_input_tokens": 0,
@@ -145,6 +153,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as an object. Incomplete or invalid arguments become an empty object, as in prompts."""
+    """Parse the arguments to an object. Incomplete or invalid arguments become an empty object, as in prompts."""
     parsed = parsed_arguments(arguments)
     return parsed if isinstance(parsed, dict) else {}

@@ -1,6 +1,7 @@
-"""Errors in Anthropic's shape, for the routes of its API.
+"""Builds errors in Anthropic's form, for the routes of its API.
 
-The statuses are the same as on other routes. Only the body differs, and the request id is in `request-id` too.
+The statuses are the same as on OpenAI-compatible routes. Only the body has another form. The header `request-id` also
+has the request's id.
 """
 
 from collections.abc import Callable, Coroutine
@@ -27,16 +28,16 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""The error type by status. Any other status is an `api_error`."""
+"""Maps a status to an error type. Any other status has the type `api_error`."""
 
 
 def anthropic_error(error: GraftworkError) -> dict[str, Any]:
-    """An error as the body of an answer, or as the data of an `error` event."""
+    """Return the body for an error. It is also the data of an `error` event."""
     return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": error.message}}
 
 
 class AnthropicRoute(OpenAiRoute):
-    """A tenant's route of Anthropic's API. Keys and statuses are those of OpenAiRoute."""
+    """A tenant's route that follows Anthropic's API. It accepts the same keys as OpenAiRoute, and uses its statuses."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

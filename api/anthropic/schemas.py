@@ -1,7 +1,7 @@
-"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+"""Defines the bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Owns the names of Anthropic's fields, and which of them are not supported. chat.completions checks the values after the
-translation. `messages.py` reads the messages and their blocks.
+Owns the names of Anthropic's fields, and the list of fields that this server does not support. After the translation,
+the checks of chat.completions apply to the values. `messages.py` reads the messages and their blocks.
 """
 
 from collections.abc import Mapping
@@ -25,18 +25,21 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""Hints that do not change the answer (`metadata`, `cache_control`) are not listed. Every prefix is cached."""
+"""Fields that this server does not support. Each function returns whether a value asks for nothing.
+
+The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
+"""
 
 
 class ConversationMessage(OpenAiBody):
-    """One message. A `system` message may stand anywhere in the conversation."""
+    """One message. A `system` message may be at any place in the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class CustomTool(OpenAiBody):
-    """A tool that the client runs."""
+    """A tool that the client itself runs."""
 
     type: Literal["custom"] | None = None
     name: str
@@ -82,7 +85,7 @@ class OutputConfig(OpenAiBody):
 
 
 class CountTokensRequest(OpenAiBody):
-    """The fields of a prompt. Null means absent."""
+    """The fields of a prompt. A null field counts as missing."""
 
     model: str
     messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
@@ -106,7 +109,7 @@ class CountTokensRequest(OpenAiBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """The fields of a prompt and of its answer."""
+    """The fields of a prompt, and the settings of its answer."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None

@@ -1,6 +1,6 @@
-"""Translates Anthropic's bodies to chat.completions requests, and field names in errors back.
+"""Translates bodies of Anthropic's API to chat.completions requests, and field names in errors back.
 
-All conversations are generated in one way, so each feature of chat.completions works here too.
+The same code then serves both APIs. So each feature of chat.completions also works in Anthropic's API.
 """
 
 import re
@@ -26,11 +26,11 @@ _RENAMED = (
     (re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
     (re.compile(r"^(tools\[\d+\])\.function"), r"\1"),
 )
-"""Names of chat.completions' fields, and Anthropic's names."""
+"""Each entry has a pattern for a field of chat.completions, and the name of Anthropic's field that replaces it."""
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
-    """Translate a body. Raises InvalidRequest with Anthropic's name of the field."""
+    """Translate a body. Raises InvalidRequest for an invalid field, under Anthropic's name of that field."""
     translated = chat_body(body)
     try:
         return ChatCompletionRequest.model_validate(translated)
@@ -40,7 +40,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
 
 
 def chat_body(body: CountTokensRequest) -> dict[str, Any]:
-    """The fields of chat.completions that the body sets."""
+    """Return the chat.completions fields for the fields that the body sets."""
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if body.tools is not None:
         fields["tools"] = [_tool(tool) for tool in body.tools]
@@ -84,14 +84,14 @@ def _response_format(wanted: OutputFormat) -> dict[str, Any]:
 
 
 def anthropic_names(field: str) -> str:
-    """Replace the name of a chat.completions field by Anthropic's."""
+    """Replace the name of a chat.completions field with Anthropic's name."""
     for pattern, name in _RENAMED:
         field = pattern.sub(name, field)
     return field
 
 
 def with_anthropic_fields(error: InvalidRequest) -> InvalidRequest:
-    """The same error with Anthropic's name of the field."""
+    """Return the same error with Anthropic's name of the field."""
     if error.param is None:
         return error
     theirs = anthropic_names(error.param)

@@ -1,7 +1,8 @@
-"""Work that belongs to the server, not to the connection that asked for it.
+"""Runs the server's own tasks, and tasks that repeat.
 
-A handler is cancelled when its client leaves, with everything that it awaits. Work that must finish, such as settling
-a reservation, runs here. Each task is referenced until it ends, and its failure is logged.
+When a client leaves, the server cancels the client's handler and everything that the handler awaits. Work that must
+finish, such as settling a reservation, runs here instead.
+Invariant: this module keeps a reference to each task until it ends, and logs the failure of a task.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerTasks:
-    """Owns the tasks that it starts. `close` waits for them."""
+    """Starts tasks and owns them. `close` waits for them."""
 
     def __init__(self, patience_s: float = 5.0) -> None:
         self._patience_s = patience_s
@@ -27,7 +28,7 @@ class ServerTasks:
         return task
 
     async def close(self) -> None:
-        """Wait at most `patience_s` seconds for running tasks, then cancel them and wait for their clean-up."""
+        """Wait at most `patience_s` seconds for running tasks. Then cancel the rest, and wait once more."""
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=self._patience_s)
@@ -43,14 +44,14 @@ class ServerTasks:
 
 
 Pause = Callable[[float], Awaitable[None]]
-"""Waits for that many seconds. It is `asyncio.sleep` outside tests."""
+"""A function that waits for some seconds. Tests replace the default, `asyncio.sleep`."""
 
 
 @asynccontextmanager
 async def repeating(
     work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
 ) -> AsyncGenerator[None, None]:
-    """Run `work` every `interval_s` seconds while the block runs, first after one interval."""
+    """Run `work` again and again while the `async with` block runs. Wait `interval_s` seconds before each run."""
     task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)
     try:
         yield

@@ -1,6 +1,7 @@
-"""What handlers ask for by type: a group of resources, the request's id, and the principal.
+"""Defines the types of handler parameters: a group of resources, the request's id, or the principal.
 
-The route's class has authenticated the principal before. Only its scopes are checked here.
+FastAPI fills in a parameter by its type. The route's class has already authenticated the principal. This module only
+checks the principal's scopes.
 """
 
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,7 @@
-"""`Idempotency-Key`: a POST that is sent twice runs once and gets the same answer twice.
+"""Implements `Idempotency-Key`: a POST that arrives twice runs once, and both requests get the same answer.
 
-Only successful answers are stored. A refused request frees its key. Work that continues without its client is stored
-when it starts (`keep_started`), so that a client that reconnects finds the same work.
+Stores only successful answers. A request that fails frees its key. Some work continues after its client leaves. Such
+work is stored when it starts (`keep_started`), so that a client that reconnects finds it again.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ HEADER = "idempotency-key"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRules:
-    """How one kind of route stores its answers and replays them."""
+    """Defines how one kind of route stores its answers, and how it sends a stored answer again."""
 
     kept: Callable[[bytes], bytes]
-    """Removes secrets from a body before it is stored."""
+    """Returns the part of an answer's body that the server may store, without secrets."""
     replay: Callable[[StoredReply], Awaitable[Response]]
 
 
 class IdempotencyClaim:
-    """A key that this request holds. It stores the first answer, or is freed."""
+    """Holds the idempotency key of a running request. The key stores the first answer, or becomes free again."""
 
     def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class IdempotencyClaim:
 
 
 async def keep_started(request: Request, status: int, body: bytes) -> None:
-    """Store what `replay` needs to find the work. Does nothing for a request without a key."""
+    """Store the body that `replay` needs to find the work again. Do nothing for a request without a key."""
     claimed: IdempotencyClaim | None = getattr(request.state, "claimed_key", None)
     if claimed is not None:
         await claimed.keep(status, body)
@@ -59,9 +59,9 @@ async def answer_once(
     handle: Callable[[], Awaitable[Response]],
     replays: ReplayRules,
 ) -> Response:
-    """Return the answer of `handle`, or the stored answer of the same request.
+    """Return the answer of `handle`. If this request was answered before, return the stored answer.
 
-    Raises Conflict for a key that came with another request, or whose first request is still running.
+    Raises Conflict if the key belongs to a different request, or if the first request with this key still runs.
     """
     key = request.headers.get(HEADER)
     if key is None or request.method != "POST":
@@ -74,7 +74,7 @@ async def answer_once(
     request.state.claimed_key = claimed = IdempotencyClaim(store, claim, replays.kept)
     try:
         response = await handle()
-        if not isinstance(response, EventStream):  # a stream is stored by `keep_started` only
+        if not isinstance(response, EventStream):  # only `keep_started` stores a stream
             await claimed.keep(response.status_code, bytes(response.body))
         return response
     finally:
@@ -82,7 +82,7 @@ async def answer_once(
 
 
 async def _digest(request: Request) -> str:
-    """Hash method, path and body. A multipart boundary is left out, because clients choose a new one each time."""
+    """Hash the method, path and body. Leave out a multipart boundary, because clients choose a new one each time."""
     body = await request.body()
     _, options = parse_options_header(request.headers.get("content-type"))
     if boundary := options.get(b"boundary"):

@@ -1,6 +1,7 @@
 """Checks whether this gateway can serve: the database schema is current, and the engine generates a token.
 
-A check costs a forward pass and anybody may ask for one. So a result is reused for a second, and checks never overlap.
+A check costs a forward pass, and anyone can ask for one without a key. So each result stays valid for one second, and
+only one check runs at a time.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ class Readiness:
         self._checked_at: float | None = None
 
     async def problems(self) -> dict[str, str]:
-        """The problems by part. Empty if everything works."""
+        """Return a problem for each part of the server that does not work. Return an empty dict if all parts work."""
         async with self._checking:
             now = self._resources.clock.monotonic()
             if self._checked_at is None or now - self._checked_at >= _FRESH_S:

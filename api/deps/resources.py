@@ -1,6 +1,6 @@
-"""What the routes work with: the services of one process, grouped by the routes that use them.
+"""Groups the services of one process by the routes that use them.
 
-`wiring` builds and closes them, and `dependencies` hands each group to its routes. Nothing else reaches them.
+`wiring` builds and closes the services. `dependencies` gives each group to its routes.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class InferenceResources:
-    """What generating routes use, and what they ask of the served model."""
+    """The services of routes that generate, and facts about the served model."""
 
     clock: Clock
     pepper: bytes
@@ -46,12 +46,12 @@ class InferenceResources:
     generator: Generator
     accounting: Accounting
     description: EngineDescription
-    """As the engine described itself at start-up."""
+    """The engine's own description, which it sent at start-up."""
     folder: ModelFolder
     prompts: PromptEncoder | None
-    """None for a model without a chat template."""
+    """Encodes chats. None if the model has no chat template."""
     planner: ConstraintPlanner
-    """Plans constrained outputs in the form in which this model writes calls."""
+    """Plans constrained outputs. It knows the form in which this model writes tool calls."""
     tasks: ServerTasks
 
     @property
@@ -60,11 +60,11 @@ class InferenceResources:
 
     @property
     def base_name(self) -> str:
-        """The base model's name, as clients write it."""
+        """Return the name that clients use for the base model."""
         return self.description.model_name
 
     def chat_prompts(self) -> PromptEncoder:
-        """The encoder of chats. Raises InvalidRequest for a model that cannot chat."""
+        """Return the encoder for chats. Raises InvalidRequest if the model has no chat template."""
         if self.prompts is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -74,9 +74,10 @@ class InferenceResources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """Find what `model` stands for, or the mixture of `parts` on the base model.
+        """Find the base model or adapter version for the name `model`. With `parts`, return a mixture of adapters.
 
-        Raises NotFound for a name that this tenant cannot use.
+        Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture that is not on the
+        base model, or that contains the base model.
         """
         scope = principal.scope()
         resolved = await self.registry.resolve(scope, model, self.base_name)
@@ -96,7 +97,7 @@ class InferenceResources:
         return ResolvedModel(model, None, tuple(mixed))
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """Raises InvalidRequest for ids outside the model's vocabulary."""
+        """Check that all ids are in the model's vocabulary. Raises InvalidRequest, which names the field `param`."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.description.vocab_size:
             message = f"{param} holds an id outside the vocabulary of {self.description.vocab_size} tokens."
             raise InvalidRequest(message, param=param)
@@ -104,11 +105,11 @@ class InferenceResources:
 
 @dataclass(frozen=True, slots=True)
 class SessionResources:
-    """What the routes of sessions, responses and conversations use."""
+    """The services of the routes for sessions, responses and conversations."""
 
     clock: Clock
     base_name: str
-    """The base model's name, as clients write it."""
+    """The name that clients use for the base model."""
     sessions: SessionService
     responses: ResponseService
     conversations: ConversationService
@@ -117,7 +118,7 @@ class SessionResources:
 
 @dataclass(frozen=True, slots=True)
 class AccountResources:
-    """What a tenant's own routes use: adapters, usage and limits."""
+    """The services of the routes for a tenant's adapters, usage and limits."""
 
     clock: Clock
     tenancy: Tenancy
@@ -128,7 +129,7 @@ class AccountResources:
 
 @dataclass(frozen=True, slots=True)
 class AdminResources:
-    """What the operator's routes use."""
+    """The services of the operator's routes."""
 
     settings: Settings
     clock: Clock
@@ -141,7 +142,7 @@ class AdminResources:
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """What the server itself uses: authentication, idempotency, readiness and metrics."""
+    """The services for authentication, idempotency, readiness and metrics."""
 
     settings: Settings
     clock: Clock
@@ -155,7 +156,7 @@ class ServerResources:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """All groups of one process."""
+    """All groups of services of one process."""
 
     inference: InferenceResources
     sessions: SessionResources

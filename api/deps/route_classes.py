@@ -1,8 +1,8 @@
-"""Route classes that authenticate before they read the body.
+"""Defines route classes that authenticate a request before they read its body.
 
-`OpenAiRoute` and `NativeRoute` are for tenants, `AdminRoute` is for the operator. They differ in the keys they accept
-and in the status of an invalid body: 400 on OpenAI-compatible routes, 422 on the others.
-Invariant: without an authenticated principal, no handler runs and no body is parsed.
+`OpenAiRoute` and `NativeRoute` accept a tenant's key. `AdminRoute` accepts the operator's key. The status of an invalid
+body is 400 on OpenAI-compatible routes, and 422 on the others.
+Invariant: without an authenticated principal, no handler runs and nothing parses the body.
 """
 
 import json
@@ -27,11 +27,11 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class AuthenticatedRoute(APIRoute):
-    """Authenticates, limits the body, runs the handler, and turns each refusal into one of our errors."""
+    """Authenticates a request, limits its body, runs the handler, and converts the framework's errors to ours."""
 
     takes_files = False
     is_idempotent = True
-    """Whether a POST obeys an `Idempotency-Key`."""
+    """Whether the route's POSTs support `Idempotency-Key`."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -56,11 +56,14 @@ class AuthenticatedRoute(APIRoute):
         return BoundedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
-        """Find who sent the request. Raises NotAuthenticated, or NotPermitted for the other kind of key."""
+        """Return the principal that sent the request. Raises NotAuthenticated without a valid key.
+
+        Raises NotPermitted for an operator's key on a tenant's route, and for a tenant's key on an operator's route.
+        """
         raise NotImplementedError
 
     async def run(self, request: Request, handle: Handler) -> Response:
-        """Handle the request, or repeat the answer that its `Idempotency-Key` has."""
+        """Handle the request. If its `Idempotency-Key` already has an answer, send that answer again."""
         if not self.is_idempotent:
             return await handle(request)
         principal = request.state.principal
@@ -70,19 +73,19 @@ class AuthenticatedRoute(APIRoute):
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
     def storable_body(self, body: bytes) -> bytes:
-        """The part of an answer that may be stored."""
+        """Return the part of an answer's body that the server may store."""
         return body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Answer with a stored answer."""
+        """Return a response with a stored answer."""
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        """The same error with the status that this kind of route uses."""
+        """Return the same error with the status that this kind of route uses."""
         return as_validation_failed(error)
 
     def _body_error(self, error: HTTPException) -> Exception:
-        """Unwrap the error that was raised while FastAPI read the body."""
+        """Return the original error behind FastAPI's error. FastAPI raises its error while it reads the body."""
         cause = error.__cause__
         if isinstance(cause, InvalidRequest):
             return self.as_route_error(cause)
@@ -92,20 +95,20 @@ class AuthenticatedRoute(APIRoute):
 
 
 class NativeRoute(AuthenticatedRoute):
-    """A tenant's route of our own API."""
+    """A route of Graftwork's own API. It accepts a tenant's key."""
 
     async def authenticate(self, request: Request) -> Principal:
         return await resources_of(request).server.gate.authenticate(presented_key(request))
 
 
 class UploadRoute(NativeRoute):
-    """A tenant's route that takes files."""
+    """A tenant's route that receives files."""
 
     takes_files = True
 
 
 class OpenAiRoute(NativeRoute):
-    """A tenant's route of OpenAI's API. An invalid body is a 400, and `Idempotency-Key` has no effect."""
+    """A tenant's route that follows OpenAI's API. An invalid body gets a 400. `Idempotency-Key` has no effect."""
 
     is_idempotent = False
 
@@ -114,21 +117,21 @@ class OpenAiRoute(NativeRoute):
 
 
 class AdminRoute(AuthenticatedRoute):
-    """The operator's route."""
+    """A route that accepts only the operator's key."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
         return await resources_of(request).server.gate.authenticate_admin(presented_key(request))
 
 
 class SecretRoute(AdminRoute):
-    """An operator's route that answers a new key. The stored answer does not contain the key."""
+    """An operator's route that can return a new API key. The server never stores that key with the answer."""
 
     def storable_body(self, body: bytes) -> bytes:
         return json.dumps(json.loads(body) | {"key": None}).encode()
 
 
 def _refuse_null_characters(request: Request) -> None:
-    """Refuse NUL characters, which PostgreSQL cannot store. No id contains one."""
+    """Refuse NUL characters in the path and the query. PostgreSQL cannot store them, and no id contains one."""
     if "\x00" in request.scope["path"]:
         raise NotFound("There is nothing at this path: it holds a NUL character.")
     if "%00" in request.url.query:

@@ -1,7 +1,7 @@
-"""Chat answers in OpenAI's two shapes: one object, and a stream of chunks.
+"""Builds chat answers in OpenAI's two forms: one object, or a stream of chunks.
 
-The stream's contract: the first chunk of a choice has the role; a tool call's first delta has its index, id, type and
-name, once, and the later ones only fragments of arguments; the last chunk of a choice has the finish reason.
+The first chunk of a choice has the role, and its last chunk has the finish reason. The first delta of a tool call has
+the call's index, id, type and name. Later deltas have only the index and a part of the arguments.
 """
 
 from collections.abc import Iterable
@@ -40,13 +40,13 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """Write the whole stream. If the client leaves, this is cancelled and the job abandoned."""
+    """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
     shell = head.fields("chat.completion.chunk")
     await write_chunks(job, write, shell, _chunk_choice, include_usage=include_usage)
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """One event as a chunk's choice. None for events that chats do not show."""
+    """Convert one event to the choice of a chunk. Return None for an event that a chat does not show."""
     delta = _delta(item.event)
     if delta is None:
         return None

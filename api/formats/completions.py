@@ -1,4 +1,4 @@
-"""Text completions in OpenAI's two shapes: one object, and a stream of chunks."""
+"""Builds text completions in OpenAI's two forms: one object, or a stream of chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _OBJECT = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What to show of each choice."""
+    """Says what to show for each choice."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
-    """By choice."""
+    """The token ids of each choice's prompt."""
     echoes: tuple[str, ...]
-    """By choice: the text before the completion, empty without `echo`."""
+    """The prompt text that each choice repeats before its completion. It is empty without `echo`."""
     with_token_ids: bool
 
     def choice(

@@ -1,4 +1,4 @@
-"""Token scores in OpenAI's two shapes: a list of objects for chat, parallel lists for text completions."""
+"""Builds log-probabilities in OpenAI's two forms: a list of objects for chat, parallel lists for text completions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,24 +7,30 @@ from graftwork.sessions.generation.generator import GenerationEvent, GenerationF
 from graftwork.sessions.generation.logprobs import OutputTokenLogprobs, TokenLogprob
 
 _IMPOSSIBLE = -9999.0
-"""OpenAI's value for a probability of zero, because JSON has no infinity."""
+"""OpenAI's log-probability for a token that cannot occur. JSON has no number for minus infinity."""
 
 
 def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
-    """The scores that no earlier event told."""
+    """Return the scores that no earlier event contained."""
     if isinstance(event, GenerationFinished):
         return event.unsent_logprobs
     return event.logprobs if isinstance(event, TextDelta) else ()
 
 
 def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """The joined `bytes` are the answer's text. One `token` may be part of a character."""
+    """Build the log-probabilities of a chat answer.
+
+    The `bytes` of all tokens together are the answer's text. One token may be only a part of a character.
+    """
     content = [_entry(score.token) | {"top_logprobs": [_entry(one) for one in score.top]} for score in scores]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """The chosen token is always among the top tokens, so there may be one more than requested."""
+    """Build the log-probabilities of a text completion.
+
+    The top tokens always include the chosen token. So there may be one more than the client asked for.
+    """
     return {
         "tokens": [_key(score.token) for score in scores],
         "token_logprobs": [_finite(score.token) for score in scores],
@@ -39,7 +45,7 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _key(token: TokenLogprob) -> str:
-    """The token's text, or its bytes if they are no valid text, so that keys differ."""
+    """Return the token's text. If its bytes are not valid UTF-8, return them in hex, so that each key is unique."""
     try:
         return token.spelling.decode()
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""What the routes of the Responses API share: field names in errors, idempotency, and the event stream.
+"""Defines what the routes of the Responses API share: field names in errors, idempotency, and the event stream.
 
-Errors name fields as this API does, not as sessions do. Under an `Idempotency-Key` only a response's id is stored, and
-nothing if the response is not to be stored. A stream is stored only for a background response, because any other
-response is cancelled when its connection breaks.
+Errors use this API's field names, not the names of session settings. An `Idempotency-Key` stores only the id of a
+response. With `store: false` it stores nothing. It stores a stream only for a background response, because the server
+cancels any other response when its connection breaks.
 """
 
 import json
@@ -29,11 +29,11 @@ _NAMES = (
     (re.compile(r"\bsampling\."), ""),
     (re.compile(r"^messages\b"), "input"),
 )
-"""Names of session settings, and their names in the Responses API."""
+"""Each entry has a pattern for the name of a session setting, and the name in the Responses API that replaces it."""
 
 
 class ResponsesRoute(OpenAiRoute):
-    """An OpenAI route on top of sessions. Its POSTs create something, so they are idempotent."""
+    """A route of the Responses API. Its POSTs create something, so they support `Idempotency-Key`."""
 
     is_idempotent = True
 
@@ -48,7 +48,7 @@ class ResponsesRoute(OpenAiRoute):
         return json.dumps(kept).encode() if _is_response(answer) else body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Answer with the current state of a stored response."""
+        """Return the current state of a stored response, or its events if the first request was a stream."""
         kept, responses, principal = (
             json.loads(reply.body),
             resources_of(request).sessions.responses,
@@ -72,7 +72,7 @@ class ResponsesRoute(OpenAiRoute):
 
 
 async def _asks_to_store_nothing(request: Request) -> bool:
-    """Whether the body has `store: false`. The handler refuses invalid bodies."""
+    """Return whether the body has `store: false`. Return false for an invalid body, which the handler refuses."""
     if not await request.body():
         return False
     body = await request.json()
@@ -84,7 +84,7 @@ def _is_response(answer: object) -> bool:
 
 
 def responses_names(text: str) -> str:
-    """Replace names of session settings by those of the Responses API."""
+    """Replace names of session settings in a text with the names of the Responses API."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text
@@ -96,7 +96,7 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """Write the whole stream. The response's last event ends it, without a `[DONE]`."""
+    """Write the whole stream. It ends with the response's last event. No `[DONE]` follows."""
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
             async for event in events:

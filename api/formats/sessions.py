@@ -1,6 +1,6 @@
-"""A session's events as server-sent events, with a ping while nothing happens.
+"""Writes a session's events as server-sent events, with pings while there are none.
 
-A reader that leaves does not change the turn.
+The turn continues if the reader leaves.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,7 +16,7 @@ _PING = named_event("ping", {"type": "ping"})
 async def write_session_events(
     events: AsyncGenerator[SessionEvent, None], write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """Write the whole stream. If reading fails, the last event is an `error`."""
+    """Write the whole stream. If reading the events fails, the last event is an `error`."""
     async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(events):
         try:
             async for event in events:

@@ -1,7 +1,8 @@
-"""A bounded way from producing tasks to one reader, which learns how the production ended.
+"""Defines `Channel`, a bounded queue from several tasks to one reader.
 
-A slow reader makes the producers wait, so a client that does not read holds no more than `limit` items in memory.
-The reader gets every item that was put before the end, then the end: plain, or the error it came with.
+If the reader is slow, the tasks that put items wait. So a client that does not read keeps at most `limit` items in
+memory.
+Invariant: the reader gets every item that was put before the end. Then the channel ends, or raises its error.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class Channel(Generic[Item]):
-    """One reader, one event loop."""
+    """A bounded queue for one reader. All users run on one event loop."""
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
@@ -31,20 +32,20 @@ class Channel(Generic[Item]):
         self._news.wake()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """No more items; the first call counts."""
+        """End the channel, with an error if one is given. Later calls have no effect."""
         if not self._finished:
             self._finished, self._error = True, error
             self._news.wake()
 
     async def wait_for_first(self) -> None:
-        """Return once there is something to read, without reading it. Raises the error of a fruitless end."""
+        """Wait until the reader can read an item. Raises the channel's error if it ended without any item to read."""
         while not self._items and not self._finished:
             await self._news.wait()
         if not self._items and self._error is not None:
             raise self._error
 
     async def get(self) -> list[Item]:
-        """All items that have come, at least one; none once there are no more. Raises the error of the end."""
+        """Wait for items and return all that have come. An empty list is the end. Raises the channel's error."""
         while not self._items:
             if self._error is not None:
                 raise self._error

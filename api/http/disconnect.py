@@ -1,4 +1,4 @@
-"""Notices that a client has left while a handler still works for it."""
+"""Stops a handler's work when its client disconnects."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,9 +10,9 @@ Result = TypeVar("Result")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
-    """Return the result of `work`. If it fails or the client leaves first, call `abandon` and raise the reason.
+    """Return the result of `work`. If `work` fails or the client leaves first, call `abandon`.
 
-    The request's body must have been read to its end.
+    Raises the error of `work`, or ClientDisconnect. The caller must have read the request's body to its end.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(request))

@@ -1,4 +1,4 @@
-"""The header that names what a request's schemas ask for and the server does not enforce.
+"""Builds the header that names the parts of a request's schemas that the server does not enforce.
 
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
 
@@ -15,7 +15,10 @@ _READABLE = "/#[]$~:@!*+=-._"
 
 
 def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
-    """The header of these places, or none if there are none. `rename` gives fields the names of the route's API."""
+    """Return the header that lists `places`, or no header if there are none.
+
+    `rename` converts the fields' names to the names of the route's API.
+    """
     shown: list[str] = []
     length = 0
     for place in places:

@@ -1,7 +1,7 @@
-"""Parses JSON bodies and refuses dangerous ones.
+"""Parses JSON bodies, and refuses bodies that would cause a failure later.
 
-Refuses bodies that are not UTF-8 JSON, that nest deeper than `MAX_DEPTH`, or that hold NaN, Infinity, half a surrogate
-pair or an integer of thousands of digits. Python parses all of these, and a database or tokenizer fails on them later.
+Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
+pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
 """
 
 import json
@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 from graftwork.platform.errors import InvalidRequest
 
 MAX_DEPTH = 64
-"""Levels of lists and objects. Real JSON Schemas have fewer than 20."""
+"""The highest number of nested lists and objects. Real JSON Schemas have fewer than 20 levels."""
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body. Raises InvalidRequest, which says what is wrong."""
+    """Parse a body. Raises InvalidRequest with the reason."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:
@@ -39,7 +39,7 @@ def _too_deep() -> InvalidRequest:
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Walk level by level, because recursion would overflow the stack on deep values."""
+    """Return whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
     level = [value]
     for _ in range(limit):
         level = [child for container in level for child in _children(container)]

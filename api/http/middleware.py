@@ -1,7 +1,7 @@
-"""The outermost layer: gives each request an id, and answers when anything inside crashes.
+"""Gives each request an id, and answers a request whose handler crashes. This is the outermost layer.
 
-An unexpected exception is logged under the request id, and the caller learns only that id. Clients cannot choose the
-id, because usage is counted by it. This is one of the two places that may catch every exception.
+Logs an unexpected exception with the request id. The client learns only that id. Clients cannot choose the id,
+because usage records use it. Only an outermost layer like this one may catch every exception.
 """
 
 import logging
@@ -16,7 +16,7 @@ from graftwork.platform.ids import new_id
 logger = logging.getLogger(__name__)
 
 QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Machines ask for these every few seconds, so they are logged at debug."""
+"""Paths that other machines request every few seconds. The log has them only at the debug level."""
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -44,7 +44,7 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, outgoing.send)
         except ClientDisconnect:
-            outgoing.status = CLIENT_CLOSED_REQUEST  # only for the log, the client has left
+            outgoing.status = CLIENT_CLOSED_REQUEST  # only for the log, because the client has left
         except Exception:
             logger.exception("request failed", extra={"request_id": request_id, "path": scope["path"]})
             await self._answer_failure(scope, receive, outgoing)
@@ -62,7 +62,7 @@ class RequestIdMiddleware:
 
 
 class _OutgoingResponse:
-    """Adds the request id to the response, and remembers the status."""
+    """Adds the request id to a response, and remembers the response's status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""Pages of lists: how requests ask for them by `limit`, `after` and `order`, and how answers show them."""
+"""Defines how a request selects a page of a list, with `limit`, `after` and `order`, and how the answer shows it."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Protocol, TypeVar
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class HasId(Protocol):
-    """An answer with an id, which is a list's cursor."""
+    """An answer with an id. A client sends the id as `after` to get the next page."""
 
     @property
     def id(self) -> str: ...
@@ -25,7 +25,7 @@ DEFAULT_LIMIT = 20
 
 
 AfterCursor = Annotated[str | None, Query(max_length=200, pattern="^[ -~]*$")]
-"""The id of the last entry that was seen."""
+"""The id of the last entry that the client has. The page starts after it."""
 
 
 async def _page_request(
@@ -45,17 +45,17 @@ async def _page_of_a_history(
 
 
 PageQuery = Annotated[PageRequest, Depends(_page_request)]
-"""Newest first unless asked otherwise."""
+"""A parameter that selects a page of a list. By default the newest entry comes first."""
 HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
-"""Oldest first unless asked otherwise, as a history is read."""
+"""A parameter that selects a page of a history. By default the oldest entry comes first."""
 
 
 def page_answer(page: Page[Item], show: Callable[[Item], Shown]) -> answers.Page[Shown]:
-    """Show each item of a page."""
+    """Convert a page to an answer. `show` converts each item."""
     return list_answer([show(item) for item in page.items], has_more=page.has_more)
 
 
 def list_answer(entries: Sequence[Shown], *, has_more: bool = False) -> answers.Page[Shown]:
-    """A list of entries that have ids, which `after` takes."""
+    """Return an answer with these entries, and with the ids of the first and last entry."""
     ends = [str(entry.id) for entry in (entries[0], entries[-1])] if entries else [None, None]
     return answers.Page(data=tuple(entries), has_more=has_more, first_id=ends[0], last_id=ends[1])

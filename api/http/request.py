@@ -1,6 +1,6 @@
-"""A request whose body is limited while it is read, and the API key that it presents.
+"""Reads a request's body up to a limit, and finds the request's API key.
 
-The limit counts bytes as they arrive, so a false `content-length` or a chunked body cannot exceed it.
+The limit counts bytes as they arrive. So a false `content-length` or a chunked body cannot exceed it.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,11 +16,11 @@ JSON_BODY_BYTES = 8 * 1024 * 1024
 
 
 UPLOAD_BODY_BYTES = 256 * 1024 * 1024
-"""An adapter of rank 64 on every module of an 8B model is about 170 MB in half precision."""
+"""The largest upload. An adapter of rank 64 on every module of an 8B model has about 170 MB in half precision."""
 
 
 class BoundedRequest(Request):
-    """A request with a body limit in bytes, for JSON and for uploads."""
+    """A request whose body has a limit in bytes. Routes for JSON and for uploads use it."""
 
     def __init__(self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool) -> None:
         super().__init__(scope, receive)
@@ -39,7 +39,7 @@ class BoundedRequest(Request):
             yield chunk
 
     async def body(self) -> bytes:
-        """Read the whole body. Raises InvalidRequest for another content type than JSON, where JSON is expected."""
+        """Read the whole body. Raises InvalidRequest if the route expects JSON and the content type is not JSON."""
         body = await super().body()
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and self._wants_json and kind != "application/json" and not kind.endswith("+json"):
@@ -47,7 +47,7 @@ class BoundedRequest(Request):
         return body
 
     async def json(self) -> Any:
-        """Parse the body once. Raises InvalidRequest for JSON that is malformed or nests too deep."""
+        """Parse the body as JSON, only once. Raises InvalidRequest if the JSON is invalid or nests too deep."""
         if not self._parsed:
             self._parsed.append(parse_json(await self.body()))
         return self._parsed[0]
@@ -66,7 +66,7 @@ class BoundedRequest(Request):
 
 
 def presented_key(request: Request) -> str:
-    """The key in `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated, without the key."""
+    """Return the key from `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated if there is no key."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

@@ -1,6 +1,7 @@
-"""Server-sent events: their bytes, the response that carries them, and its heartbeats.
+"""Encodes server-sent events, sends them in a response, and sends pings while there are none.
 
-A source writes the events of one stream in order, and returns at its end. It owns what they mean.
+A source is a function that writes the events of one stream in order. It returns when the stream ends. This module does
+not know the meaning of the events.
 """
 
 import asyncio
@@ -16,50 +17,50 @@ from graftwork.api.http.middleware import SEND_BODY
 from graftwork.platform.errors import GraftworkError
 
 Write = Callable[[bytes], Awaitable[None]]
-"""Sends one event, or several; waits while the client reads too slowly."""
+"""A function that sends one event or several. It waits if the client reads too slowly."""
 
 DONE = b"data: [DONE]\n\n"
-"""How an OpenAI stream says that it ended well."""
+"""The end of an OpenAI stream that had no error."""
 
 PING_AFTER_S = 15.0
-"""Silence after which a ping is sent: proxies close what is silent for longer, mostly after 30 to 60 seconds."""
+"""The server sends a ping after this silence. Many proxies close a connection after 30 to 60 silent seconds."""
 
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _PLACEHOLDER = "\x00text\x00"
-"""No header of an answer has a control character in it."""
+"""Stands for the text while `TextEvents` splits an event. No other field contains a control character."""
 
 
 def data_event(data: Mapping[str, Any]) -> bytes:
-    """An unnamed event, as in OpenAI's streams."""
+    """Encode an event without a name, as in OpenAI's streams."""
     return b"data: " + _json(data) + b"\n\n"
 
 
 def named_event(name: str, data: Mapping[str, Any], event_id: int | None = None) -> bytes:
-    """An event with a type. Clients send `event_id` back as `Last-Event-ID`."""
+    """Encode an event with a name. After a break, clients send `event_id` back as `Last-Event-ID`."""
     identity = b"" if event_id is None else f"id: {event_id}\n".encode()
     return identity + f"event: {name}\n".encode() + b"data: " + _json(data) + b"\n\n"
 
 
 def error_event(error: GraftworkError) -> bytes:
-    """The last event of a stream that failed after its start. No `[DONE]` follows."""
+    """Encode the last event of a stream that failed after its start. No `[DONE]` follows it."""
     return named_event("error", error.body())
 
 
 class TextEvents:
-    """Events that differ in one text alone: the rest is encoded once."""
+    """Encodes events that differ in only one text. It encodes the rest of the event only once."""
 
     def __init__(self, event_of: Callable[[str], bytes]) -> None:
-        """`event_of` makes the event of a text, which must stand in it exactly once."""
+        """`event_of` encodes the event for a text. The event must contain the text exactly once."""
         self._before, self._after = event_of(_PLACEHOLDER).split(_ENCODER.encode(_PLACEHOLDER).encode())
 
     def of(self, text: str) -> bytes:
-        """The same bytes that `event_of` makes of this text."""
+        """Return the same bytes as `event_of` would return for this text."""
         return self._before + _ENCODER.encode(text).encode() + self._after
 
 
 class EventStream(StreamingResponse):
-    """A response whose events are written by its source."""
+    """A response that streams events. Its source writes the events."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class EventStream(StreamingResponse):
         on_end: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`source` returns at the stream's end, and is cancelled when the client leaves.
+        """`source` writes the events, and returns when the stream ends. It is cancelled when the client leaves.
 
-        `on_end` is called at the end of either kind, even if the source was never called; it must not wait.
+        The response calls `on_end` in both cases, even if `source` never started. `on_end` must not block.
         """
         super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
         self._source = source
@@ -98,7 +99,7 @@ class EventStream(StreamingResponse):
 
 @asynccontextmanager
 async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S) -> AsyncGenerator[Write]:
-    """`write`, and while the block runs a `ping` after every `silence_s` without an event."""
+    """Yield a function that writes events. Send `ping` after each `silence_s` seconds without an event."""
     now = asyncio.get_running_loop().time
     written_at = now()
 

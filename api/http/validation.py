@@ -1,4 +1,4 @@
-"""Turns pydantic's validation errors into one error that names the field as the caller wrote it."""
+"""Converts pydantic's validation errors to one error. It names the field as the client wrote it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,17 +9,17 @@ from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _MOST_NAMED = 5
-"""How many errors one message lists."""
+"""The highest number of errors in one message."""
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequest:
-    """All errors of a body as one error. `param` is the first field."""
+    """Join all errors of a body in one error. `param` names the first wrong field."""
     complaints = _complaints(error)
     return InvalidRequest(_message(complaints), param=complaints[0][0])
 
 
 def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidRequest:
-    """The same error as a 400, for OpenAI-compatible routes."""
+    """Return the same error with the status 400, for OpenAI-compatible routes."""
     if isinstance(error, InvalidRequest):
         return error
     code = None if error.code == ValidationFailed.default_code else error.code
@@ -27,7 +27,7 @@ def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidReque
 
 
 def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkError:
-    """The same error as a 422, for native and admin routes. A prompt that is too long stays a 400."""
+    """Return the same error with the status 422, for native and admin routes. A prompt that is too long keeps 400."""
     if isinstance(error, ValidationFailed | ContextLengthExceeded):
         return error
     code = None if error.code == InvalidRequest.default_code else error.code
@@ -35,7 +35,7 @@ def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkE
 
 
 def _complaints(error: RequestValidationError) -> list[tuple[str | None, str]]:
-    """Pairs of a field and what is wrong with it, in pydantic's order, each once."""
+    """Return each wrong field with its problem, in pydantic's order and without duplicates."""
     found: dict[tuple[str | None, str], None] = {}
     for entry in error.errors():
         found[(_field(entry, error.body), _explanation(entry))] = None
@@ -57,7 +57,7 @@ def _explanation(entry: Mapping[str, Any]) -> str:
 
 
 def _field(entry: Mapping[str, Any], body: Any) -> str | None:
-    """The path of the field in the body, without the union tags that pydantic adds."""
+    """Return the path of the wrong field in the body. Leave out the union tags that pydantic adds to a path."""
     source, *parts = entry["loc"]
     if source != "body":
         return ".".join(str(part) for part in parts) or None

@@ -1,8 +1,9 @@
-"""One inference request that is being generated, by a task that the server owns.
+"""Defines `InferenceJob`, a task of the server that generates the answers to one inference request.
 
-Owns the request's generations and its account.
-The route reads the events. When its client leaves, it calls `abandon`, which cancels the engine's work at once.
-Invariant: however the job ends, its usage row is written and its quota reservation is settled.
+Owns the request's generations and its account. The route reads the job's events. When the client leaves, the route
+calls `abandon`, which cancels the engine's work at once.
+Invariant: at the end of every job, with or without an error, the job writes its usage row and settles its quota
+reservation.
 """
 
 import asyncio
@@ -23,9 +24,10 @@ from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, k
 
 
 async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
-    """Reserve for a request and start its job.
+    """Reserve the request's quota, and start its job.
 
-    Raises LimitExceeded before anything is generated. The engine's refusals come from the job.
+    Raises LimitExceeded before the engine generates anything. If the engine refuses the request, the job raises that
+    error.
     """
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)
@@ -44,15 +46,15 @@ async def start_inference(resources: InferenceResources, inference: InferenceReq
 
 
 class ChoiceEvent(NamedTuple):
-    """An event of one of the answers."""
+    """An event of one answer."""
 
     choice: int
-    """The answer's index."""
+    """The index of the answer."""
     event: GenerationEvent
 
 
 class InferenceJob:
-    """Runs the generations of one request."""
+    """Runs the generations of one request, one for each answer."""
 
     def __init__(
         self,
@@ -70,11 +72,11 @@ class InferenceJob:
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.headers = headers
-        """What the answer's headers say about limits and the model that was served."""
+        """The answer's headers that name the tenant's limits and the served model."""
 
     @property
     def usage(self) -> Usage:
-        """The usage so far. A prompt that several answers share counts once."""
+        """Return the usage so far. A prompt with several answers counts only once."""
         prompts = self._generations[:: self._choices_per_prompt]
         return Usage(
             cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
@@ -87,22 +89,25 @@ class InferenceJob:
         self._task.add_done_callback(self._finish)
 
     async def admitted(self) -> None:
-        """Return when the first answer has left the engine's queue. Raises the error if the request was refused."""
+        """Wait until the engine starts the first answer. Raises the engine's error if it refuses the request."""
         await self._channel.wait_for_first()
 
     async def next_events(self) -> list[ChoiceEvent]:
-        """The next events, those of several answers interleaved; none at the end. Raises the job's error."""
+        """Wait for the next events. Events of several answers can alternate. An empty list is the end. Raises the job's error."""
         return await self._channel.get()
 
     async def answers(self) -> list[GenerationFinished]:
-        """The last event of every answer, by index. Raises the job's error."""
+        """Wait for all answers, and return the last event of each, in order of index. Raises the job's error."""
         finished: dict[int, GenerationFinished] = {}
         while events := await self.next_events():
             finished |= {one.choice: one.event for one in events if isinstance(one.event, GenerationFinished)}
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
-        """Cancel what still runs. Only the first call counts: a second cancel would interrupt the settling."""
+        """Cancel the job if it still runs.
+
+        Later calls do nothing, because a second cancel could interrupt the job while it settles its account.
+        """
         if self._task is not None and not self._is_abandoned:
             self._is_abandoned = True
             self._task.cancel()
@@ -121,7 +126,7 @@ class InferenceJob:
         self._channel.finish(failure)
 
     async def _generate_all(self) -> None:
-        """Raises the first answer's error, after cancelling the others."""
+        """Generate all answers. If one fails, cancel the others and raise its error."""
         failures: list[GraftworkError] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -133,7 +138,10 @@ class InferenceJob:
             raise failures[0]
 
     async def _generate(self, choice: int, generation: Generation) -> None:
-        """The first answer to a prompt computes it; the others wait for that and find it in the cache."""
+        """Generate one answer. The first answer to a prompt computes the prompt.
+
+        The other answers to this prompt wait for that, and then find the prompt in the cache.
+        """
         first = self._generations[choice - choice % self._choices_per_prompt]
         if generation is not first:
             await first.prompt_computed.wait()
@@ -142,8 +150,8 @@ class InferenceJob:
                 await self._channel.put(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """Tells the reader of a job that was cancelled or crashed. After an orderly end this changes nothing."""
+        """End the channel of a job that was cancelled or crashed. Do nothing if the job has already ended it."""
         if task.cancelled():
             self._channel.finish(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
-        elif task.exception() is not None:  # the server's tasks have logged it
+        elif task.exception() is not None:  # ServerTasks has logged the error
             self._channel.finish(internal_failure(self._request_id))

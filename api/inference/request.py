@@ -1,6 +1,6 @@
-"""An inference request, after its body was read and before anything is reserved, and the head of its answer.
+"""Defines `InferenceRequest`, the content of a valid request, and `ResponseHead`, the first fields of its answer.
 
-Owns how one request becomes the requests of its answers. Never reserves or starts anything: `job.py` does.
+Makes one generation request for each answer. Never reserves quota or starts a generation. `job.py` does that.
 """
 
 from dataclasses import dataclass
@@ -17,32 +17,35 @@ from graftwork.sessions.generation.generator import GenerationRequest
 
 
 def served_tier(principal: Principal, asked: str | None) -> str:
-    """The service tier of a request: `auto` and None are the default tier, and the tenant's ceiling caps all."""
+    """Return the service tier of a request. `auto` and None mean `default`. The tenant's ceiling limits every tier."""
     return principal.capped_tier("default" if asked is None or asked == "auto" else asked)
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """Prompts, each answered once for each sampling. Answers are numbered from 0, prompt by prompt."""
+    """A request with one or more prompts. Each prompt gets one answer for each sampling.
+
+    The answers have numbers from 0: first all answers to the first prompt, then all answers to the second.
+    """
 
     request_id: RequestId
     principal: Principal
     resolved: ResolvedModel
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[SamplingParams, ...]
-    """One for each choice of a prompt."""
+    """The sampling parameters of each answer to a prompt."""
     stop: tuple[str, ...]
     tier: str
     output: OutputPlan = FREE_OUTPUT
-    """How the answers are constrained and parsed."""
+    """The constraints on the answers, and how to parse them."""
     prediction_token_ids: tuple[int, ...] = ()
-    """The expected answer. It changes the speed, never the output."""
+    """The tokens of the answer that the client expects. They change the speed, but never the output."""
     expected_tokens: int = 0
-    """How many tokens one choice is likely to make; reserved with the quota."""
+    """The expected number of tokens in one answer. The job reserves them from the quota."""
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The places of the request's schemas that are not enforced."""
+        """Return the places in the request's schemas that the server does not enforce."""
         return () if self.output.grammar is None else self.output.grammar.unenforced
 
     @property
@@ -51,12 +54,15 @@ class InferenceRequest:
 
     @property
     def estimated_tokens(self) -> int:
-        """Each prompt once, plus what every choice may add. Settled later with the real usage."""
+        """Return the estimated usage: all prompts once, plus the expected tokens of every answer.
+
+        The job later replaces the estimate with the real usage.
+        """
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)
         return prompt_tokens + len(self.prompts) * self.choices_per_prompt * self.expected_tokens
 
     def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
-        """One for each answer, in order."""
+        """Make one generation request for each answer, in the order of the answers."""
         pairs = [(prompt, sampling) for prompt in self.prompts for sampling in self.samplings]
         return [
             GenerationRequest(
@@ -80,20 +86,20 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The fields that are equal in the answer, and in every chunk of its stream."""
+    """The fields that have the same value in a whole answer and in every chunk of its stream."""
 
     answer_id: str
     created: int
     model: str
-    """The name that the client sent."""
+    """The model name that the client sent."""
     system_fingerprint: str
-    """Identifies the weights that answered: the adapter version's, or the base model's."""
+    """Identifies the weights that make the answer: an adapter version, or the base model."""
     service_tier: str
-    """The tier that was served, which may be lower than the one asked for."""
+    """The tier that the server used. It may be lower than the requested tier."""
 
     @classmethod
     def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
-        """The head of one answer. `prefix`, such as `chatcmpl-`, and the request's id make the answer's id."""
+        """Make the head of one answer. The answer's id is `prefix`, such as `chatcmpl-`, plus the request's id."""
         digest = inference.resolved.digest or resources.description.fingerprint
         return cls(
             answer_id=prefix + inference.request_id.removeprefix("req_"),

@@ -1,6 +1,6 @@
-"""What routes declare for the OpenAPI document: further error statuses, and the events of a stream.
+"""Lets routes declare more error statuses and the events of a stream, for the OpenAPI document.
 
-Most statuses are implied by a route's class; see `document.py`.
+A route's class already implies most statuses. `document.py` adds them.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,19 @@ STREAMS: dict[str, tuple[type[Answer], ...]] = {
     "responses": responses.RESPONSE_EVENTS,
     "session": (*session_events.SESSION_EVENTS, session_events.Ping),
 }
-"""The classes of each stream's events."""
+"""Maps each kind of stream to the classes of its events."""
 
 EVENT_CLASSES = tuple(event for events in STREAMS.values() for event in events)
-"""Every class that only streams show."""
+"""The classes of all events. Only streams contain them."""
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def also(*statuses: int, stream: str | None = None) -> Responses:
-    """Declare errors that the route class does not imply, and a stream of `STREAMS` as an answer."""
+    """Declare error statuses that the route's class does not imply.
+
+    `stream` is a key of STREAMS. It declares that the route can answer with this stream.
+    """
     declared: Responses = {status: {} for status in statuses}
     if stream is not None:
         declared[200] = {"content": {"text/event-stream": {"schema": _one_of(STREAMS[stream])}}}
@@ -33,6 +36,6 @@ def also(*statuses: int, stream: str | None = None) -> Responses:
 
 
 def _one_of(events: Sequence[type[Answer]]) -> dict[str, Any]:
-    """The schema of one event's `data`."""
+    """Return the schema for the `data` of one event."""
     references = [{"$ref": f"#/components/schemas/{event.__name__}"} for event in events]
     return references[0] if len(references) == 1 else {"oneOf": references}

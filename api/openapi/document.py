@@ -1,7 +1,7 @@
-"""The OpenAPI document: FastAPI's own, with errors, streams, headers, keys, examples and descriptions added.
+"""Completes FastAPI's OpenAPI document with errors, streams, headers, keys, examples and descriptions.
 
-Owns what the document says beyond the routes' types. Never changes how a route behaves.
-Invariant: each operation lists every status that it can answer with.
+Owns all parts of the document that FastAPI cannot derive from the types of a route. Never changes how a route behaves.
+Invariant: each operation lists every status that it can return.
 """
 
 import ast
@@ -43,16 +43,16 @@ TAGS = {
     "admin": "Tenants, keys, quotas and replicas, with the operator's key.",
     "operations": "Health, readiness, metrics and the version. They need no key.",
 }
-"""By tag: its description."""
+"""The description of each tag."""
 
 _RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
-"""Tags whose POST routes reserve tokens of the tenant's limits."""
+"""Tags whose POST routes use up the tenant's limits. The document adds the headers of these limits to their answers."""
 
 
 def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:
-    """Complete FastAPI's document of these routes, in place."""
+    """Complete FastAPI's document for these routes, and return it. Changes `document` itself."""
     by_operation = {route.operation_id or route.name: route for route in routes}
     document["info"] |= {
         "description": DESCRIPTION,
@@ -99,7 +99,7 @@ def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
 
 
 def _drop_null(schema: dict[str, Any]) -> None:
-    """Remove null from a parameter's type. A parameter is left out instead."""
+    """Remove null from a parameter's type. A client leaves the parameter out instead."""
     alternatives = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(alternatives) == 1:
         del schema["anyOf"]
@@ -107,7 +107,7 @@ def _drop_null(schema: dict[str, Any]) -> None:
 
 
 def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
-    """Every error status of a route: those that it declares, and those that its class implies."""
+    """Return every error status of a route. The route declares some, and its class implies the others."""
     declared = {int(status) for status in route.responses if int(status) >= 400}
     if not isinstance(route, AuthenticatedRoute):
         return declared | {500}
@@ -122,7 +122,7 @@ def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
 
 
 def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
-    """Whether the route takes an `Idempotency-Key`: a POST that creates something."""
+    """Return whether the route supports `Idempotency-Key`. Only POSTs of some route classes do."""
     return "POST" in (route.methods or ()) and getattr(route, "is_idempotent", False)
 
 
@@ -175,7 +175,7 @@ def _complete_components(document: dict[str, Any]) -> None:
 
 
 def _drop_unused(document: dict[str, Any]) -> None:
-    """Drop the errors that no operation answers, and the headers that only those errors have."""
+    """Remove errors that no operation returns, and headers that nothing uses."""
     components = document["components"]
     for kind in ("responses", "headers"):
         used = set(_references(document["paths"])) | set(_references(components["responses"]))
@@ -184,7 +184,7 @@ def _drop_unused(document: dict[str, Any]) -> None:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """Turn limits into integers again, which FastAPI has made floats."""
+    """Convert limits back to integers. FastAPI has converted them to floats."""
     if isinstance(value, dict):
         return {
             key: int(each)
@@ -196,7 +196,7 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 def _references(value: Any) -> Iterator[str]:
-    """Every `$ref` below a value."""
+    """Yield every `$ref` inside a value."""
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "$ref" and isinstance(each, str):
@@ -210,13 +210,13 @@ def _references(value: Any) -> Iterator[str]:
 def _subclasses(*bases: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for base in bases:
         for model in base.__subclasses__():
-            if not model.__pydantic_generic_metadata__["args"]:  # a page of one kind is a class without source
+            if not model.__pydantic_generic_metadata__["args"]:  # a page class has no source code
                 yield model
                 yield from _subclasses(model)
 
 
 def _describe_fields(properties: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add the docstrings that stand below the fields of a class."""
+    """Add descriptions to the properties of a schema. They are the docstrings below the fields of its class."""
     for base in model.__mro__:
         if base.__module__.startswith("graftwork."):
             for name, text in _field_docstrings(base).items():
@@ -240,7 +240,7 @@ def _field_docstrings(model: type[Any]) -> dict[str, str]:
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:
-    """Rename lists of `X` to `XList`, and upload forms to names for clients."""
+    """Give schemas better names: `XList` for a page of `X`, and the names of _RENAMED_SCHEMAS for upload forms."""
     names = {name: _RENAMED_SCHEMAS.get(name, name) for name in document["components"]["schemas"]}
     for name in names:
         if name.startswith("Page_"):

@@ -1,4 +1,7 @@
-"""How the OpenAPI document describes errors: one response for each status, in OpenAI's shape and in Anthropic's."""
+"""Describes errors and headers for the OpenAPI document.
+
+Each error status has one response in OpenAI's form, and one in Anthropic's form.
+"""
 
 from typing import Any
 
@@ -30,7 +33,7 @@ HEADERS: dict[str, tuple[str, dict[str, Any], Any]] = {
     ),
     "idempotent-replayed": ("`true` where an earlier request's answer is repeated.", {"type": "string"}, "true"),
 }
-"""By name: the description, the schema and an example."""
+"""The description, the schema and an example of each header."""
 
 ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
     400: ("BadRequest", "A value that cannot be served.", "invalid_request_error", "invalid_value", ()),
@@ -57,11 +60,11 @@ ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
     503: ("ServiceUnavailable", "No engine can serve this now.", "overloaded_error", "no_capacity", RETRY_HEADERS),
     504: ("GatewayTimeout", "The request took too long.", "timeout_error", "deadline_exceeded", ()),
 }
-"""By status: the component's name, what it means, the error's `type` and `code`, and its headers."""
+"""Each status with the component's name, its meaning, the error's `type` and `code`, and its headers."""
 
 
 def header_components() -> dict[str, Any]:
-    """Every header, for `#/components/headers`."""
+    """Return every header for `#/components/headers`."""
     return {
         name: {"description": description, "schema": schema, "example": example}
         for name, (description, schema, example) in HEADERS.items()
@@ -69,12 +72,12 @@ def header_components() -> dict[str, Any]:
 
 
 def header_references(*names: str) -> dict[str, Any]:
-    """The headers of one answer."""
+    """Return references to the headers of one answer."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 def error_components() -> dict[str, Any]:
-    """Every error, for `#/components/responses`. Anthropic's have the prefix `Anthropic`."""
+    """Return every error for `#/components/responses`. Names of Anthropic's errors begin with `Anthropic`."""
     found: dict[str, Any] = {}
     for name, meaning, kind, code, headers in ERRORS.values():
         fields = {"message": meaning, "type": kind, "param": None, "code": code}
@@ -87,7 +90,7 @@ def error_components() -> dict[str, Any]:
 
 
 def error_reference(status: int, *, is_anthropic: bool = False) -> dict[str, str]:
-    """One error, as an operation refers to it."""
+    """Return the reference from an operation to one error."""
     prefix = "Anthropic" if is_anthropic else ""
     return {"$ref": f"#/components/responses/{prefix}{ERRORS[status][0]}"}
 

@@ -1,4 +1,4 @@
-"""One request and one answer for each operation, as the OpenAPI document shows them.
+"""Holds an example request and an example answer for each operation, for the OpenAPI document.
 
 Tests check each example against its schema.
 """
@@ -225,7 +225,7 @@ REQUESTS: dict[str, Json] = {
     "create_key": {"name": "production"},
     "set_tenant_quota": {"requests_per_minute": 60, "max_sessions": 100},
 }
-"""By operation: a body that is served as it stands, if what its path names exists."""
+"""An example body for each operation. The server accepts it if the object in the path exists."""
 
 ANSWERS: dict[str, Json] = {
     "get_health": {"status": "ok"},
@@ -387,4 +387,4 @@ ANSWERS: dict[str, Json] = {
         "reason": "It is drained.",
     },
 }
-"""By operation: an answer in JSON."""
+"""An example answer in JSON for each operation."""

@@ -1,4 +1,4 @@
-"""A tenant's adapters and their aliases."""
+"""Defines the routes for a tenant's adapters and their aliases."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadR
 
 VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
 AliasPath = Annotated[str, Path(json_schema_extra={"pattern": r"^(?![0-9]+$)[a-z0-9][a-z0-9._-]{0,62}$"})]
-"""Only for the OpenAPI document: the registry checks aliases itself."""
+"""An alias in a path. The pattern is only for the OpenAPI document, because the registry checks aliases itself."""
 
 
 @router.post("", status_code=201, responses=also(429))
@@ -30,7 +30,7 @@ async def create_adapter(
     resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Upload an adapter. An existing name gets a new version. Bad files are refused here, never later."""
+    """Upload an adapter. If the name already exists, it gets a new version. The server checks the files at once."""
     return await _publish(name, config, weights, resources, principal)
 
 
@@ -42,7 +42,7 @@ async def create_version(
     resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Upload a new version of an adapter. The same files again answer the same version."""
+    """Upload a new version of an adapter. If a version has the same files, the server makes no new version."""
     await resources.registry.get(principal.scope(), name)
     return await _publish(name, config, weights, resources, principal)
 
@@ -59,7 +59,7 @@ async def get_adapter(name: str, resources: ForAccounts, principal: AnyTenantKey
 
 @router.delete("/{name}")
 async def delete_adapter(name: str, resources: ForAccounts, principal: AdapterKey) -> AdapterDeleted:
-    """Delete an adapter. Running requests finish; new ones are a 404."""
+    """Delete an adapter. Running requests still finish. New requests get a 404."""
     adapter = await resources.registry.get(principal.scope(), name)
     await resources.registry.delete(principal.scope(), name)
     return AdapterDeleted(id=adapter.id, name=name)
@@ -76,7 +76,7 @@ async def delete_version(
 async def _publish(
     name: str, config: UploadFile, weights: UploadFile, resources: AccountResources, principal: Principal
 ) -> Adapter:
-    """Publish the files. Their names in the upload are ignored."""
+    """Publish the files as a version of the adapter. Ignores the file names in the upload."""
     quota = await resources.tenancy.get_quota(principal.tenant_id)
     adapter = await resources.registry.publish(
         principal.scope(), name, await config.read(), await weights.read(), resources.description, quota
@@ -91,7 +91,7 @@ aliases_router = APIRouter(prefix="/v1/adapters/{name}/aliases", tags=["adapters
 async def set_alias(
     name: str, alias: AliasPath, body: AliasBody, resources: ForAccounts, principal: AdapterKey
 ) -> AliasChange:
-    """Point an alias at one version, or at several by weight."""
+    """Point an alias at one version, or at several versions with weights."""
     return alias_answer(await resources.registry.set_alias(principal.scope(), name, alias, body.target()))
 
 

@@ -1,4 +1,4 @@
-"""The operator's routes: tenants, keys, quotas, usage, audit entries and replicas."""
+"""Defines the operator's routes for tenants, keys, quotas, usage, audit entries and replicas."""
 
 import logging
 from typing import Annotated, Literal
@@ -34,7 +34,7 @@ keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admi
 
 @keys_router.post("", status_code=201)
 async def create_key(tenant_id: str, body: KeyBody, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
-    """Create a key. The answer is the only one that contains `key`, the secret text."""
+    """Create a key. Only this answer contains `key`, the secret text."""
     key, plaintext = await resources.tenancy.create_key(
         TenantId(tenant_id), body.name, scopes=body.scopes, expires_at=body.expires_at, actor=admin.name
     )
@@ -55,7 +55,7 @@ async def rotate_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Ad
 
 @keys_router.delete("/{key_id}")
 async def revoke_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
-    """Revoke a key. It stays in the list."""
+    """Revoke a key. The list of keys still shows it."""
     return key_answer(await resources.tenancy.revoke_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name))
 
 
@@ -64,14 +64,14 @@ quota_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/quota", tags=["ad
 
 @quota_router.get("")
 async def get_tenant_quota(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
-    """All limits of a tenant. Null is no limit."""
+    """Get all limits of a tenant. Null means no limit."""
     await resources.tenancy.get_tenant(TenantId(tenant_id))
     return quota_answer(await resources.tenancy.get_quota(TenantId(tenant_id)))
 
 
 @quota_router.put("")
 async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: ForAdmin, admin: Admin) -> answers.Quota:
-    """Replace all limits. An absent or null limit is removed."""
+    """Replace all limits of a tenant. The server removes each limit that is missing or null."""
     quota = await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
     return quota_answer(quota)
 
@@ -91,7 +91,10 @@ async def get_tenants_usage(
     group_by: Literal["day", "adapter", "session", "key", "tenant"] = "tenant",
     tenant_id: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Page[UsageRow]:
-    """Sum usage over [from, to), by default the last 30 days, for one tenant, even a deleted one, or for all."""
+    """Sum usage over the time range [from, to). By default this is the last 30 days of all tenants.
+
+    `tenant_id` selects one tenant, which may be deleted.
+    """
     since, until = span(start, end, resources.clock.now())
     of_tenant = None if tenant_id is None else TenantId(tenant_id)
     return usage_answer(await resources.meter.summarise(of_tenant, since, until, UsageGroup(group_by)))
@@ -99,7 +102,7 @@ async def get_tenants_usage(
 
 @reports_router.get("/audit")
 async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
-    """List what administrators did, by default the newest first."""
+    """List what administrators did. By default the newest entry comes first."""
     return page_answer(await resources.tenancy.audit(page), audit_answer)
 
 
@@ -134,7 +137,7 @@ async def _only_replica(resources: AdminResources) -> answers.Replica:
 
 @reports_router.post("/replicas/{replica_id}/drain")
 async def drain_replica(replica_id: str, _: Admin) -> answers.Replica:
-    """Drain an engine: it finishes its requests and gets no new ones. The only engine cannot be drained."""
+    """Drain an engine. It finishes its requests and gets no new ones. The server cannot drain its only engine."""
     if replica_id != ONLY_REPLICA:
         raise NotFound("The replica does not exist: GET /v1/admin/replicas lists them.", code="replica_not_found")
     raise Conflict("This is the only engine, nothing could take over from it: stop the server.", code="only_replica")
@@ -178,7 +181,7 @@ async def update_tenant(tenant_id: str, body: TenantPatch, resources: ForAdmin, 
 
 @tenants_router.delete("/{tenant_id}")
 async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> Deleted:
-    """Delete a tenant: first its keys, then its adapters and its KV. Its usage and audit entries stay."""
+    """Delete a tenant: first its keys, then its adapters, then its cached KV. Its usage and audit entries stay."""
     await resources.tenancy.delete_tenant(TenantId(tenant_id), actor=admin.name)
     await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
     try:
@@ -190,7 +193,7 @@ async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> De
 
 @tenants_router.post("/{tenant_id}/suspend")
 async def suspend_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> answers.Tenant:
-    """Suspend a tenant. Its keys are refused with a 403 until it is resumed."""
+    """Suspend a tenant. Requests with its keys get a 403 until the tenant is resumed."""
     return tenant_answer(await resources.tenancy.suspend_tenant(TenantId(tenant_id), actor=admin.name))
 
 

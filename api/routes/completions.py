@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""Defines the route `POST /v1/completions`."""
 
 import asyncio
 from functools import partial
@@ -35,7 +35,7 @@ async def create_completion(
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Continue one or more prompts, with `stream` in chunks as they are generated."""
+    """Complete one or more prompts. With `stream`, send the completions in chunks while the model generates them."""
     inference = await _inference_request(body, resources, principal, request_id)
     form = _form(body, resources, inference)
     job = await start_inference(resources, inference)
@@ -73,7 +73,7 @@ async def _inference_request(
 
 
 def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
-    """Plan the output and encode the prompts, which both take CPU time."""
+    """Plan the output and encode the prompts. Both take CPU time, so this runs on a thread."""
     return resources.planner.plan(OutputConstraints(response_format=body.response_format_fields())), _encode(
         body, resources
     )

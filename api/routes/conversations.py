@@ -1,4 +1,7 @@
-"""Conversations of the Responses API. Responses can be added to a conversation one after another."""
+"""Defines the routes for conversations of the Responses API.
+
+A client can add responses to a conversation one after another.
+"""
 
 from fastapi import APIRouter
 
@@ -18,7 +21,7 @@ router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=R
 
 @router.post("")
 async def create_conversation(body: ConversationBody, resources: ForSessions, principal: InferenceKey) -> Conversation:
-    """Create a conversation, empty or with given items."""
+    """Create a conversation. It starts with the items of the request, or empty."""
     made = await resources.conversations.create(principal, body.metadata or {}, body.first_items())
     return conversation_answer(made)
 
@@ -32,7 +35,7 @@ async def get_conversation(conversation_id: str, resources: ForSessions, princip
 async def change_conversation(
     conversation_id: str, body: ConversationPatch, resources: ForSessions, principal: InferenceKey
 ) -> Conversation:
-    """Replace the metadata."""
+    """Replace the metadata of a conversation."""
     return conversation_answer(await resources.conversations.change(principal, conversation_id, body.metadata))
 
 
@@ -40,7 +43,7 @@ async def change_conversation(
 async def delete_conversation(
     conversation_id: str, resources: ForSessions, principal: InferenceKey
 ) -> ConversationDeleted:
-    """Delete a conversation. Its responses stay."""
+    """Delete a conversation. The server keeps its responses."""
     await resources.conversations.delete(principal, conversation_id)
     return ConversationDeleted(id=conversation_id)
 
@@ -49,5 +52,5 @@ async def delete_conversation(
 async def list_conversation_items(
     conversation_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
-    """List the items of a conversation, by default the newest first."""
+    """List the items of a conversation. By default the newest item comes first."""
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)

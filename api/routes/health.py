@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, version and documentation. None of them needs a key."""
+"""Defines the routes for health, readiness, metrics, version and documentation. They need no key."""
 
 from contextlib import suppress
 
@@ -20,13 +20,16 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/healthz")
 async def get_health() -> Health:
-    """Tell that the process is up."""
+    """Answer `ok` while the server's process runs."""
     return Health()
 
 
 @router.get("/readyz", response_model=Ready, responses={503: {"model": NotReady, "description": "Not ready."}})
 async def get_readiness(request: Request) -> JSONResponse:
-    """Check that the database schema is current and that the engine generates a token. If not, answer 503 with the reasons."""
+    """Check that the database schema is current, and that the engine generates a token.
+
+    If a check fails, the answer is a 503 with the reasons.
+    """
     readiness = request.app.state.readiness
     assert isinstance(readiness, Readiness)
     problems = await readiness.problems()
@@ -37,24 +40,27 @@ async def get_readiness(request: Request) -> JSONResponse:
 
 @router.get("/docs", include_in_schema=False)
 async def get_docs(request: Request) -> HTMLResponse:
-    """The OpenAPI document as a page for people."""
+    """Return the OpenAPI document as an HTML page."""
     page = docs_page.render(request.app.openapi())
     return HTMLResponse(page, headers={"content-security-policy": docs_page.CONTENT_SECURITY_POLICY})
 
 
 @router.get("/version")
 async def get_version() -> Version:
-    """The version of this server."""
+    """Get the version of this server."""
     return Version(version=graftwork.__version__)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(resources: ForServer, sessions: ForSessions) -> Response:
-    """Prometheus text. While the engine or the database does not answer, its figures are those of its last answer."""
+    """Get the metrics as Prometheus text.
+
+    If the engine or the database does not answer, its figures are those of its last answer.
+    """
     with suppress(Unavailable):
         counts = await sessions.sessions.store.count_by_status()
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
-    with suppress(Unavailable):  # /readyz and the age of vllm:lora_requests_info show that it is absent
+    with suppress(Unavailable):  # /readyz and the age of vllm:lora_requests_info show that the engine does not answer
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
     text, content_type = resources.telemetry.render()
     return Response(text, media_type=content_type)

@@ -1,6 +1,7 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, as in Anthropic's API.
+"""Defines the routes `POST /v1/messages` and `POST /v1/messages/count_tokens` of Anthropic's API.
 
-The body is translated to a chat.completions request, which the same code generates. The answer is translated back.
+Translates the body to a chat.completions request, and runs it with the same code. Then builds an answer in Anthropic's
+form.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ async def create_message(
     principal: InferenceKey,
     request_id: CurrentRequestId,
 ) -> Response:
-    """Answer a conversation, with `stream` as events while it is generated."""
+    """Answer a conversation. With `stream`, send events while the model generates the answer."""
     inference = await chat_inference(chat_request(body), resources, principal, request_id)
     job = await start_inference(resources, inference)
     headers = {**job.headers, **unenforced_header(inference.unenforced, anthropic_names)}
@@ -49,7 +50,7 @@ async def create_message(
 
 @router.post("/count_tokens", responses=also(404))
 async def count_tokens(body: CountTokensRequest, resources: ForInference, principal: InferenceKey) -> TokenCount:
-    """Count the tokens of a conversation's prompt. Nothing is generated or metered."""
+    """Count the tokens of a conversation's prompt. The server generates nothing and records no usage."""
     chat = chat_request(body)
     await resources.resolve(principal, chat.model)
     token_ids = await asyncio.to_thread(encode_chat, chat, resources)

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the base model, then the tenant's adapters and their aliases."""
+"""Defines the routes that list the models: the base model, and the tenant's adapters with their aliases."""
 
 from fastapi import APIRouter
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/models", tags=["models"], route_class=OpenAiRoute
 
 @router.get("")
 async def list_models(resources: ForInference, principal: AnyTenantKey) -> Page[Model]:
-    """List every name that requests may give as `model`, the base model first."""
+    """List the names that a request can send as `model`. The base model comes first."""
     models = [_base_model(resources)]
     for adapter in await _adapters(resources, principal):
         names = [adapter.name, *(f"{adapter.name}@{alias}" for alias in sorted(adapter.aliases))]
@@ -27,7 +27,7 @@ async def list_models(resources: ForInference, principal: AnyTenantKey) -> Page[
 
 @router.get("/{model:path}")
 async def get_model(model: str, resources: ForInference, principal: AnyTenantKey) -> Model:
-    """Get one model by any form of its name, such as `name@3`."""
+    """Get one model. Its name can have any form, such as `name`, `name@3` or `name@alias`."""
     resolved = await resources.resolve(principal, model)
     if resolved.version is None:
         return _base_model(resources)
@@ -35,7 +35,7 @@ async def get_model(model: str, resources: ForInference, principal: AnyTenantKey
 
 
 async def _adapters(resources: InferenceResources, principal: Principal) -> list[Adapter]:
-    """All adapters with a version, oldest first."""
+    """Return all adapters that have a version, oldest first."""
     found: list[Adapter] = []
     request = PageRequest(limit=100, order=Order.ASCENDING)
     while True:

@@ -1,6 +1,6 @@
-"""OpenAI's Responses API.
+"""Defines the routes of OpenAI's Responses API.
 
-A background response belongs to the server. Any other response ends when its client leaves.
+A background response continues without its client. Any other response ends when its client leaves.
 """
 
 import json
@@ -37,7 +37,10 @@ StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 async def create_response(
     body: ResponseRequest, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Create a response, with `stream` as events. With `background`, answer at once and generate later."""
+    """Create a response. With `stream`, send events while the model generates it.
+
+    With `background`, answer at once, and generate the response afterwards.
+    """
     order = body.order(principal.capped_tier("default"))
     run = await resources.responses.create(principal, order)
     headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, responses_names)}
@@ -62,7 +65,7 @@ async def get_response(
     stream: bool = False,
     starting_after: StartingAfter = None,
 ) -> Response:
-    """Get a response, or with `stream` its events after `starting_after`."""
+    """Get a response. With `stream`, send its events with numbers above `starting_after`."""
     if not stream:
         if starting_after is not None:
             raise InvalidRequest("starting_after is for streams: send stream=true with it.", param="starting_after")
@@ -74,14 +77,14 @@ async def get_response(
 
 @router.delete("/{response_id}")
 async def delete_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> answers.ResponseDeleted:
-    """Delete a response. Items that later responses need stay."""
+    """Delete a response. The server keeps items that later responses need."""
     await resources.responses.delete(principal, response_id)
     return answers.ResponseDeleted(id=response_id)
 
 
 @router.post("/{response_id}/cancel", response_model=answers.ResponseState)
 async def cancel_response(response_id: str, resources: ForSessions, principal: InferenceKey) -> Response:
-    """Cancel a running response. One that has ended is answered unchanged."""
+    """Cancel a running response. If the response has ended, return it unchanged."""
     return JSONResponse(await resources.responses.cancel(principal, response_id))
 
 
@@ -89,7 +92,7 @@ async def cancel_response(response_id: str, resources: ForSessions, principal: I
 async def list_response_input_items(
     response_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
 ) -> Page[Item]:
-    """List the response's input items."""
+    """List the input items of a response."""
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)
 
 

@@ -1,4 +1,4 @@
-"""What a session has stored: its items, its events, and where its cache is."""
+"""Defines the routes that read a session's items, its events, and the state of its cache."""
 
 from functools import partial
 from typing import Annotated
@@ -26,7 +26,7 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 async def list_session_items(
     session_id: str, resources: ForSessions, principal: InferenceKey, page: HistoryPageQuery
 ) -> Page[Item]:
-    """List the items of the history, up to the head."""
+    """List the items of the session's history up to the head."""
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
 
 
@@ -38,13 +38,16 @@ async def follow_session_events(
     after: Sequence = 0,
     last_event_id: LastSeen = None,
 ) -> EventStream:
-    """Send the stored events after `after` (or `Last-Event-ID`), then the running turn's events until it ends."""
+    """Stream the session's events with numbers above `after` and above `Last-Event-ID`.
+
+    First send the stored events. Then follow the running turn until it ends.
+    """
     seen = max(after, last_event_id or 0)
     return EventStream(partial(write_session_events, await resources.sessions.events(principal, session_id, seen)))
 
 
 @router.get("/cache")
 async def get_session_cache(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionCache:
-    """Tell where the history is cached, and what the latest turn found in the cache."""
+    """Get where the server caches the session's history, and what the latest turn found in the cache."""
     session, memory = await resources.sessions.read_cache(principal, session_id)
     return session_cache_answer(session, memory, resources.clock.now())

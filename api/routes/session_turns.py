@@ -1,7 +1,7 @@
-"""Turns of a session: those that a user starts, and those that tool outputs start.
+"""Defines the routes that start turns of a session, with a user's input or with tool outputs.
 
-A turn belongs to its session, not to the connection that started it. A client that reconnects finds it finished, or
-follows it at `/events`. With `cancel_on_disconnect`, the turn is cancelled when its client leaves.
+A turn continues when its client leaves. The client can reconnect and read the turn's events at `/events`. With
+`cancel_on_disconnect`, the server cancels the turn when its client leaves.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 
 _BEGUN = "turn.begun"
-"""The kind of a stored answer that names a turn and says whether to stream it."""
+"""Marks a stored answer that holds only a turn's id, and whether to stream the turn."""
 
 
 class TurnRoute(NativeRoute):
-    """Replays a stored turn, and follows it if it still runs."""
+    """A route that starts a turn. For a repeated request, it returns the same turn, and follows it if it still runs."""
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         kept = json.loads(reply.body)
@@ -54,7 +54,7 @@ router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_
 async def create_turn(
     session_id: str, body: TurnBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Start a turn with a user's input. With `stream`, its events are sent as they happen."""
+    """Start a turn with a user's input. With `stream`, send the turn's events while it runs."""
     turn = await resources.sessions.start_turn(
         principal,
         session_id,
@@ -70,7 +70,7 @@ async def create_turn(
 async def send_tool_outputs(
     session_id: str, body: ToolOutputsBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Send tool outputs. The last missing output starts the next turn, which is the answer."""
+    """Send tool outputs. When no output is missing, the next turn starts, and the answer is that turn."""
     outputs = [output.model_dump() for output in body.outputs]
     answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs)
     if answer.turn is None:
@@ -80,15 +80,15 @@ async def send_tool_outputs(
 
 @router.get("/tool_outputs")
 async def get_tool_outputs(session_id: str, resources: ForSessions, principal: InferenceKey) -> GivenOutputs:
-    """Get the stored outputs of the calls that the history ends in, and the calls that still wait.
+    """Get the stored outputs of the history's last tool calls, and the calls that still need an output.
 
-    If no call waits and no turn runs, the turn failed: send an output again to start another turn.
+    If no call needs an output and no turn runs, the turn has failed. Then send an output again to start a new turn.
     """
     return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 
 
 async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> Response:
-    """Answer with a turn. Raises the error that refused it before the engine accepted it."""
+    """Wait for the turn and return it, or stream its events. Raises the error if the engine refuses the turn."""
     stream, leave = bool(options.stream), turn.cancel if options.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
     begun = json.dumps(kept).encode()
@@ -110,4 +110,4 @@ def _outputs_answer(answer: ToolOutputsResult) -> GivenOutputs:
 
 
 def _leave_alone() -> None:
-    """A turn continues without its readers."""
+    """Do nothing, so that the turn continues without its client."""

@@ -1,4 +1,4 @@
-"""Sessions: create, list, change, fork, rewind and close them."""
+"""Defines the routes that create, list, change, fork, rewind and close sessions."""
 
 from fastapi import APIRouter
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=NativeR
 
 @router.post("", status_code=201, responses=also(404, 429))
 async def create_session(body: SessionBody, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Create a session. It keeps the adapter version that `model` means now."""
+    """Create a session. The session keeps the adapter version to which `model` points now."""
     session = await resources.sessions.create(principal, body.new_session())
     return session_answer(session, resources.base_name)
 
@@ -36,14 +36,17 @@ async def get_session(session_id: str, resources: ForSessions, principal: Infere
 async def change_session(
     session_id: str, body: SessionPatch, resources: ForSessions, principal: InferenceKey
 ) -> ChangedSession:
-    """Change the metadata, or move to another adapter version, which gives up the cached KV."""
+    """Replace the session's metadata, or move the session to another adapter version.
+
+    A new adapter version drops the session's cached KV.
+    """
     changed = await resources.sessions.change(principal, session_id, model=body.model, metadata=body.metadata)
     return session_change_answer(changed.session, resources.base_name, changed.given_up_tokens, changed.given_up_bytes)
 
 
 @router.delete("/{session_id}", responses=also(409))
 async def close_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Close a session and cancel its running turn. It stays readable until its retention ends."""
+    """Close a session, and cancel its running turn. A client can still read the session until its retention ends."""
     return session_answer(await resources.sessions.close_session(principal, session_id), resources.base_name)
 
 
@@ -51,7 +54,7 @@ async def close_session(session_id: str, resources: ForSessions, principal: Infe
 async def fork_session(
     session_id: str, body: ForkBody, resources: ForSessions, principal: InferenceKey
 ) -> Page[SessionState]:
-    """Create sessions that share the history up to the checkpoint `at`, by default the head."""
+    """Create sessions that share the history up to the checkpoint `at`. By default `at` is the head."""
     forks = await resources.sessions.fork(principal, session_id, body.at, body.count)
     return list_answer([session_answer(fork, resources.base_name) for fork in forks])
 
@@ -60,13 +63,13 @@ async def fork_session(
 async def rewind_session(
     session_id: str, body: RewindBody, resources: ForSessions, principal: InferenceKey
 ) -> SessionState:
-    """Move the head back to a checkpoint. Later checkpoints stay reachable."""
+    """Move the head back to a checkpoint. A client can still move it to a later checkpoint afterwards."""
     return session_answer(await resources.sessions.rewind(principal, session_id, body.to), resources.base_name)
 
 
 @router.post("/{session_id}/cancel")
 async def cancel_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Cancel the running turn. Does nothing if none runs."""
+    """Cancel the session's running turn. Do nothing if no turn runs."""
     return session_answer(await resources.sessions.cancel(principal, session_id), resources.base_name)
 
 

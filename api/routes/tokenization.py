@@ -1,4 +1,4 @@
-"""`POST /v1/tokenize` and `POST /v1/detokenize`, as in vLLM."""
+"""Defines the routes `POST /v1/tokenize` and `POST /v1/detokenize`, which follow vLLM's API."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 @router.post("/tokenize", responses=also(404))
 async def tokenize(body: TokenizeRequest, resources: ForInference, principal: InferenceKey) -> TokenizedPrompt:
-    """Encode a prompt, or messages as chat.completions encodes them."""
+    """Encode a prompt to token ids. It encodes messages in the same way as chat.completions."""
     await resources.resolve(principal, body.model)
     token_ids = await asyncio.to_thread(_encode, body, resources)
     context_tokens = resources.description.context_tokens
@@ -26,7 +26,7 @@ async def tokenize(body: TokenizeRequest, resources: ForInference, principal: In
 
 @router.post("/detokenize", responses=also(404))
 async def detokenize(body: DetokenizeRequest, resources: ForInference, principal: InferenceKey) -> DetokenizedPrompt:
-    """Decode token ids to text, control tokens included."""
+    """Decode token ids to text. The text includes control tokens."""
     await resources.resolve(principal, body.model)
     resources.check_token_ids(body.tokens, "tokens")
     text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)

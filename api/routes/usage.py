@@ -1,4 +1,4 @@
-"""A tenant's own usage and limits."""
+"""Defines the routes for a tenant's own usage and limits."""
 
 from typing import Annotated, Literal
 
@@ -24,12 +24,12 @@ async def get_usage(
     end: Annotated[TimeText, Query(alias="to")] = None,
     group_by: Literal["day", "adapter", "session", "key"] = "day",
 ) -> Page[UsageRow]:
-    """Sum this tenant's usage over [from, to), by default the last 30 days."""
+    """Sum the tenant's usage over the time range [from, to). By default this is the last 30 days."""
     since, until = span(start, end, resources.clock.now())
     return usage_answer(await resources.meter.summarise(principal.tenant_id, since, until, UsageGroup(group_by)))
 
 
 @router.get("/quota")
 async def get_quota(resources: ForAccounts, principal: UsageKey) -> Quota:
-    """Get all limits. Null is no limit."""
+    """Get all limits of the tenant. Null means no limit."""
     return quota_answer(await resources.tenancy.get_quota(principal.tenant_id))

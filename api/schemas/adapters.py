@@ -1,4 +1,4 @@
-"""The bodies of the alias route, and adapters as answers show them."""
+"""Defines the body of the alias route, and converts adapters and aliases to answers."""
 
 import math
 from typing import Annotated, Self, cast
@@ -18,7 +18,7 @@ Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class AliasBody(NativeBody):
-    """The target of an alias: one version, or several versions by weight."""
+    """The new target of an alias: one version, or several versions with weights."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [given("version"), given("weights")]})
 
@@ -44,7 +44,7 @@ class AliasBody(NativeBody):
 
 
 def adapter_answer(adapter: Adapter) -> answers.Adapter:
-    """An adapter with its versions and aliases."""
+    """Convert an adapter, with its versions and aliases, to an answer."""
     return answers.Adapter(
         id=adapter.id,
         name=adapter.name,
@@ -55,7 +55,7 @@ def adapter_answer(adapter: Adapter) -> answers.Adapter:
 
 
 def alias_answer(change: AliasChange) -> answers.AliasChange:
-    """What an alias stands for now, and what it stood for before."""
+    """Convert the change of an alias to an answer, with the new and the old target."""
     return answers.AliasChange(
         adapter=change.adapter,
         alias=change.alias,

@@ -1,4 +1,4 @@
-"""The bodies of the operator's routes, and tenants, keys, quotas and audit entries as answers show them."""
+"""Defines the bodies of the operator's routes, and converts tenants, keys, quotas and audit entries to answers."""
 
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def unix_seconds(value: object) -> object:
-    """Convert ISO 8601 text to unix seconds, in UTC if it names no zone. Return other values unchanged."""
+    """Convert ISO 8601 text to unix seconds. Text without a time zone means UTC. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -38,7 +38,7 @@ class TenantBody(NativeBody):
 
 
 class TenantPatch(NativeBody):
-    """The changes to a tenant. Absent and null fields stay as they are."""
+    """The changes to a tenant. Missing and null fields change nothing."""
 
     name: Name | None = None
     weight: TenantWeight | None = None
@@ -48,7 +48,7 @@ class TenantPatch(NativeBody):
 class KeyBody(NativeBody):
     name: Name
     scopes: list[str] | None = None
-    """Null or absent means all scopes."""
+    """The scopes of the key. If this field is null or missing, the key gets all scopes."""
     expires_at: Time | None = None
 
 
@@ -66,11 +66,11 @@ QuotaBody = Annotated[
         }
     ),
 ]
-"""Limits by name. `Quota` itself checks them."""
+"""The body of a new quota: limits by name. `Quota` checks the values."""
 
 
 def tenant_answer(tenant: Tenant) -> answers.Tenant:
-    """A tenant as the operator sees it."""
+    """Convert a tenant to an answer for the operator."""
     return answers.Tenant(
         id=tenant.id,
         name=tenant.name,
@@ -82,7 +82,7 @@ def tenant_answer(tenant: Tenant) -> answers.Tenant:
 
 
 def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
-    """A key's record. `plaintext` is given only in the answer that made the key."""
+    """Convert a key's record to an answer. Pass `plaintext` only when the key is new."""
     return answers.TenantKey(
         id=key.id,
         tenant_id=key.tenant_id,
@@ -98,12 +98,12 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
 
 
 def quota_answer(quota: Quota) -> answers.Quota:
-    """Every limit; None is no limit."""
+    """Convert a quota to an answer with every limit. None means no limit."""
     return answers.Quota(**quota.as_mapping())
 
 
 def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
-    """An administrative act."""
+    """Convert an audit entry to an answer."""
     return answers.AuditEntry(
         id=entry.id,
         at=entry.at,

@@ -1,7 +1,7 @@
-"""The base classes of request bodies.
+"""Defines the base classes of request bodies.
 
-All bodies are strict: no text for numbers, no NaN. Bodies of OpenAI-compatible routes ignore unknown fields, bodies of
-native and admin routes refuse them.
+All bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes ignore
+unknown fields. Bodies of native and admin routes refuse unknown fields.
 """
 
 from types import UnionType
@@ -13,7 +13,7 @@ from graftwork.sessions.generation.sampling import SamplingFields
 
 
 class RequestBody(BaseModel):
-    """Base of all bodies. JSON has one kind of number, so 5.0 is an integer; 5.5 is none."""
+    """The base of all bodies. JSON has only one type of number, so an integer field accepts 5.0, but not 5.5."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -25,19 +25,19 @@ class RequestBody(BaseModel):
 
 
 class OpenAiBody(RequestBody):
-    """A body of an OpenAI-compatible route. Unknown fields are ignored, because clients of all versions send them."""
+    """A body of an OpenAI-compatible route. It ignores unknown fields, because newer clients may send more fields."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class NativeBody(RequestBody):
-    """A body of a native or admin route. An unknown field is an error, because it may be misspelt."""
+    """A body of a native or admin route. It refuses unknown fields, because they may be spelling mistakes."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class SamplingBody(SamplingFields, OpenAiBody):
-    """A body of an OpenAI-compatible route that generates."""
+    """A body of an OpenAI-compatible route that generates text. It has the sampling fields."""
 
     @model_validator(mode="after")
     def minimum_within_maximum(self) -> Self:
@@ -47,7 +47,7 @@ class SamplingBody(SamplingFields, OpenAiBody):
 
 
 class FieldError(ValueError):
-    """Raised by validators of several fields: names the field that is wrong, and says why."""
+    """An error that names a wrong field and the reason. Validators that check several fields raise it."""
 
     def __init__(self, field: str, explanation: str) -> None:
         super().__init__(explanation)
@@ -55,12 +55,12 @@ class FieldError(ValueError):
 
 
 def given(field: str) -> dict[str, Any]:
-    """The JSON Schema of a body that has this field."""
+    """Return the JSON Schema of a body that has this field with a value other than null."""
     return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
 
 
 def _takes_integers(hint: Any) -> bool:
-    """Whether a field of this type holds integers, alone or in lists, and never a float."""
+    """Return whether a field of this type holds an integer or a list of integers, but no float."""
     origin = get_origin(hint)
     if origin in (Union, UnionType, list):
         return any(_takes_integers(each) for each in get_args(hint))
@@ -68,7 +68,7 @@ def _takes_integers(hint: Any) -> bool:
 
 
 def with_integers(value: Any) -> Any:
-    """Turn whole numbers such as 5.0 into integers, in lists too."""
+    """Convert whole numbers such as 5.0 to integers, also inside lists."""
     if isinstance(value, list):
         return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions`."""
+"""Defines the body of `POST /v1/chat/completions`."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -20,11 +20,11 @@ class StreamOptions(OpenAiBody):
 
 
 class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
-    """All supported fields. Known fields that are not supported are refused first."""
+    """A conversation and the settings of its answer. Known fields that this server does not support are refused."""
 
     model: str
     adapters: MixtureParts | None = None
-    """Our extension: adapters whose deltas are summed by weight on the base model."""
+    """An extension of OpenAI's API: a mixture of adapters. The server adds their weight changes to the base model."""
     messages: MessageList
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -55,12 +55,12 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
 
     @property
     def token_limit(self) -> int | None:
-        """The limit of the answer in tokens. `max_completion_tokens` is the newer name and has priority."""
+        """Return the longest answer in tokens. `max_completion_tokens` is the newer name and has priority."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the prompt shows the tools. It does not if none may be called."""
+        """Return whether the prompt shows the tools. It does not if the model must not call any."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def output_constraints(self) -> OutputConstraints:

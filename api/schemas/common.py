@@ -1,4 +1,4 @@
-"""Fields that several bodies share: answer formats, messages, adapter mixtures, predictions and tools."""
+"""Defines fields that several bodies share: answer formats, messages, adapter mixtures, predictions and tools."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,29 +11,29 @@ from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
 
 
 class ResponseFormatBody(OpenAiBody):
-    """The format of the answer. At most one field may be set; null and empty values set nothing."""
+    """The format of the answer. A client may set only one of these fields. A null or empty value counts as missing."""
 
     response_format: dict[str, Any] | None = None
     regex: str | None = None
-    """The whole answer matches this regular expression."""
+    """A regular expression that the whole answer must match."""
     grammar: str | None = None
-    """A grammar in EBNF. The start rule is `root`."""
+    """A grammar in EBNF that the answer must follow. The start rule is `root`."""
     structural_tag: str | dict[str, Any] | None = None
-    """Tags around JSON in the answer; see engine/grammar/schema/structural_tags.py."""
+    """Tags with JSON Schemas for parts of the answer. See engine/grammar/schema/structural_tags.py."""
 
     def response_format_fields(self) -> ResponseFormatFields:
         return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
 
 
 MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
-"""OpenAI's chat messages, oldest first."""
+"""Messages in OpenAI's chat form, oldest first."""
 
 
 class MixturePart(NativeBody):
     """One adapter of a mixture, and its weight."""
 
     model: str
-    """`name`, `name@3` or `name@alias`, as in `model`."""
+    """The adapter's name in the same form as in `model`: `name`, `name@3` or `name@alias`."""
     weight: Annotated[float, Field(ge=-MAX_MIXTURE_WEIGHT, le=MAX_MIXTURE_WEIGHT)] = 1.0
 
 
@@ -41,21 +41,21 @@ MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_M
 
 
 class PredictionPart(OpenAiBody):
-    """One part of the expected text."""
+    """One part of the text that the client expects."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(OpenAiBody):
-    """Text that the answer is expected to repeat. A right prediction makes the answer faster and never changes it."""
+    """The text that the client expects in the answer. It can make the answer faster, but never changes it."""
 
     type: Literal["content"]
     content: str | Annotated[list[PredictionPart], Field(min_length=1)]
 
     @property
     def text(self) -> str:
-        """The whole text, its parts joined without separators."""
+        """Return the whole text. Parts are joined without separators."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -66,9 +66,12 @@ class FunctionDefinition(OpenAiBody):
     name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON Schema. The model sees it unchanged."""
+    """A JSON Schema for the arguments. The model sees it unchanged."""
     strict: bool | None = None
-    """If true, a schema that cannot be enforced is refused. Otherwise the answer's header names what is not enforced."""
+    """If true, the server refuses a schema that it cannot fully enforce.
+
+    If false, it serves the request, and a header of the answer names the parts that it does not enforce.
+    """
 
 
 class FunctionTool(OpenAiBody):
@@ -76,7 +79,7 @@ class FunctionTool(OpenAiBody):
     function: FunctionDefinition
 
     def as_template_input(self) -> dict[str, Any]:
-        """The tool as chat templates expect it, without absent fields."""
+        """Return the tool in the form that chat templates expect, without missing fields."""
         return tool_for_prompt(self.model_dump(exclude_none=True))
 
 

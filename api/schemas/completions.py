@@ -1,4 +1,4 @@
-"""The body of `POST /v1/completions`."""
+"""Defines the body of `POST /v1/completions`."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from graftwork.api.schemas.unsupported import COMPLETION_UNSUPPORTED, refuse_uns
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""The default limit of this route, as in OpenAI's API and other engines."""
+"""The default length of a completion in tokens. OpenAI's API and other engines use the same number."""
 
 Prompt = str | list[int]
 
@@ -31,11 +31,11 @@ PROMPT_SCHEMA: dict[str, Any] = {
 class CompletionRequest(SamplingBody, ResponseFormatBody):
     model: str
     adapters: MixtureParts | None = None
-    """Our extension: adapters whose deltas are summed by weight on the base model."""
+    """An extension of OpenAI's API: a mixture of adapters. The server adds their weight changes to the base model."""
     prompt: Annotated[
         list[Prompt], Field(min_length=1, max_length=MAX_CHOICES), WithJsonSchema(PROMPT_SCHEMA, mode="validation")
     ]
-    """Texts or lists of token ids. A single prompt becomes a list of one."""
+    """One prompt or a list of prompts. Each prompt is a text or a list of token ids."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
@@ -53,14 +53,14 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def wrap_single_prompt(cls, value: object) -> object:
-        """Wrap a text, or a list of token ids, in a list."""
+        """Put a single prompt in a list. A single prompt is a text or a list of token ids."""
         is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
         return [value] if isinstance(value, str) or is_ids else value
 
     @field_validator("logprobs", mode="before")
     @classmethod
     def treat_false_as_none(cls, value: object) -> object:
-        """Clients written for chat.completions send false."""
+        """Convert false to None. Clients for chat.completions send false."""
         return None if value is False else value
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The bodies of `POST /v1/responses` and of the conversation routes."""
+"""Defines the bodies of `POST /v1/responses` and of the conversation routes."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -29,7 +29,7 @@ class ConversationReference(OpenAiBody):
 
 
 class ResponseTool(OpenAiBody):
-    """A function tool. OpenAI's own tools are refused by their type."""
+    """A function tool. The server refuses OpenAI's built-in tools, which have other types."""
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -38,7 +38,7 @@ class ResponseTool(OpenAiBody):
     strict: bool | None = None
 
     def chat_form(self) -> dict[str, Any]:
-        """The tool in chat.completions' form. `strict: false` is left out, because it asks for nothing."""
+        """Return the tool in the form of chat.completions. Leave out `strict: false`, because it changes nothing."""
         given = {field: getattr(self, field) for field in _TOOL_FIELDS}
         function = {field: value for field, value in given.items() if value is not None and value is not False}
         return {"type": "function", "function": function}
@@ -51,7 +51,7 @@ class TextOptions(OpenAiBody):
     format: dict[str, Any] | None = None
 
     def chat_form(self) -> dict[str, Any] | None:
-        """The format in chat.completions' form, where a schema has its own object."""
+        """Return the format in the form of chat.completions, which puts a schema in an object `json_schema`."""
         if self.format is None or self.format.get("type") != "json_schema":
             return self.format
         return {
@@ -61,7 +61,10 @@ class TextOptions(OpenAiBody):
 
 
 class ResponseRequest(SamplingBody):
-    """A new response. Null means absent. Hints that do not change the answer (`user`, `reasoning`, …) are ignored."""
+    """The request for a new response. A null field counts as missing.
+
+    The server ignores fields that do not change the answer, such as `user` and `reasoning`.
+    """
 
     model: str
     input: str | list[Any]
@@ -111,7 +114,7 @@ class ResponseRequest(SamplingBody):
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     def order(self, service_tier: str) -> NewResponse:
-        """The request in the form of the response service. Raises ValidationFailed for an `input` that cannot be read."""
+        """Convert the request for the response service. Raises ValidationFailed if `input` is invalid."""
         return NewResponse(
             model=self.model,
             items=read_input(self.input),
@@ -125,7 +128,7 @@ class ResponseRequest(SamplingBody):
 
     def _settings(self) -> SessionSettings:
         sampling = self.sent()
-        sampling.pop("max_tokens", None)  # `max_output_tokens` is this API's name
+        sampling.pop("max_tokens", None)  # this API has `max_output_tokens` instead
         if self.max_output_tokens is not None:
             sampling["max_completion_tokens"] = self.max_output_tokens
         return SessionSettings(
@@ -138,7 +141,7 @@ class ResponseRequest(SamplingBody):
         )
 
     def _echo(self, service_tier: str) -> dict[str, Any]:
-        """The request's fields as the answer repeats them, with defaults filled in."""
+        """Return the fields of the request that the answer repeats, with the defaults filled in."""
         text_format = None if self.text is None else self.text.format
         return {
             "background": bool(self.background),
@@ -168,7 +171,7 @@ class ConversationBody(OpenAiBody):
     metadata: Metadata | None = None
 
     def first_items(self) -> tuple[Item, ...]:
-        """The first items. Raises ValidationFailed for items that cannot be read."""
+        """Return the conversation's first items. Raises ValidationFailed for invalid items."""
         return read_input(self.items, "items") if self.items else ()
 
 

@@ -1,6 +1,6 @@
-"""The bodies of the session routes.
+"""Defines the bodies of the session routes.
 
-Owns the fields' names and types. The session service checks their values.
+Owns the names and types of the fields. The session service checks the values.
 """
 
 from typing import Annotated, Any
@@ -22,13 +22,13 @@ Metadata = Annotated[
 
 
 class RetentionBody(NativeBody):
-    """How long the session stays readable."""
+    """The time for which the server keeps the session after its last change. `ttl_s` is in seconds."""
 
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
 
 
 class SessionBody(NativeBody):
-    """A new session. Null means absent."""
+    """The settings of a new session. A null field counts as missing."""
 
     model: str
     instructions: str | None = None
@@ -54,28 +54,34 @@ class SessionBody(NativeBody):
 
 
 class SessionPatch(NativeBody):
-    """The changes to a session. Absent and null fields stay as they are."""
+    """The changes to a session. Missing and null fields change nothing."""
 
     model: str | None = None
     metadata: Metadata | None = None
 
 
 class ToolHintBody(NativeBody):
-    """What a caller knows of a tool. A deadline is only stored; a later output is still accepted."""
+    """What the client knows about a tool: how long it takes, and when its output is due.
+
+    The server only stores the deadline. It still accepts a late output.
+    """
 
     expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
 
 
 class TurnOptions(NativeBody):
-    """How a turn is answered. By default it continues when the client leaves."""
+    """How the server answers a turn. By default the turn continues when the client leaves."""
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
 
 
 class TurnBody(TurnOptions):
-    """A user's turn. `tool_hints` say how long each tool takes, and so how long to keep the session's cache on the device."""
+    """The input and the settings of a new turn.
+
+    `tool_hints` say how long each tool takes. The server keeps the session's cache on the device for about that long.
+    """
 
     input: str | list[Any]
     if_head: str | None = None
@@ -85,7 +91,7 @@ class TurnBody(TurnOptions):
     sampling: dict[str, Any] | None = None
 
     def hints(self) -> dict[str, ToolHint]:
-        """The hints by tool name."""
+        """Return the hints by tool name."""
         given = (self.tool_hints or {}).items()
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 

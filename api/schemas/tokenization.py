@@ -1,4 +1,4 @@
-"""The bodies of `POST /v1/tokenize` and `POST /v1/detokenize`, as vLLM's."""
+"""Defines the bodies of `POST /v1/tokenize` and `POST /v1/detokenize`. They have the same form as in vLLM."""
 
 from typing import Annotated, Self
 
@@ -9,7 +9,7 @@ from graftwork.api.schemas.common import MessageList, ToolList
 
 
 class TokenizeRequest(OpenAiBody):
-    """A prompt or messages, but not both."""
+    """The text to tokenize: a prompt or messages, but not both."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages")]})
 

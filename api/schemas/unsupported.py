@@ -1,7 +1,7 @@
-"""Known fields that this server does not support. Any value that asks for something is refused.
+"""Lists the known fields that this server does not support, and refuses them.
 
-Hints that do not change the answer (`user`, `metadata`, `store`, `prompt_cache_key`, …) are not listed. They are
-ignored, like unknown fields.
+A neutral value, such as null, asks for nothing and is accepted. The server ignores fields that do not change the
+answer, such as `user`, `metadata`, `store` and `prompt_cache_key`. So they are not in the lists.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ IsNeutral = Callable[[Any], bool]
 
 
 def _empty(value: Any) -> bool:
-    """Whether the value is null, false, zero or empty."""
+    """Return whether the value is null, false, zero or empty."""
     return not value
 
 
@@ -40,7 +40,7 @@ _CONSTRAINED_DECODING: dict[str, IsNeutral] = dict.fromkeys(
 )
 
 _LOGITS: dict[str, IsNeutral] = {
-    "prompt_logprobs": lambda value: value is None,  # 0 asks for the prompt's own
+    "prompt_logprobs": lambda value: value is None,  # 0 asks for the scores of the prompt's own tokens
     "length_penalty": _one,
     "bad_words": _empty,
     "allowed_token_ids": _empty,
@@ -75,7 +75,7 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
 
 
 def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
-    """Return the body unchanged. Raises FieldError for the first field with an unsupported value."""
+    """Return the body unchanged. Raises FieldError for the first unsupported field whose value is not neutral."""
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():
             if field in body and not is_neutral(body[field]):

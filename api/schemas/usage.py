@@ -1,4 +1,4 @@
-"""The time range of a usage request, and usage sums as answers show them."""
+"""Reads the time range of a usage request, and converts sums of usage to answers."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -30,21 +30,24 @@ TimeText = Annotated[
         }
     ),
 ]
-"""Unix seconds or ISO 8601."""
+"""A time as unix seconds, or as ISO 8601 text."""
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
-    """The range [start, end) in unix seconds. The default is the last 30 days. Raises InvalidRequest."""
+    """Return the time range [start, end) in unix seconds. By default it covers the last 30 days.
+
+    Raises InvalidRequest for an invalid time, and for a start after the end.
+    """
     until = now if end is None else _moment(end, "to")
     since = until - DEFAULT_SPAN_S if start is None else _moment(start, "from")
     if since > until:
         raise InvalidRequest("from lies behind to: swap them.", param="from")
-    # The end is exclusive, but rows of this moment belong to "until now".
+    # The end is exclusive. Add one second, so that a range "until now" includes rows of this second.
     return since, until if end is not None else until + 1.0
 
 
 def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
-    """One row for each group. Groups have no ids, so the list has no ends."""
+    """Convert sums of usage to an answer with one row for each group. Rows have no ids, so `first_id` is None."""
     rows = [
         UsageRow(
             group=summary.group,
@@ -60,13 +63,13 @@ def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
 
 
 def _moment(text: str, param: str) -> float:
-    """Parse unix seconds or ISO 8601. Raises InvalidRequest."""
+    """Parse unix seconds or ISO 8601 text. Raises InvalidRequest for any other text."""
     try:
         value = unix_seconds(_number(text))
         seconds = float(str(value))
         if not 0 <= seconds <= _LATEST:
             raise ValueError("before 1970, or after the year 9999")
-        datetime.fromtimestamp(seconds)  # noqa: DTZ006 - only whether there is such a time
+        datetime.fromtimestamp(seconds)  # noqa: DTZ006 - only checks that such a time exists
     except (ValueError, OverflowError, OSError) as error:
         message = f"{param}: give unix seconds, or a time such as 2026-01-31T12:00:00Z."
         raise InvalidRequest(message, param=param) from error

@@ -1,4 +1,4 @@
-"""`client.usage` and `client.quota`: a tenant's own usage and limits."""
+"""Defines `client.usage` and `client.quota`, which read a tenant's own usage and limits."""
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation
@@ -7,23 +7,23 @@ from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import UsageRow
 
 Moment = float | str
-"""Unix seconds, or ISO 8601."""
+"""A time as unix seconds, or as ISO 8601 text."""
 
 
 class UsageLedger(Resource[R]):
-    """`GET /v1/usage`."""
+    """Reads the tenant's usage. Sends `GET /v1/usage`."""
 
     @operation
     def list(
         self, *, start: Moment | None = None, end: Moment | None = None, group_by: str | None = None
     ) -> Steps[Page[UsageRow]]:
-        """List usage rows, grouped by `group_by`: day, adapter, session or key."""
+        """List usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session` or `key`."""
         query = {"from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/usage", query=query)))
 
 
 class OwnQuota(Resource[R]):
-    """`GET /v1/quota`."""
+    """Reads the tenant's limits. Sends `GET /v1/quota`."""
 
     @operation
     def get(self) -> Steps[Quota]:

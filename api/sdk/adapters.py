@@ -1,4 +1,4 @@
-"""`client.adapters`: upload and list adapters, move aliases, delete."""
+"""Defines `client.adapters`, which uploads, lists and deletes adapters, and moves their aliases."""
 
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 class Adapters(Resource[R]):
-    """`/v1/adapters`."""
+    """Manages the tenant's adapters. Sends requests to `/v1/adapters`."""
 
     @operation
     def push(self, folder: str | Path, *, name: str | None = None) -> Steps[Adapter]:
-        """Upload a PEFT folder as the next version of `name`, by default the folder's name.
+        """Upload a PEFT folder as the next version of the adapter `name`.
 
-        The same files again make no new version. Raises ValidationError that names the tensor or field that is wrong.
+        By default `name` is the folder's name. If a version has the same files, the server makes no new version. Raises
+        ConfigurationError if a file is missing. Raises ValidationError for a wrong tensor or field, and names it.
         """
         path = Path(folder)
         for required in (CONFIG_FILE, WEIGHTS_FILE):
@@ -48,25 +49,28 @@ class Adapters(Resource[R]):
 
     @operation
     def delete(self, name: str, version: int | None = None) -> Steps[Deleted]:
-        """Delete the adapter, or one of its versions. Running requests finish first."""
+        """Delete the adapter, or only one version of it. Running requests still finish."""
         path = f"/v1/adapters/{path_segment(name)}" + (f"/versions/{version}" if version is not None else "")
         return (yield from self._read(Deleted, Call("DELETE", path)))
 
     @operation
     def promote(self, name: str, version: int, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Point the alias at one version. Requests for plain `name` use the alias `prod`."""
+        """Point the alias at one version. A request for `name` without an alias uses the alias `prod`."""
         return (yield from self._point(name, alias, version))
 
     @operation
     def canary(self, name: str, weights: dict[int, float], *, alias: str = "prod") -> Steps[AliasChange]:
-        """Split the alias's requests among versions by weight, as in `{2: 0.9, 3: 0.1}`."""
+        """Split the alias's requests among several versions. `weights` maps versions to shares: `{2: 0.9, 3: 0.1}`."""
         shares = {str(version): share for version, share in weights.items()}
         call = Call("PUT", self._alias_path(name, alias), json={"weights": shares})
         return (yield from self._read(AliasChange, call))
 
     @operation
     def rollback(self, name: str, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Point the alias at the newest version that is older than all its current versions."""
+        """Point the alias at the newest version that is older than its current versions.
+
+        Raises ConfigurationError if the alias does not exist, or if no older version exists.
+        """
         adapter = yield from self._get(name)
         oldest = _oldest_version((adapter.aliases or {}).get(alias))
         if oldest is None:
@@ -92,7 +96,7 @@ class Adapters(Resource[R]):
 
 
 def _oldest_version(target: object) -> int | None:
-    """The lowest version of `{"version": 2}` or `{"weights": {"2": 0.9, "3": 0.1}}`."""
+    """Return the lowest version in a target such as `{"version": 2}` or `{"weights": {"2": 0.9, "3": 0.1}}`."""
     if not isinstance(target, dict):
         return None
     versions = [target["version"]] if "version" in target else list(target.get("weights", {}))

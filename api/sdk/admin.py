@@ -1,4 +1,7 @@
-"""`client.admin`: tenants, keys, quotas, usage, audit and replicas, with the admin key."""
+"""Defines `client.admin`, which manages tenants, keys and quotas, and reads usage, audit entries and replicas.
+
+Every call sends the admin key.
+"""
 
 from typing import Any, TypedDict, Unpack
 
@@ -11,7 +14,7 @@ from graftwork.platform.answers.usage import UsageRow
 
 
 class QuotaLimits(TypedDict, total=False):
-    """The limits that a quota may set. None is no limit."""
+    """The limits of a quota. None means no limit."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -34,7 +37,7 @@ def _tenant_path(tenant_id: str) -> str:
 
 
 class Tenants(Resource[R]):
-    """`/v1/admin/tenants`."""
+    """Manages tenants. Sends requests to `/v1/admin/tenants`."""
 
     @operation
     def create(
@@ -67,7 +70,7 @@ class Tenants(Resource[R]):
 
     @operation
     def suspend(self, tenant_id: str) -> Steps[Tenant]:
-        """Refuse all keys of the tenant until `resume`."""
+        """Suspend a tenant. The server refuses all its keys until `resume` is called."""
         return (yield from self._read(Tenant, Call("POST", f"{_tenant_path(tenant_id)}/suspend", admin=True)))
 
     @operation
@@ -80,7 +83,7 @@ class Tenants(Resource[R]):
 
 
 class Keys(Resource[R]):
-    """`/v1/admin/tenants/{id}/keys`."""
+    """Manages the keys of a tenant. Sends requests to `/v1/admin/tenants/{id}/keys`."""
 
     @operation
     def create(
@@ -103,13 +106,13 @@ class Keys(Resource[R]):
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Revoke a key. It stays in the list."""
+        """Revoke a key. The list of keys still shows it."""
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
         return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
 
 
 class Quotas(Resource[R]):
-    """`/v1/admin/tenants/{id}/quota`."""
+    """Reads and sets a tenant's limits. Sends requests to `/v1/admin/tenants/{id}/quota`."""
 
     @operation
     def get(self, tenant_id: str) -> Steps[Quota]:
@@ -117,13 +120,13 @@ class Quotas(Resource[R]):
 
     @operation
     def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
-        """Replace the whole quota. A limit that is left out is removed."""
+        """Replace the whole quota. The server removes each limit that you leave out."""
         call = Call("PUT", f"{_tenant_path(tenant_id)}/quota", json=dict(limits), admin=True)
         return (yield from self._read(Quota, call))
 
 
 class Admin(Resource[R]):
-    """`client.admin`."""
+    """Groups the operator's calls under `client.admin`."""
 
     @property
     def tenants(self) -> Tenants[R]:
@@ -151,7 +154,7 @@ class Admin(Resource[R]):
 
     @operation
     def audit(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[AuditEntry]]:
-        """List administrative acts, the newest first."""
+        """List what administrators did, newest first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
 

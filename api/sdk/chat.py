@@ -1,4 +1,4 @@
-"""`client.chat.completions` and `client.models`, as in OpenAI's SDK."""
+"""Defines `client.chat.completions` and `client.models`, with the names of OpenAI's SDK."""
 
 import json
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -16,7 +16,7 @@ from graftwork.platform.answers.models import Model
 
 
 class ChatParameters(TypedDict, total=False):
-    """All parameters but `model`, `messages` and `stream`, under the names of OpenAI and vLLM."""
+    """The parameters besides `model`, `messages` and `stream`. Their names are those of OpenAI and vLLM."""
 
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
@@ -46,14 +46,14 @@ class ChatParameters(TypedDict, total=False):
     user: str
     metadata: dict[str, str]
     extra_body: dict[str, Any]
-    """Further fields, which are added to the body."""
+    """More fields for the request's body."""
 
 
 Messages = list[dict[str, Any]]
 
 
 class Completions(Resource[R]):
-    """`POST /v1/chat/completions`."""
+    """Sends `POST /v1/chat/completions`."""
 
     @overload
     def create(
@@ -94,7 +94,7 @@ class Completions(Resource[R]):
     def create(
         self, *, model: str, messages: Messages, stream: bool = False, **parameters: Unpack[ChatParameters]
     ) -> Any:
-        """Answer a conversation, with `stream=True` in chunks."""
+        """Ask the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
         extra_body = parameters.pop("extra_body", {})
         body = {"model": model, "messages": messages, **parameters, **extra_body}
         call = Call("POST", "/v1/chat/completions", json={**body, "stream": True} if stream else body)
@@ -104,7 +104,7 @@ class Completions(Resource[R]):
         return start_stream(self._runtime, self._chunks(call, connection), connection)
 
     def _chunks(self, call: Call, connection: Connection) -> Steps[None]:
-        """Read the stream's chunks. It cannot be resumed, because the server does not store the answer."""
+        """Read the stream's chunks. A broken stream cannot continue, because the server does not store the answer."""
         yield from open_stream(call, connection, self._runtime.policy)
         yield Opened()
         parser = FrameParser()
@@ -120,7 +120,7 @@ class Completions(Resource[R]):
 
 
 class Chat(Resource[R]):
-    """`client.chat`, as in OpenAI's SDK."""
+    """Holds `client.chat.completions`, as in OpenAI's SDK."""
 
     @property
     def completions(self) -> Completions[R]:
@@ -128,7 +128,7 @@ class Chat(Resource[R]):
 
 
 class Models(Resource[R]):
-    """The names that requests may give as `model`."""
+    """Reads the names that a request can send as `model`."""
 
     @operation
     def list(self) -> Steps[Page[Model]]:

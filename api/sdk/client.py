@@ -1,6 +1,7 @@
-"""The two clients: `Graftwork` for synchronous code, `AsyncGraftwork` for asyncio.
+"""Defines two clients: `Graftwork` for synchronous code, and `AsyncGraftwork` for asyncio.
 
-Both have the same methods. Each method is written once (see transport/operation.py), and a runtime performs it.
+Both clients have the same methods. The code of a method exists once (see transport/operation.py), and both clients
+share it.
 
     client = Graftwork(api_key="gw_…")
     session = client.sessions.create(model="support", tools=[…])
@@ -32,7 +33,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 class ApiClient(Generic[R]):
-    """The methods that both clients have."""
+    """Holds the groups of methods that both clients share."""
 
     def __init__(self, runtime: R) -> None:
         self._runtime: R = runtime
@@ -50,11 +51,10 @@ class ApiClient(Generic[R]):
 
 
 class Graftwork(ApiClient[SyncRuntime]):
-    """The synchronous client. Use it in a `with`, or close it.
+    """The synchronous client. Use it in a `with` block, or close it.
 
-    Arguments that are not given are read from GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY. `base_url`
-    has no `/v1`, `timeout` is in seconds, and `max_retries` counts the tries after the first. Tests replace
-    `transport` and `sleep`.
+    The environment variables GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY supply missing arguments.
+    `timeout` is in seconds. `max_retries` counts the tries after the first try. Tests replace `transport` and `sleep`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Graftwork(ApiClient[SyncRuntime]):
 
 
 class AsyncGraftwork(ApiClient[AsyncRuntime]):
-    """The client for asyncio, with the arguments of `Graftwork`. Use it in an `async with`, or close it."""
+    """The client for asyncio. It takes the same arguments as `Graftwork`. Use it in `async with`, or close it."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class AsyncGraftwork(ApiClient[AsyncRuntime]):
 
 
 def _base_url(given: str | None) -> str:
-    """The server's address, without a `/v1` at its end."""
+    """Return the server's address without `/v1` at the end."""
     url = given or os.environ.get("GRAFTWORK_URL") or DEFAULT_URL
     return url.rstrip("/").removesuffix("/v1")
 

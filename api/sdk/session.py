@@ -1,7 +1,7 @@
-"""One session: start turns, run the tools that the model calls, fork and rewind.
+"""Defines `Session`, which starts turns, runs the tools that the model calls, forks and rewinds.
 
-`Session` remembers the last state that the server answered, and the last event that it saw. It asks the server for
-everything else.
+A `Session` remembers the last state that the server sent, and the number of the last event that it read. It asks the
+server for everything else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,28 +30,31 @@ from graftwork.platform.answers.usage import Usage
 
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
-"""Of one `run`."""
+"""How many turns one `run` may take by default."""
 _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
-"""Codes of turns that a stop of the server interrupted. They can be started again."""
+"""Error codes of turns that ended because the server stopped. The client can start such a turn again."""
 
 
 class TurnParameters(TypedDict, total=False):
-    """The options of one turn. They do not change the session."""
+    """The options of one turn. They do not change the session's own settings."""
 
     if_head: str
-    """Raise ConflictError unless the session's head is this checkpoint."""
+    """The checkpoint that must be the session's head. If it is not, the turn raises ConflictError."""
     tool_hints: dict[str, dict[str, Any]]
-    """`{name: {"expected_ms": 800}}`: how long the session's cache should be kept warm for."""
+    """How long each tool takes, as in `{name: {"expected_ms": 800}}`.
+
+    The server keeps the session's cache on the device for about that long.
+    """
     tool_choice: str | dict[str, Any]
     response_format: dict[str, Any]
     sampling: dict[str, Any]
     cancel_on_disconnect: bool
-    """Cancel the turn when this connection breaks. By default it continues."""
+    """Whether the server cancels the turn when this connection breaks. By default the turn continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The turns of one `run`. The last turn has the answer. A `resume` without open calls has no turns."""
+    """The turns of one `run` or `resume`. The last turn has the answer. A `resume` that finds no work has no turns."""
 
     turns: tuple[Turn, ...]
 
@@ -69,7 +72,7 @@ class Run:
 
 
 class Session(Resource[R]):
-    """`/v1/sessions/{id}`. Made by `client.sessions`."""
+    """One session on the server. `client.sessions` creates it. Sends requests to `/v1/sessions/{id}`."""
 
     def __init__(self, runtime: R, state: SessionState) -> None:
         super().__init__(runtime)
@@ -93,7 +96,7 @@ class Session(Resource[R]):
 
     @property
     def head(self) -> str | None:
-        """The checkpoint that the next turn continues."""
+        """Return the checkpoint from which the next turn continues."""
         return self.state.head
 
     @overload
@@ -117,7 +120,7 @@ class Session(Resource[R]):
         **options: Unpack[TurnParameters],
     ) -> Turn: ...
     def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnParameters]) -> Any:
-        """Start a turn with a text or a list of items. With `stream=True`, iterate over its typed events."""
+        """Start a turn with a text or a list of items. With `stream=True`, return a stream of the turn's events."""
         call = self._turn_call(input, stream, options)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
@@ -138,7 +141,7 @@ class Session(Resource[R]):
         self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
     ) -> Turn: ...
     def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> Any:
-        """Send outputs of the last turn's calls. The last missing output starts the next turn."""
+        """Send outputs for the last turn's tool calls. When no output is missing, the server starts the next turn."""
         call = self._tool_outputs_call(outputs, stream)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
@@ -147,7 +150,7 @@ class Session(Resource[R]):
     @overload
     def events(self: "Session[AsyncRuntime]", *, after: int = 0) -> AsyncStream[SessionEvent]: ...
     def events(self, *, after: int = 0) -> Any:
-        """Iterate over the stored events after `after`, then over the running turn's events until it ends."""
+        """Return a stream of the stored events with numbers above `after`. The stream then follows the running turn."""
         connection = Connection()
         feed = self._feed(connection, after, ends_with_turn=False)
         return start_stream(self._runtime, feed.read(feed.replay_call(after)), connection)
@@ -162,12 +165,12 @@ class Session(Resource[R]):
         max_turns: int = MAX_TURNS,
         **options: Unpack[TurnParameters],
     ) -> Steps[Run]:
-        """Start a turn, and run the tools that the model calls until there is an answer.
+        """Start a turn, and run the tools that the model calls until the model answers.
 
-        `tools` maps names to functions, plain or async, which get the arguments as keywords. The calls of one turn run
-        at the same time, each for `tool_timeout` seconds at most. The model is told about failures, timeouts and
-        unknown names. A turn that a restart of the server interrupted is started again.
-        Raises ToolLoopError after `max_turns` turns, and TurnFailedError if a turn fails.
+        `tools` maps names to plain or async functions. A function gets the arguments as keywords. The calls of one
+        turn run at the same time, each for at most `tool_timeout` seconds. If a call fails, takes too long or has an
+        unknown name, the model gets the error as the call's output.
+        Raises ToolLoopError after `max_turns` turns. Raises TurnFailedError if a turn fails or is cancelled.
         """
         turns = [(yield from self._kept_turn(self._turn_call(input, False, options)))]
         return (yield from self._run(turns, tools, tool_timeout, max_turns))
@@ -176,10 +179,11 @@ class Session(Resource[R]):
     def resume(
         self, *, tools: Tools, tool_timeout: ToolTimeout = TOOL_TIMEOUT_S, max_turns: int = MAX_TURNS
     ) -> Steps[Run]:
-        """Continue a session whose tool calls have no outputs, for example after a crash of this program.
+        """Continue a session whose tool calls have no outputs, for example after this program crashed.
 
-        Runs the open calls, then continues like `run`. If all outputs are stored but their turn was refused or failed,
-        they are sent again. Without open calls and stored outputs, the run has no turns.
+        Run the open calls, then continue like `run`. The server may already have all outputs, because their turn was
+        refused or failed. In that case, send these outputs again. Without open calls and stored outputs, return a `Run`
+        without turns.
         """
         given = yield from self._given_outputs()
         if given.tool_calls:
@@ -193,24 +197,27 @@ class Session(Resource[R]):
 
     @operation
     def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
-        """Ask the server for the calls that wait for outputs."""
+        """Return the tool calls that still need outputs. Asks the server."""
         return (yield from self._given_outputs()).tool_calls
 
     @operation
     def given_outputs(self) -> Steps[GivenOutputs]:
-        """Ask the server for the outputs that it has, and for the calls that still wait."""
+        """Return the outputs that the server has, and the tool calls that still need outputs. Asks the server."""
         return (yield from self._given_outputs())
 
     @operation
     def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
-        """Create sessions that share this history up to the checkpoint `at`, by default the head."""
+        """Create `count` sessions that share this session's history up to the checkpoint `at`.
+
+        By default `at` is the head.
+        """
         body: dict[str, Any] = {"count": count} | ({"at": at} if at is not None else {})
         answer = yield from self._json(self._post("/fork", body, creates=True))
         return [Session(self._runtime, SessionState.read(state)) for state in answer["data"]]
 
     @operation
     def rewind(self, to: str) -> Steps[SessionState]:
-        """Move the head back to a checkpoint. The next turn continues from there."""
+        """Move the head back to the checkpoint `to`. The next turn continues from that checkpoint."""
         return (yield from self._update(self._post("/rewind", {"to": to})))
 
     @operation
@@ -220,42 +227,42 @@ class Session(Resource[R]):
 
     @operation
     def change(self, *, model: str | None = None, metadata: Mapping[str, str] | None = None) -> Steps[SessionState]:
-        """Move to another adapter version, which gives up the cache, or replace the metadata."""
+        """Move the session to another adapter version, which drops its cache, or replace its metadata."""
         given = {"model": model, "metadata": metadata}
         body = {name: value for name, value in given.items() if value is not None}
         return (yield from self._update(Call("PATCH", self._path, json=body)))
 
     @operation
     def suspend(self) -> Steps[SessionState]:
-        """Suspend the session, so that its cache can be freed. The next turn or tool output resumes it."""
+        """Suspend the session, so that the server can free its cache. The next turn or tool output resumes it."""
         return (yield from self._update(self._post("/suspend", {})))
 
     @operation
     def prefetch(self) -> Steps[Mapping[str, Any]]:
-        """Load the session's cache to the device, because the next turn is near."""
+        """Load the session's cache to the device. Call this shortly before the next turn."""
         return (yield from self._json(self._post("/prefetch", {})))
 
     @operation
     def refresh(self) -> Steps[SessionState]:
-        """Ask the server for the session's current state."""
+        """Read the session's current state from the server."""
         return (yield from self._refresh())
 
     @operation
     def close(self) -> Steps[SessionState]:
-        """Close the session. It stays readable until its retention ends."""
+        """Close the session. You can still read it until its retention ends."""
         return (yield from self._update(Call("DELETE", self._path)))
 
     @operation
     def items(
         self, *, limit: int | None = None, after: str | None = None, order: str | None = None
     ) -> Steps[Page[Item]]:
-        """List the items of the history, up to the head."""
+        """List the items of the history up to the head."""
         query = {"limit": limit, "after": after, "order": order}
         return (yield from self._page(Item, Call("GET", f"{self._path}/items", query=query)))
 
     @operation
     def cache(self) -> Steps[SessionCache]:
-        """Ask where the session's history is cached."""
+        """Return where the server caches the session's history."""
         return (yield from self._read(SessionCache, Call("GET", f"{self._path}/cache")))
 
     @property
@@ -274,14 +281,14 @@ class Session(Resource[R]):
 
     def _turn(self, call: Call) -> Steps[Turn]:
         turn = yield from self._read(Turn, call)
-        self._last_seq = None  # its events went by unseen
-        if turn.status in ("completed", "awaiting_tool"):  # every other end leaves the session as it was
+        self._last_seq = None  # the client did not see the turn's events
+        if turn.status in ("completed", "awaiting_tool"):  # other ends do not change the session
             status = "idle" if turn.status == "completed" else turn.status
             self.state = self._state_with(status, turn.checkpoint_id)
         return turn
 
     def _kept_turn(self, call: Call) -> Steps[Turn]:
-        """Start a turn, and start it again if a restart of the server interrupted it."""
+        """Start a turn. If the server stopped during the turn, start it again."""
         for _ in range(self._runtime.policy.max_retries):
             turn = yield from self._turn(call)
             if turn.error is None or turn.error.get("code") not in _CUT_OFF:
@@ -308,7 +315,7 @@ class Session(Resource[R]):
         return (yield from self._update(Call("GET", self._path)))
 
     def _update(self, call: Call) -> Steps[SessionState]:
-        """Read an answer into `state`. Fields that the answer lacks stay as they were."""
+        """Update `state` from the call's answer. Keep the old value of each field that the answer lacks."""
         answer = yield from self._json(call)
         self.state = SessionState.read({**self.state.raw, "head": self.head, **answer})
         return self.state
@@ -329,5 +336,5 @@ class Session(Resource[R]):
             self.state = self._state_with(status, event.checkpoint_id)
 
     def _state_with(self, status: str, head: str | None) -> SessionState:
-        """The last known state with another status, and with a new head unless that is None."""
+        """Return a copy of the state with this status. If `head` is not None, the copy has this head."""
         return self.state.model_copy(update={"status": status, "head": head or self.head})

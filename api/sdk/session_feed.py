@@ -1,8 +1,9 @@
 """Reads a session's events to the end, and reconnects when the connection breaks.
 
-The server numbers its events, so a broken stream is continued after the last number that was seen. Before the first
-event, the opening request is sent again, and the server answers with the same turn.
-Invariant: each event is emitted once, in order.
+The server numbers the events. After a break, the client asks for the events after the last number that it read. If the
+connection breaks before the first event, the client sends the first request again. The server then answers with the
+same turn.
+Invariant: the feed emits each event once, in order.
 """
 
 import json
@@ -20,20 +21,20 @@ from graftwork.platform.answers.session_events import TERMINAL_EVENTS, SessionEv
 
 @dataclass(slots=True)
 class SessionFeed:
-    """Reads one session. `last_seq` is the number of the last event that it emitted."""
+    """Reads the events of one session. `last_seq` is the number of the last event that the feed emitted."""
 
     events_path: str
     policy: RetryPolicy
     connection: Connection
     last_seq: int | None
-    """None where unknown, until the first event comes."""
+    """None if the number is unknown. The first event then sets it."""
     ends_with_turn: bool
-    """Stop after a turn's terminal event, and take anything less for a break."""
+    """If true, the feed ends with the turn's last event. A connection that ends earlier counts as broken."""
     observe: Callable[[SessionEvent], None]
-    """Called with each event just before it is emitted."""
+    """The feed calls this with each event, just before it emits the event."""
 
     def read(self, opening: Call) -> Steps[None]:
-        """Emit the events that `opening` streams, and after a break those that follow."""
+        """Send `opening` and emit its events. After a break, reconnect and emit the missing events."""
         opening, first = with_key(opening), self.last_seq
         response = yield from open_stream(opening, self.connection, self.policy)
         yield Opened()
@@ -60,7 +61,7 @@ class SessionFeed:
         return call.with_headers(last_event_id=str(after))
 
     def _read_connection(self) -> Steps[bool]:
-        """Emit events until the connection ends. Return whether the feed is complete."""
+        """Emit events until the connection ends. Return true if no more events can follow."""
         parser = FrameParser()
         while (chunk := (yield ReadStream(self.connection))) is not None:
             for frame in parser.feed(chunk):
@@ -74,7 +75,10 @@ class SessionFeed:
         return not self.ends_with_turn
 
     def _accept(self, frame: Frame) -> SessionEvent | None:
-        """Read a frame's event. Return None for a ping or an event that was emitted before. Raises on an `error` event."""
+        """Return the frame's event. Return None for a ping, and for an event that the feed already emitted.
+
+        Raises APIError for an `error` event.
+        """
         if frame.event == "ping" or frame.data == "[DONE]":
             return None
         body = json.loads(frame.data)
@@ -93,5 +97,5 @@ class SessionFeed:
 
 
 def _holds_events(response: httpx.Response) -> bool:
-    """Whether the answer is a stream. If calls still wait, the answer to an output is plain JSON."""
+    """Return whether the answer is a stream. After a tool output, the answer is plain JSON if calls still wait."""
     return str(response.headers.get("content-type")).startswith("text/event-stream")

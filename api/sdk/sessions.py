@@ -1,4 +1,4 @@
-"""`client.sessions`: create and find sessions."""
+"""Defines `client.sessions`, which creates, finds and lists sessions."""
 
 from typing import Any, TypedDict, Unpack
 
@@ -10,7 +10,7 @@ from graftwork.platform.answers.sessions import SessionState
 
 
 class SessionParameters(TypedDict, total=False):
-    """The parameters of a new session. Tools and sampling are as in chat completions."""
+    """The parameters of a new session. `tools` and `sampling` have the same form as in chat completions."""
 
     instructions: str
     tools: list[dict[str, Any]]
@@ -20,15 +20,15 @@ class SessionParameters(TypedDict, total=False):
     sampling: dict[str, Any]
     metadata: dict[str, Any]
     retention: dict[str, Any]
-    """`{"ttl_s": 86400}`."""
+    """How long the server keeps the session after its last change, in seconds, as in `{"ttl_s": 86400}`."""
 
 
 class Sessions(Resource[R]):
-    """`/v1/sessions`."""
+    """Creates, finds and lists sessions. Sends requests to `/v1/sessions`."""
 
     @operation
     def create(self, *, model: str, **parameters: Unpack[SessionParameters]) -> Steps[Session[R]]:
-        """Create a session. It keeps the adapter version that `model` means now."""
+        """Create a session. The session keeps the adapter version to which `model` points now."""
         call = Call("POST", "/v1/sessions", json={"model": model, **parameters}, creates=True)
         return Session(self._runtime, (yield from self._read(SessionState, call)))
 

@@ -1,6 +1,6 @@
-"""The engine as gateways use it.
+"""Defines the interface through which gateways use the engine.
 
-Owns the protocol alone; engine/rpc/client.py implements it. Knows tokens and digests, never text or tenants.
+Owns only the protocol; engine/rpc/client.py implements it. Handles tokens and digests, never text or tenants.
 Invariant: every failure is a `GraftworkError`.
 """
 
@@ -15,17 +15,17 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class EngineClient(Protocol):
-    """One engine process."""
+    """A client of one engine process."""
 
     async def describe(self) -> EngineDescription:
-        """Describes the model that is served. Raises Unavailable while no engine answers."""
+        """Returns a description of the served model. Raises Unavailable while no engine answers."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """Runs one request. Closing the generator early cancels it and frees its pages.
 
-        Raises InvalidRequest, NotFound (no such adapter), CapacityContended (the queue is full; it says when to
-        retry) or Unavailable (the engine is gone).
+        Raises InvalidRequest, NotFound (no such adapter), CapacityContended (the queue is full; the error says when
+        to retry) or Unavailable (the engine is gone).
         """
         ...
 
@@ -41,9 +41,9 @@ class EngineClient(Protocol):
         ...
 
     async def probe_adapter(self, digest: str) -> None:
-        """Checks that the engine computes exactly what the matrices of a stored adapter say.
+        """Checks that the engine applies a stored adapter exactly as its matrices define it.
 
-        Raises NotFound without the adapter's files, and ValidationFailed if the engine cannot apply it exactly.
+        Raises NotFound if the adapter's files are missing, and ValidationFailed if the engine cannot apply it exactly.
         """
         ...
 
@@ -54,7 +54,7 @@ class EngineClient(Protocol):
     async def forget_domain(self, domain: IsolationDomain) -> None:
         """Drops all cached KV of a domain, in memory and in files. Its running requests continue.
 
-        Raises Unavailable while no engine answers; the files are then still there at the next start.
+        Raises Unavailable while no engine answers. The files then stay on disk and are found at the next start.
         """
         ...
 

@@ -18,7 +18,7 @@ class EngineConfig:
     device: str = "auto"
     """`auto` (CUDA if available), `cpu`, or `cuda:N`."""
     dtype: str = "auto"
-    """Of weights and KV: `float32`, `bfloat16`, `float16`, or `auto`: the model's own, or float32 on CPUs without bf16."""
+    """Of weights and KV: `float32`, `bfloat16`, `float16` or `auto` (the model's dtype; float32 on CPUs without bf16)."""
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
     page_tokens: int = 16
@@ -34,24 +34,28 @@ class EngineConfig:
     overlap_loads: bool | None = None
     """Whether a step starts while its KV is still loaded from the host, layer by layer. None: on CUDA only."""
     kv_reserve_share: float = 0.5
-    """The fraction of each tier, 0 to 1, that is divided among the present domains; no domain loses its part to others."""
+    """The fraction of each tier, 0 to 1, that is reserved. Each domain with pages gets an equal part, safe from others."""
     lora_floor_share: float = 0.125
-    """The fraction of the device, 0 to 1, that KV leaves to adapters. Adapters leave KV one context and its reserve."""
+    """The fraction of the device, 0 to 1, that is reserved for adapters.
+
+    KV always has room for one context and its reserve.
+    """
     lora_pool_bytes: int | None = None
     """The most bytes of adapter weights on the device; None sets no limit besides the device."""
     lora_host_bytes: int = 1024 * 2**20
-    """Bytes of adapter weights in host memory, from where they are copied to the device."""
+    """Bytes of host memory for adapter weights. They are copied to the device from there."""
     max_lora_rank: int = 128
     lora_kernels: str = "auto"
     """How adapters are applied: `auto` (the device's own kernels if they work, else torch), `native` (CPU), `triton`
-    (CUDA), or `torch`."""
+    (CUDA), or `torch`.
+    """
     max_batch_tokens: int = 512
     """Tokens of one step over all requests. Large steps prefill faster; small ones delay decoding less."""
     max_running: int = 64
     """Requests in one batch; at most `max_batch_tokens`."""
     max_waiting: int = 256
-    """Requests in the queue. A further one is refused, and told when to retry."""
+    """The most requests in the queue. A further request is refused with a time to retry."""
     max_draft_tokens: int = 16
     """The most draft tokens of one request in one step; 0 turns drafting off. It does not change answers."""
     draft_cache_bytes: int = 32 * 2**20
-    """Bytes of earlier answers to draft from, over all domains and adapters; they are kept apart."""
+    """Bytes of earlier answers to draft from, over all domains. A domain never drafts from another domain's answers."""

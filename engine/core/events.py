@@ -1,7 +1,8 @@
-"""What the engine reports of a request: it was admitted, it has new tokens, it has finished.
+"""Defines what the engine reports about a request: admission, new tokens, and the end.
 
-Owns the events and the figures in them. Never holds text: tokens are ids.
-Invariant: one PromptAdmitted, any number of TokensGenerated, one RequestFinished; or an error at any point.
+Owns the events and the figures in them. Never holds text, only token ids.
+Invariant: one PromptAdmitted, then any number of TokensGenerated, then one RequestFinished. An error may end this
+sequence at any point.
 """
 
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ class FinishReason(StrEnum):
 
 
 class MissReason(StrEnum):
-    """Why less of a prompt was cached than could have been."""
+    """Why a part of a prompt was not found in the cache."""
 
     NEVER_CACHED = "never_cached"
     EVICTED_PRESSURE = "evicted_pressure"
@@ -53,7 +54,7 @@ class CacheReport:
 
     @classmethod
     def sum_of(cls, reports: "Iterable[CacheReport]") -> "CacheReport":
-        """The token counts of several prompts together, without a miss reason."""
+        """Returns the sum of the token counts of several prompts, without a miss reason."""
         counted = list(reports)
         return cls(
             device_tokens=sum(report.device_tokens for report in counted),
@@ -77,7 +78,7 @@ class TokenLogprobs:
     logprob: float
     """The natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token, logprob) of the likeliest tokens, the likeliest first; equal ones by token id."""
+    """(token, logprob) of the likeliest tokens, likeliest first. Equally likely tokens are sorted by token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """How the draft tokens of one answer have fared."""
+    """How many draft tokens of one answer were verified and accepted."""
 
     drafted_tokens: int = 0
     """Draft tokens that a step has verified."""
@@ -106,7 +107,7 @@ class DraftReport:
 
     @classmethod
     def sum_of(cls, reports: "Iterable[DraftReport]") -> "DraftReport":
-        """The totals over several answers."""
+        """Returns the totals over several answers."""
         return cls(*map(sum, zip(*map(astuple, [cls(), *reports]), strict=True)))
 
 

@@ -24,7 +24,7 @@ _PAGE_TAG = b"graftwork/page-key/1"
 
 
 def root_key(scope: bytes) -> PageKey:
-    """Returns the parent key of a scope's first page. It stands for no tokens."""
+    """Returns the parent key of a scope's first page. It covers no tokens."""
     return PageKey(hashlib.sha256(_framed(_ROOT_TAG) + _framed(scope)).digest())
 
 
@@ -41,7 +41,7 @@ def _framed(part: bytes) -> bytes:
 _PAGE_PREFIX = _framed(_PAGE_TAG)
 
 CacheScope = NewType("CacheScope", bytes)
-"""A digest of everything that must agree before two requests share KV; see engine/kv/index/cache_scope.py."""
+"""A digest of everything that must be equal for two requests to share KV; see engine/kv/index/cache_scope.py."""
 
 PageTokens = tuple[int, ...]
 
@@ -62,9 +62,9 @@ class PrefixScope:
         return self.public if self.public is not None and index < self.public_pages else self.own
 
     def base_key(self, index: int, parent: PageKey | None) -> PageKey:
-        """Returns the key that the key of page `index` is made from.
+        """Returns the key from which the key of page `index` is derived.
 
-        This is the parent's key, or a new root key where the page is the first of its scope.
+        This is the parent page's key, or a root key if the page is the first of its scope.
         """
         begins = index == 0 or (self.public is not None and index == self.public_pages)
         if not begins:

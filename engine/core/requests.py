@@ -1,7 +1,7 @@
-"""What a gateway asks the engine for.
+"""Defines the request that a gateway sends to the engine.
 
-Owns the request and its parts, and the limits of a mixture. Never names a text or a tenant: only tokens and digests.
-Invariant: requests are frozen; what happens to one is kept in the scheduler's RequestState.
+Owns the request and its parts, and the limits of a mixture. Holds tokens and digests, never text or tenants.
+Invariant: a request never changes. The scheduler keeps its progress in a RequestState.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class AdapterUse:
     digest: str
     """`sha256:…` of the adapter version."""
     weight: float = 1.0
-    """Its delta is multiplied by this."""
+    """The factor by which the adapter's delta is multiplied."""
 
 
 MAX_MIXTURE = 4
@@ -70,7 +70,7 @@ SessionKey = NewType("SessionKey", str)
 class KvLimits:
     """The most bytes of cached KV that a domain may keep on a tier; None sets no limit.
 
-    Excess pages move to a lower tier or are dropped. A request that fits the device is never refused for it.
+    Excess pages move to a lower tier or are dropped. These limits never refuse a request that fits the device.
     """
 
     device_bytes: int | None = None
@@ -104,10 +104,10 @@ class EngineRequest:
     weight: float = 1.0
     """The weight of the domain's fair share, relative to other domains."""
     session: SessionUse | None = None
-    """None outside a session; its pages are then kept as long as there is room."""
+    """None for a request outside sessions. Its pages then stay cached as long as there is room."""
     kv_limits: KvLimits = NO_KV_LIMITS
     grammar: GrammarSource | None = None
-    """None leaves the answer free."""
+    """The grammar that the answer must match; None allows any answer."""
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer, in whole or in parts. Drafts are taken from it; it does not change the answer."""
     public_tokens: int = 0

@@ -1,7 +1,7 @@
-"""How the next token of a request is chosen.
+"""Defines how the next token of a request is chosen.
 
-Owns the sampling fields: their defaults, ranges and descriptions, and the one check of them. Never knows a vocabulary.
-Everything else follows the fields: the wire carries what is defined here, and the API takes its ranges from here.
+Owns the sampling fields: their defaults, ranges, descriptions and checks. Never depends on a vocabulary.
+The gRPC wire carries the fields that are defined here, and the HTTP API takes its ranges from here.
 """
 
 import math
@@ -12,14 +12,17 @@ from typing import Any
 from graftwork.platform.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
-"""Alternatives that can be reported beside each token."""
+"""The most alternatives that can be reported for each token."""
 
 _GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a number may have; None is no bound. A field that holds several numbers bounds each of them."""
+    """The values that a number may have.
+
+    None means no bound. If a field holds several numbers, each must be in the range.
+    """
 
     ge: float | None = None
     gt: float | None = None
@@ -27,7 +30,7 @@ class Range:
     lt: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a value is inside. NaN and the infinities never are."""
+        """Returns whether a value is in the range. NaN and infinities never are."""
         return (
             math.isfinite(value)
             and (self.ge is None or value >= self.ge)
@@ -37,24 +40,24 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """As it is told to a client: `at least 1`, or `at least 0 and at most 2`."""
+        """Returns the range as words for a client: `at least 1`, or `at least 0 and at most 2`."""
         words = {"at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
         return " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
 
     def bounds(self) -> dict[str, float]:
-        """The bounds that are set, by the names that pydantic's `Field` has for them."""
+        """Returns the bounds that are set, under the names of pydantic's `Field`."""
         bounds = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def _described(description: str, **bounds: float) -> dict[str, Any]:
-    """The metadata of a sampling field: its description, and its range if it has one."""
+    """Returns the metadata of a sampling field: its description, and its range if it has one."""
     return {"description": description, "range": Range(**bounds) if bounds else None}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling fields of one request. A new field is one line here, and the line that uses it."""
+    """The sampling fields of one request. To add a field, add one line here and the code that uses it."""
 
     max_tokens: int = field(metadata=_described("The most tokens to generate.", ge=1))
     temperature: float = field(
@@ -109,7 +112,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken. It is at tiny temperatures too, because dividing by them overflows fp32."""
+        """Whether the likeliest token is chosen. This includes tiny temperatures: dividing by them would overflow fp32."""
         return self.temperature < _GREEDY_BELOW
 
     @property
@@ -127,14 +130,14 @@ class SamplingParams:
 
 
 RANGES: dict[str, Range] = {one.name: one.metadata["range"] for one in fields(SamplingParams) if one.metadata["range"]}
-"""By field, for the fields that have a range."""
+"""The range of each field that has one, by field name."""
 
 DESCRIPTIONS: dict[str, str] = {one.name: one.metadata["description"] for one in fields(SamplingParams)}
-"""By field: one sentence for clients and for readers."""
+"""One sentence about each field, by field name."""
 
 
 def _numbers(value: float | tuple[int, ...] | None) -> Iterator[float]:
-    """The numbers that a field holds: none, one or several."""
+    """Yields the numbers that a field holds: none, one or several."""
     if isinstance(value, tuple):
         yield from value
     elif value is not None:

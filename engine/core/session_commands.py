@@ -1,4 +1,4 @@
-"""What a gateway asks the engine to do with the KV of a session between its turns, and the reply.
+"""Defines the commands for the KV of a session between its turns, and the engine's reply.
 
 Owns the command and the report of where the KV is. engine/kv/session_cache.py carries the commands out.
 Invariant: a command never changes an answer, only how fast the next turn starts.
@@ -21,7 +21,7 @@ class SessionVerb(StrEnum):
     SUSPEND = "suspend"
     """Before a long pause: copy its pages to the host, and free those on the device."""
     CLOSE = "close"
-    """At its end: drop every page that no other session uses."""
+    """At the session's end: drop every page that no other session uses."""
     READ = "read"
     """Change nothing; only report."""
 
@@ -32,7 +32,7 @@ class ToolWait:
 
     tool: str
     expected_ms: float | None = None
-    """The client's own estimate."""
+    """The client's estimate of how long the tool takes, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +48,22 @@ class SessionCommand:
     public_tokens: int = 0
     """See EngineRequest.public_tokens."""
     waits: tuple[ToolWait, ...] = ()
-    """With HOLD the called tools, with PREFETCH those that have answered."""
+    """With HOLD: the called tools. With PREFETCH: the tools that have answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """Where the KV of a session's history is. Each token counts on the nearest tier that has it."""
+    """Where the KV of a session's history is. Each token counts once, on the nearest tier that has its KV."""
 
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
     missing_tokens: int = 0
-    """Tokens that would be recomputed, those behind the last whole page included."""
+    """Tokens that must be computed again. The tokens after the last whole page count too."""
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
-    """Bytes count by copy: a page on two tiers counts on both."""
+    """All copies count: the bytes of a page on two tiers count on both."""
     lease_s: float | None = None
     """Seconds left of the lease on the device pages; None without a lease."""
 

@@ -1,7 +1,7 @@
-"""What an engine reports of itself: its description, fixed at start, and its counters and gauges.
+"""Defines what an engine reports about itself: a fixed description, counters and gauges.
 
 Owns the definition of every figure: its name, kind and help text. The wire and `/metrics` carry what is defined here.
-Never counts: scheduler, adapters and KV count their own, and the loop reads them.
+Never counts anything: the scheduler, the adapters and the KV cache count, and the loop reads their figures.
 """
 
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from graftwork.platform.metrics import counter, gauge
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What a gateway must know of the model that an engine serves."""
+    """What a gateway must know about the model that an engine serves."""
 
     model_name: str
     fingerprint: str
     """`sha256:…` over the model's files; part of every adapter's identity."""
     vocab_size: int
     context_tokens: int
-    """Prompt and answer together."""
+    """The most tokens of a prompt and its answer together."""
     eos_token_ids: tuple[int, ...]
     num_layers: int
     hidden_size: int
@@ -46,7 +46,7 @@ def _drafts(result: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Totals since the engine's start. The scheduler adds to its own; a new counter is one line here."""
+    """Totals since the engine's start. To add a counter, add one line here."""
 
     steps: int = 0
     """Forward passes."""
@@ -103,7 +103,7 @@ class EngineStats(EngineCounters):
     lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))
     adapter_loads: int = field(default=0, metadata=counter("adapter_loads", "Adapters loaded to the device."))
     forced_drafts: int = field(default=0, metadata=_drafts("forced"))
-    """Accepted draft tokens that a grammar dictated. Each draft token counts in one of these three."""
+    """Accepted draft tokens that a grammar dictated. A verified draft token is either forced, accepted or rejected."""
     accepted_drafts: int = field(default=0, metadata=_drafts("accepted"))
     """Accepted draft tokens that a lookup guessed."""
     rejected_drafts: int = field(default=0, metadata=_drafts("rejected"))

@@ -1,6 +1,6 @@
-"""The plan of one forward pass, and its result.
+"""Defines the plan of one forward pass and its result.
 
-Owns the contract between the scheduler, which makes the plan, and the runner, which carries it out. Without torch.
+Owns the contract between the scheduler, which makes the plan, and the runner, which executes it. Never imports torch.
 Invariant: a plan has at most one slice of each request.
 """
 
@@ -24,7 +24,7 @@ class MaskRow(Protocol):
     """The tokens that a grammar allows at one position; filled while the forward pass runs."""
 
     def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
-        """Set the bits of the allowed tokens in `words`, the lowest bit first; none if the answer is complete.
+        """Sets the bits of the allowed tokens in `words`, lowest bit first. Sets no bit if the answer is complete.
 
         Returns the error that ends the request, if there is one.
         """
@@ -33,17 +33,17 @@ class MaskRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """All that is needed to choose one token, besides its logits."""
+    """Everything that is needed to choose one token, except its logits."""
 
     params: SamplingParams
     seed: int
-    """The request's own, or the one that was drawn for it."""
+    """The request's seed, or a random one if the request has none."""
     position: int
     """The position of the chosen token; the prompt starts at 0. Noise depends on (seed, choice, position)."""
     banned_token_ids: tuple[int, ...] = ()
-    """Tokens that must not be chosen (stop tokens, before `min_tokens`)."""
+    """Tokens that must not be chosen: the stop tokens, until the answer has `min_tokens` tokens."""
     history: TokenHistory | None = None
-    """What penalties count, up to the last known token; None without penalties. Read it within the step only."""
+    """Token counts for penalties, up to the last known token; None without penalties. Valid only during the step."""
     draft_token_ids: tuple[int, ...] = ()
     """Draft tokens right before this position; penalties count them too."""
     mask: MaskRow | None = None
@@ -54,7 +54,7 @@ class SampleSpec:
 class RequestSlice:
     """The tokens [start, start + len(token_ids)) of one request that this step computes.
 
-    The last `num_drafts` of them are draft tokens to verify; those before are known.
+    The last `num_drafts` of them are draft tokens to verify. The tokens before them are known.
     """
 
     request_id: RequestId
@@ -64,9 +64,9 @@ class RequestSlice:
     pages: tuple[PageId, ...]
     """The first ceil((start + len) / page_tokens) pages of the request, in order."""
     adapters: tuple[AdapterUse, ...]
-    """By ascending digest; empty for the base model."""
+    """Sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
-    """One for each of the last rows: the last known token and the drafts. Empty before the end of the prompt."""
+    """One for the last known token and one for each draft token. Empty if the slice ends before the last known token."""
 
     @property
     def end(self) -> int:
@@ -107,8 +107,11 @@ class StepResult:
     """The tokens that a step has chosen."""
 
     token_ids: Mapping[RequestId, tuple[int, ...]]
-    """By request, one for each sampled row."""
+    """By request: one token for each sampled row."""
     logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """By request, one for each chosen token; only for requests that asked for them."""
+    """By request: one entry for each chosen token. Only for requests that asked for log probabilities."""
     ends: Mapping[RequestId, Mapping[int, GraftworkError | None]] = field(default_factory=dict)
-    """By request and sampled row, where the grammar left no token: None if the answer is complete, else the error."""
+    """The rows where the grammar allows no token, by request and sampled row.
+
+    The value is None if the answer is complete, else the error that ends the request.
+    """

@@ -1,11 +1,11 @@
-"""The tiers that can hold a page of KV, and the number that names a page on one tier."""
+"""Defines the tiers that can hold a page of KV, and the type of a page number."""
 
 from enum import StrEnum
 from typing import NewType
 
 
 class Tier(StrEnum):
-    """Nearest to the model first."""
+    """A place that can hold KV pages. The tiers are listed from the nearest to the model on."""
 
     DEVICE = "device"
     HOST = "host"

@@ -27,7 +27,7 @@ class TokenHistory:
     """The token counts of one request."""
 
     def __init__(self, prompt_token_ids: Iterable[int]) -> None:
-        """Enters the prompt's tokens with a count of 0."""
+        """Adds the prompt's tokens with a count of 0."""
         self._counted = TokenCounts()
         self._counted.token_ids.extend(dict.fromkeys(prompt_token_ids))
         self._counted.counts.extend([0] * len(self._counted))
@@ -46,7 +46,7 @@ class TokenHistory:
             self.num_generated_tokens += 1
 
     def check_integrity(self) -> None:
-        """Recounts the generated tokens and checks that every token is found where it is."""
+        """Recounts the generated tokens and checks that every token is found at its index."""
         assert len(self._counted.token_ids) == len(self._counted.counts) == len(self._places)
         assert all(self._places[token] == place for place, token in enumerate(self._counted.token_ids))
         assert sum(self._counted.counts) == self.num_generated_tokens, "generated tokens were counted wrongly"

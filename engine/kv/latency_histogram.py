@@ -1,10 +1,10 @@
-"""Estimates how long something takes from how long it took before.
+"""Estimates how long an operation takes from how long it took before.
 
 LatencyHistogram owns the weights of logarithmic buckets, and older observations lose weight. There are four buckets per
 octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %). This is exact enough for a
 lease. A histogram takes 0.8 KiB.
 
-Inside a bucket the logarithm of the time is uniform; in the first bucket the time itself is. Everything longer than the
+Inside a bucket the logarithm of the time is uniform. In the first bucket the time itself is uniform. A time above the
 last edge counts as "never".
 """
 
@@ -23,7 +23,7 @@ LONGEST_S = 36_000.0
 
 _NUM_STEPS = math.ceil(BUCKETS_PER_OCTAVE * math.log2(LONGEST_S / SHORTEST_S))
 EDGES: Floats = SHORTEST_S * np.exp2(np.arange(_NUM_STEPS + 1) / BUCKETS_PER_OCTAVE)
-"""The upper edges of all buckets except the last, in seconds. A bucket includes its upper edge and not its lower one.
+"""The upper edges of all buckets except the last, in seconds. A bucket includes its upper edge, but not its lower edge.
 """
 _LOG_EDGES: Floats = np.log(EDGES)
 _NUM_BUCKETS = len(EDGES) + 1
@@ -52,7 +52,7 @@ class LatencyDistribution:
         return float(np.interp(math.log(seconds), _LOG_EDGES, self.cdf))
 
     def quantile(self, share: float) -> float:
-        """Returns the time that a `share` in [0, 1] of all observations does not exceed; infinite if there is none."""
+        """Returns the smallest time t with P(T <= t) >= `share`, which is in [0, 1]; infinity if there is none."""
         number = int(np.searchsorted(self.cdf, share))
         if number == len(EDGES):
             return math.inf
@@ -64,7 +64,7 @@ class LatencyDistribution:
     def return_probability(self, waited_s: float, within_s: float) -> float:
         """Returns P(T <= waited_s + within_s | T > waited_s).
 
-        This is 0 if nothing ever took longer than `waited_s`.
+        This is 0 if no observation was longer than `waited_s`.
         """
         survival = 1.0 - self.probability_within(waited_s)
         if survival <= 0.0:
@@ -113,13 +113,15 @@ class LatencyHistogram:
         return float(self._masses.sum())
 
     def observe(self, seconds: float) -> None:
-        """Enters one latency; infinity for an event that never ended."""
+        """Records one latency; infinity for an event that never ended."""
         self._masses *= self._decay
         self._masses[np.searchsorted(EDGES, seconds)] += 1.0
 
     def distribution(self, prior: Floats) -> LatencyDistribution:
-        """Returns the distribution of observations and a prior. The sum of the prior's masses is its weight in
-        observations."""
+        """Returns the distribution of the observations together with a prior.
+
+        The sum of the prior's masses is its weight, in observations.
+        """
         return LatencyDistribution.from_masses(self._masses + prior)
 
     def check_integrity(self) -> None:

@@ -3,10 +3,12 @@
     match → allocate_path → (loads end) → allocate_pages, insert → release     during a request
     prefetch, offloader.suspend, close_session                                 between the turns of a session
 
-KvCacheManager connects the parts: PageStore (what is where), PageLoader (copies up), PageOffloader (copies down) and
-SessionIndex (which pages belong to which session). It never waits: copies end as messages for `finish_transfer`.
+KvCacheManager connects the parts: PageStore (the pages of each tier), PageLoader (loads to the device), PageOffloader
+(copies to lower tiers) and SessionIndex (the pages of each session). It never waits: the end of a copy arrives as a
+message, which the loop passes to `finish_transfer`.
 
-Invariants: a page that a request holds is never evicted; after everything is closed, every pool is empty.
+Invariants: a page that a request holds is never evicted. After all requests and sessions are closed, no pool has an
+active page.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +32,7 @@ from graftwork.platform.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class LowerTiers:
-    """What is below the device, and what it costs to load from there."""
+    """The tiers below the device, and the costs to load from them."""
 
     copies: CopyEngine
     costs: CostTracker
@@ -41,7 +43,7 @@ class KvCacheManager:
     """Allocates device pages to requests and keeps the KV of earlier requests cached."""
 
     def __init__(self, sizes: KvSizes, lower: LowerTiers, clock: Clock, ranking: Ranking | None = None) -> None:
-        """`ranking` replaces the eviction policy, for comparisons."""
+        """`ranking` replaces the eviction policy, for benchmarks that compare policies."""
         self._clock = clock
         self._disk = lower.disk
         self._copies = lower.copies
@@ -75,7 +77,7 @@ class KvCacheManager:
     ) -> PageAllocation | None:
         """Allocates pages for the first `num_tokens` of a path, cached pages first; None if there is no room.
 
-        `session` becomes a user of the cached pages.
+        Records that `session` uses the cached pages.
         """
         allocation = self._loader.allocate(path, match, num_tokens)
         if allocation is not None and len(match):
@@ -83,7 +85,7 @@ class KvCacheManager:
         return allocation
 
     def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
-        """Whether pages for `num_tokens` and `spare_pages` more are free or can be evicted."""
+        """Returns whether pages for `num_tokens`, and `spare_pages` more, are free or can be evicted."""
         pool = self.page_store.device
         in_use = sum(node.device is not None and not pool.is_idle(node.device) for node in match.nodes)
         return self.page_store.could_allocate(
@@ -91,21 +93,21 @@ class KvCacheManager:
         )
 
     def allocate_pages(self, num_pages: int, domain: Domain) -> list[PageId] | None:
-        """Allocates pages, evicting others if needed; None, and nothing is allocated, if there are too few."""
+        """Allocates pages, and evicts others if needed. Returns None and allocates none if there are too few."""
         page_store = self.page_store
         if page_store.make_room(Tier.DEVICE, num_pages, domain) < num_pages:
             return None
         return page_store.device.allocate(num_pages)
 
     def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
-        """Enters the whole pages of computed tokens into the tree. The request keeps its holds."""
+        """Adds the whole pages of computed tokens to the tree. The request keeps its holds."""
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
         self._record_use(path, nodes, session)
         self.offloader.mark_dirty(nodes)
         return nodes
 
     def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> list[PageId]:
-        """Replaces pages that the tree holds already by the tree's pages. Returns the request's new page list."""
+        """Replaces a request's pages by the tree's pages with the same content. Returns the request's new page list."""
         shared = list(pages)
         for index, node in enumerate(nodes):
             if node.device is not None and node.device != pages[index] and not node.is_loading:
@@ -115,7 +117,10 @@ class KvCacheManager:
         return shared
 
     def _record_use(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
-        """Records who uses pages: a session, or a request without one. Pages of the latter outlive sessions."""
+        """Records that a session, or a request without one, uses pages.
+
+        Pages of a request without a session outlive sessions.
+        """
         if session is None:
             for node in nodes:
                 node.outlives_sessions = True
@@ -128,7 +133,7 @@ class KvCacheManager:
         self.page_store.release(Tier.DEVICE, pages)
 
     def set_history(self, path: TokenPath, session: SessionUse) -> SessionRecord:
-        """Makes a path the history of a session. Pages that only its old history contained are superseded."""
+        """Sets the history of a session to a path. Pages that only its old history contained become superseded."""
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
         keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
         followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
@@ -149,7 +154,10 @@ class KvCacheManager:
         self._copies.sweep()
 
     def forget_domain(self, domain: Domain) -> None:
-        """Removes all pages of a domain from every tier. Its running requests go on and are cached as before."""
+        """Removes all pages of a domain from every tier.
+
+        Its running requests continue, and their pages are cached again.
+        """
         self.sessions.remove_domain(domain)
         self.page_store.set_limits(domain, NO_KV_LIMITS)
         tree = self.page_store.tree
@@ -165,7 +173,7 @@ class KvCacheManager:
         self.offloader.enforce_limits(domain)
 
     def enforce_limits(self, domain: Domain) -> None:
-        """Moves what a domain has above its limits to a lower tier, or evicts it if there is none."""
+        """Moves a domain's pages above its limits to a lower tier, or evicts them if there is no lower tier."""
         self.offloader.enforce_limits(domain)
 
     def offload(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> None:
@@ -184,7 +192,7 @@ class KvCacheManager:
         return self._loader.prefetch(path, self.match(path))
 
     def finish_transfer(self, done: TransferDone) -> int | None:
-        """Takes in a transfer that has ended. Returns the depth of a load's first failed page, else None."""
+        """Processes the end of a transfer. Returns the depth of a load's first failed page; None if no page failed."""
         if done.plan.kind in (TransferKind.LOAD, TransferKind.FETCH):
             failed_from = self._loader.finish(done)
             self.offloader.start_background_copies()
@@ -193,13 +201,13 @@ class KvCacheManager:
         return None
 
     def start_background_copies(self) -> None:
-        """Copies pages down in the background if free pages run short. The scheduler calls it once per step."""
+        """Copies pages to lower tiers in the background if few pages are free. The scheduler calls it once per step."""
         self.offloader.start_background_copies()
 
     # ---- misses -----------------------------------------------------------------------------------------------
 
     def miss_reason(self, path: TokenPath, match: PrefixMatch, session: SessionUse | None) -> MissReason | None:
-        """Returns why a prompt was not cached further; None if no page is missing."""
+        """Returns why the cache misses pages of a prompt; None if no page is missing."""
         size = self.page_tokens
         key = next(iter(self._keys_after(path, match.nodes, len(match))), None)
         if key is None:

@@ -1,7 +1,7 @@
 """Decides what happens to a session's KV between its turns.
 
-Owns the times at which sessions began to wait for tools, and so learns how long each tool takes. Never touches a page
-itself: it tells KvCacheManager what to keep, load or give up.
+Owns the times at which sessions began to wait for tools, and measures how long each tool takes. Never changes a page
+itself: it calls KvCacheManager to keep, load or free pages.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,10 @@ from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.clock import Clock
 
 _TURN_LEASE_S = 30.0
-"""Seconds of the lease of a session whose turn is about to begin. It covers the rest of the upload and the queue."""
+"""Seconds of the lease when a turn is about to begin.
+
+The lease covers the rest of the upload and the wait in the queue.
+"""
 
 
 class LeaseModel(Protocol):
@@ -26,7 +29,8 @@ class LeaseModel(Protocol):
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
         """Returns how many seconds to keep device pages while tools run. `tools` maps names to the milliseconds that
-        the client expects, or None."""
+        the client expects, or None.
+        """
         ...
 
     def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
@@ -99,7 +103,7 @@ class SessionCache:
         self._kv_cache.offloader.store(nodes)
 
     def _prefetch(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
-        """Loads the session's pages because some of its tools have answered; no named tool means that all have."""
+        """Loads the session's pages because some of its tools have answered. If no tool is named, all have answered."""
         record = self._kv_cache.set_history(path, use)
         self._end_wait(record, {wait.tool for wait in command.waits} or set(record.tools))
         nodes = self._kv_cache.prefetch(path)

@@ -1,7 +1,7 @@
 """Records which sessions the engine has seen and which pages their histories contain.
 
-Owns the number of sessions per page key. It does not depend on the tier of a page, or on whether a copy exists. Never
-holds a page: a session gives its pages a rank, not a hold. Invariant: the records stay within `max_keys`.
+Owns the number of sessions per page key. The number does not depend on the tier of a page, or on whether a copy exists.
+Never holds a page: sessions only raise the rank of their pages. Invariant: the records stay within `max_keys`.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from graftwork.engine.kv.index.radix_tree import Domain, Lease
 
 @dataclass(slots=True, eq=False)
 class SessionRecord:
-    """What the index knows of one session."""
+    """What the index knows about one session."""
 
     domain: Domain
     scope: bytes
@@ -23,14 +23,14 @@ class SessionRecord:
     keys: tuple[PageKey, ...] = ()
     """The keys of the whole pages of its history, first page first."""
     abandoned: dict[PageKey, None] = field(default_factory=dict)
-    """The keys of pages that it made and that are not in its history; the oldest first."""
+    """The keys of pages that the session made and that are not in its history, oldest first."""
     lease: Lease | None = None
     waiting_since: float | None = None
     tools: tuple[str, ...] = ()
 
     @property
     def weight(self) -> int:
-        """Its cost against `max_keys`."""
+        """How much of `max_keys` the record uses."""
         return 1 + len(self.keys) + len(self.abandoned)
 
 
@@ -52,7 +52,7 @@ class SessionIndex:
 
     @property
     def num_history_pages(self) -> int:
-        """Distinct pages in all histories, on any tier or none."""
+        """The number of distinct pages in all histories, cached or not."""
         return len(self._counts)
 
     def find(self, domain: Domain, session: SessionKey) -> SessionRecord | None:
@@ -113,7 +113,7 @@ class SessionIndex:
         return record
 
     def _abandon(self, record: SessionRecord, keys: Iterable[PageKey]) -> None:
-        """Adds pages that a session made and does not use. Forgets the oldest if there are too many."""
+        """Adds pages that a session made but does not use. Forgets the oldest if there are too many."""
         num_abandoned = len(record.abandoned)
         record.abandoned.update(dict.fromkeys(keys))
         while len(record.abandoned) > _MAX_ABANDONED_SHARE * self.max_keys:
@@ -121,7 +121,7 @@ class SessionIndex:
         self._num_keys += len(record.abandoned) - num_abandoned
 
     def is_in_history(self, key: PageKey) -> bool:
-        """Whether the history of some session contains a page."""
+        """Returns whether the history of some session contains a page."""
         return key in self._counts
 
     def _count(self, keys: Iterable[PageKey], change: int) -> None:
@@ -159,4 +159,4 @@ class HistoryUpdate:
 
     record: SessionRecord
     superseded: tuple[PageKey, ...]
-    """Keys that are in no history any more."""
+    """Keys that no history contains any more."""

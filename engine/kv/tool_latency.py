@@ -1,12 +1,13 @@
 """Decides how long a session that waits for tools keeps its pages on the device.
 
 A lease of tau seconds is worth P(T <= tau) * benefit - cost * E[min(T, tau)], where T is the time at which the last
-tool answers. An answer within the lease saves loading or computing the pages and waiting for room; every second of the
-lease takes room from others. ToolLatencyModel learns T for each tool of each domain and returns the best tau. Source:
-the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), with the expected cost of the time held.
+tool answers. An answer within the lease saves the time to load or compute the pages and to wait for room. Every second
+of the lease takes room from other sessions. ToolLatencyModel learns T for each tool of each domain and returns the best
+tau. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected cost of the time
+held.
 
-A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is bounded per domain
-and in total, so a domain that invents tool names cannot push out another domain's.
+A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is limited per domain
+and in total, so a domain that invents tool names cannot evict the histograms of other domains.
 """
 
 import math
@@ -19,19 +20,22 @@ import numpy as np
 from graftwork.engine.kv.latency_histogram import EDGES, Floats, LatencyDistribution, LatencyHistogram, lognormal_masses
 
 _FIRST_GUESS: Floats = lognormal_masses(median_s=2.0, sigma=2.0)
-"""The prior before any observation: half of all tools answer within 2 s, 5 % need more than 54 s. It is an estimate."""
+"""The prior before any observation: half of all tools answer within 2 s, and 5 % need more than 54 s.
+
+These are guesses.
+"""
 _HINT_SLACK = 1.5
 """A lease lasts this many times as long as the client expects the tool to take."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """What a lease saves and costs, in seconds of engine time."""
+    """The benefit and the cost of a lease, in seconds of engine time."""
 
     benefit_s: float = 1.0
-    """Saved by an answer within the lease: loading or computing the pages, and waiting for room for them."""
+    """The time that an answer within the lease saves: to load or compute the pages, and to wait for room for them."""
     cost_per_s: float = 0.05
-    """Cost of one second of the lease: the held share of the device if others wait for it, else 0."""
+    """Cost of one second of the lease: the held share of the device if requests wait for room, else 0."""
     longest_s: float = 300.0
     """The upper limit of every lease."""
 
@@ -56,7 +60,7 @@ class ToolHistograms:
         return self._num_pairs
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """Enters the latency of a tool; infinity if it never answered."""
+        """Records the latency of a tool; infinity if it never answered."""
         self._of_all.observe(seconds)
         histograms = self._by_domain.setdefault(domain, OrderedDict())
         self._by_domain.move_to_end(domain)
@@ -68,7 +72,7 @@ class ToolHistograms:
         histograms[tool].observe(seconds)
 
     def distribution(self, domain: str, tool: str) -> LatencyDistribution:
-        """Returns the expected latency of a tool. For an unknown tool it is that of all tools of all domains."""
+        """Returns the expected latency of a tool. For an unknown tool, it is the latency of all tools of all domains."""
         histograms = self._by_domain.get(domain)
         histogram = histograms.get(tool) if histograms is not None else None
         prior = self._of_all.masses + max(self._prior_weight, 1e-9) * _FIRST_GUESS
@@ -85,8 +89,9 @@ class ToolHistograms:
                 histogram.check_integrity()
 
     def _enforce_bounds(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
-        """Enforces the limit of one domain on its own histograms, and the total limit on those of the least recently
-        used domain."""
+        """Removes histograms of this domain above its limit, and of the least recently used domain above the total
+        limit.
+        """
         if len(histograms) > self._max_tools:
             histograms.popitem(last=False)
             self._num_pairs -= 1
@@ -107,11 +112,11 @@ class ToolLatencyModel:
         self._terms = terms if terms is not None else LeaseTerms()
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """Enters the latency of a tool; infinity if the session ended without an answer."""
+        """Records the latency of a tool; infinity if the session ended without an answer."""
         self._histograms.observe(domain, tool, seconds)
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None], terms: LeaseTerms | None = None) -> float:
-        """Returns the best lease in seconds for `tools`, which were called at once; 0 if a lease is worth nothing.
+        """Returns the best lease in seconds for `tools`, which were called together; 0 if a lease has no value.
 
         `tools` maps names to the milliseconds that the client expects, or None.
         """
@@ -123,8 +128,10 @@ class ToolLatencyModel:
         return lease_s if lease_s <= hinted_s else _best_lease_s(distribution, terms, hinted_s)
 
     def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
-        """Returns P(all `tools` answer within the next `within_s` seconds | they have not for `waited_s`); 1 without
-        tools."""
+        """Returns the probability that all `tools` answer within the next `within_s` seconds; 1 without tools.
+
+        The tools were called `waited_s` seconds ago, and not all of them have answered.
+        """
         if not tools:
             return 1.0
         return self._latest_of(domain, tools).return_probability(waited_s, within_s)
@@ -137,7 +144,7 @@ class ToolLatencyModel:
 
 
 def _best_lease_s(distribution: LatencyDistribution, terms: LeaseTerms, longest_s: float) -> float:
-    """Returns the lease of at most `longest_s` seconds that is worth most; 0 if none is worth anything."""
+    """Returns the lease of at most `longest_s` seconds with the highest value; 0 if no lease has a value above 0."""
     is_candidate = longest_s > EDGES
     candidates = np.append(EDGES[is_candidate], longest_s)
     returned = np.append(distribution.cdf[is_candidate], distribution.probability_within(longest_s))
@@ -148,5 +155,5 @@ def _best_lease_s(distribution: LatencyDistribution, terms: LeaseTerms, longest_
 
 
 def _hinted_s(expected_ms: Iterable[float | None]) -> float:
-    """Returns the seconds after which all tools should have answered; infinite if one has no hint."""
+    """Returns the seconds after which all tools should have answered; infinity if the client gave no hint for one."""
     return max(_HINT_SLACK * expected / 1000.0 if expected is not None else math.inf for expected in expected_ms)

@@ -202,9 +202,7 @@ class DeviceAdapterPool:
             self._lora.forget(slot.adapter.digest)
         for slot in moved:
             slot.run = moves[slot.run]
-            slot.adapter = slot.adapter.over(
-                self._device_memory.block(slot.run.first, slot.adapter.num_bytes)
-            )
+            slot.adapter = slot.adapter.over(self._device_memory.block(slot.run.first, slot.adapter.num_bytes))
             readable = slot.adapter.moved_to(torch.empty_like(slot.adapter.block, device="cpu"))
             self._lora.place(readable, slot.adapter)
 

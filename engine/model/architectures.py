@@ -1,6 +1,6 @@
 """The served architectures, as data.
 
-Owns what differs between them: windows, biases, norms, and the defaults of settings. Never holds code for one of them.
+Owns how architectures differ: windows, biases, norms, and defaults of settings. Never contains code for a single one.
 """
 
 from collections.abc import Mapping

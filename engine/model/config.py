@@ -1,7 +1,7 @@
 """The shape of a decoder, read from a Hugging Face config.json.
 
 Owns the translation of config.json into plain facts; engine/model/architectures.py has the differences by architecture.
-Never imports torch, because the gateway reads it too. Refuses what is not served, by name, instead of ignoring it.
+Never imports torch, because the gateway uses it too. Never ignores an unsupported setting: the error names it.
 """
 
 import json
@@ -14,7 +14,7 @@ from graftwork.engine.model.architectures import COMMON_DEFAULTS, VARIANTS, Mode
 from graftwork.engine.model.rope_config import RopeConfig, read_rope_config
 from graftwork.platform.errors import InvalidRequest
 
-_ACTIVATIONS = {"silu", "swish"}  # two names of the same function
+_ACTIVATIONS = {"silu", "swish"}  # both names mean the same function
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -44,7 +44,7 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """Features of one token's keys, or values, in one layer."""
+        """Features of one token's keys in one layer. Its values have as many."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -63,7 +63,7 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read config.json. Raises InvalidRequest if the file is missing or the model is not served."""
+    """Reads config.json. Raises InvalidRequest if the file is missing or the model is not served."""
     found = _read_json(folder / "config.json")
     variant = _variant(found)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}
@@ -105,7 +105,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _variant(found: dict[str, Any]) -> ModelVariant:
-    """The architecture that config.json names."""
+    """Returns the architecture that config.json names."""
     architectures = found.get("architectures") or []
     if len(architectures) != 1 or architectures[0] not in VARIANTS:
         raise _refused(f"architectures {architectures} is not served; served is one of {', '.join(VARIANTS)}.")
@@ -133,7 +133,7 @@ def _biased_targets(raw: dict[str, Any], variant: ModelVariant) -> tuple[str, ..
 
 
 def _windows(raw: dict[str, Any], rule: WindowRule) -> tuple[int | None, ...]:
-    """The window of each layer; None if it is as wide as the context."""
+    """Returns the window of each layer; None for a layer whose window is as wide as the context."""
     window = _window(raw, rule)
     first = _whole(raw, "max_window_layers", least=0) if rule is WindowRule.BY_LAYER_TYPE else 0
     derived = [
@@ -148,7 +148,7 @@ def _windows(raw: dict[str, Any], rule: WindowRule) -> tuple[int | None, ...]:
 
 
 def _window(raw: dict[str, Any], rule: WindowRule) -> int | None:
-    """The width of the window; None if no layer has one."""
+    """Returns the width of the window; None if no layer has one."""
     is_unused = rule is WindowRule.BY_LAYER_TYPE and not raw.get("use_sliding_window", False)
     if raw.get("sliding_window") is None or is_unused:
         return None
@@ -172,7 +172,7 @@ def _refused(problem: str) -> InvalidRequest:
 
 
 def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """The end-of-sequence tokens: of generation_config.json, else of config.json."""
+    """Returns the end-of-sequence tokens: of generation_config.json, else of config.json."""
     path = folder / "generation_config.json"
     generation = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))

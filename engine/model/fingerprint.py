@@ -1,6 +1,7 @@
 """The files of a model folder, and their fingerprint by content.
 
-Owns what counts as the model: config.json and the weight files. Never imports torch, because the gateway reads it too.
+Owns the list of files that make up a model: config.json and the weight files. Never imports torch, because the gateway
+uses it too.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def fingerprint(folder: Path) -> str:
-    """`sha256:…` over config.json and all weight files. It depends on their bytes, not on their place."""
+    """Returns `sha256:…` over config.json and all weight files. It depends on their content, not on the folder's path."""
     digest = hashlib.sha256(b"graftwork/base/1")
     for path in [folder / "config.json", *weight_files(folder)]:
         with path.open("rb") as file:
@@ -21,7 +22,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files in the index, or all in the folder without one. Raises InvalidRequest if one is missing."""
+    """Returns the safetensors files that the index lists, or all if there is no index.
+
+    Raises InvalidRequest if one is missing.
+    """
     files = sorted(_indexed_files(folder)) or sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]
     if missing or not files:

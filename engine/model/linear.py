@@ -51,11 +51,11 @@ class Linear:
         return functional.linear(x, self._weight, self.bias)
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The weight [end - start, in_features] and bias of outputs [start, end)."""
+        """Returns the weight [end - start, in_features] and bias of outputs [start, end)."""
         return self.weight[start:end], None if self.bias is None else self.bias[start:end]
 
     def pack(self) -> None:
-        """Store the weight in blocks, if that is faster, and drop the plain copy."""
+        """Stores the weight in blocks, if that is faster, and drops the plain copy."""
         if self._weight is None or not _pays(self._weight):
             return
         reorder: Callable[[torch.Tensor, int], torch.Tensor] = torch.ops.mkldnn._reorder_linear_weight
@@ -64,6 +64,8 @@ class Linear:
 
 
 def _pays(weight: torch.Tensor) -> bool:
-    """Whether blocks are faster. fp32 products use MKL, which does not gain; torch without oneDNN has no blocks."""
+    """Returns whether blocks are faster. fp32 products use MKL, which does not gain; torch without oneDNN has no
+    blocks.
+    """
     has_blocks = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_blocks

@@ -1,6 +1,6 @@
-"""The groups of linear layers that share an input, and so are computed by one matrix product.
+"""Lists the groups of linear layers that read the same input. One matrix product computes a whole group.
 
-Owns their names and order. It has no torch and no weights, so that the adapter rooms can use it as data.
+Owns the names and the order of the groups. Never imports torch or holds weights, so adapter code can use it as data.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graftwork.engine.model.config import ModelConfig
 
 HEAD_LAYER = -1
-"""The layer number that stands for the output head."""
+"""The layer number of the output head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,6 @@ class GroupShape:
 
     @classmethod
     def of(cls, model: ModelConfig, targets: Sequence[str]) -> "GroupShape":
-        """The shape of these projections in a model."""
+        """Returns the shape of these projections in a model."""
         shapes = [model.target_shapes[target] for target in targets]
         return cls(shapes[0][1], tuple(out_features for out_features, _ in shapes))

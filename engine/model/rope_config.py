@@ -1,7 +1,7 @@
 """The settings of rotary position embedding, read from a Hugging Face config.json.
 
 Owns the two spellings of these settings: `rope_parameters` (newer), or `rope_theta` with `rope_scaling` (older). If a
-file has both, `rope_scaling` counts, as in transformers. Never imports torch.
+file has both, `rope_scaling` is used, as in transformers. Never imports torch.
 """
 
 import math
@@ -62,7 +62,7 @@ class RopeConfig:
 
 
 def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
-    """Read the rope settings of a config.json.
+    """Reads the rope settings of a config.json.
 
     Raises InvalidRequest, with the setting's name, if a setting is not supported or is not a number.
     """
@@ -77,7 +77,7 @@ def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
 
 
 def _settings(raw: dict[str, Any]) -> dict[str, Any]:
-    """The rope settings of both spellings, as one flat table."""
+    """Returns the rope settings of both spellings, as one flat table."""
     outside = {name: raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in raw}
     inside = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(inside, dict) or any(isinstance(value, dict) for value in inside.values()):
@@ -100,7 +100,7 @@ def _linear(settings: dict[str, Any], _: int) -> RopeConfig:
 
 
 def _dynamic(settings: dict[str, Any], _: int) -> RopeConfig:
-    """Dynamic NTK scaling. It changes nothing up to max_position_embeddings, and longer requests are refused.
+    """Checks dynamic NTK scaling. It changes nothing up to max_position_embeddings, and longer requests are refused.
 
     Beyond that length the frequencies would change with every token, and cached keys would be wrong.
     """
@@ -162,7 +162,10 @@ def _original_context_tokens(settings: dict[str, Any], context_tokens: int) -> i
 
 
 def _number(settings: dict[str, Any], name: str, default: float | None = None) -> float:
-    """A finite number above zero; the default, if there is one, for a setting that is absent, null or 0."""
+    """Returns a finite number above zero.
+
+    For a setting that is absent, null or 0, returns the default, if there is one.
+    """
     value = settings.get(name)
     if not value and default is not None:
         return default

@@ -23,18 +23,20 @@ class RotaryTable:
         self._sin = (both.sin() * rope.attention_factor).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cosines and sines of some positions, to broadcast over heads.  # [num_tokens, 1, head_dim] each"""
+        """Returns the cosines and sines of some positions, to broadcast over heads.  # [num_tokens, 1, head_dim] each"""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys, in fp32; the result has the dtype of x.  # [num_tokens, heads, head_dim]"""
+        """Rotates queries or keys, in fp32; the result has the dtype of x.  # [num_tokens, heads, head_dim]"""
         first, second = x.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
         return (x * cos + turned * sin).to(x.dtype)
 
 
 def rotary_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """The rotation of each pair of features from one position to the next, in radians.  # [head_dim / 2] fp32 on CPU"""
+    """Returns the rotation of each pair of features from one position to the next, in radians.  # [head_dim / 2] fp32
+    on CPU
+    """
     wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # in positions / 2 pi
     frequencies = 1.0 / wavelengths
     match rope.scaling:
@@ -66,10 +68,10 @@ def _yarn(wavelengths: torch.Tensor, head_dim: int, theta: float, scaling: YarnS
 
 
 def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
-    """The bounds of the ramp: pairs of features below the first are kept, pairs above the second are divided."""
+    """Returns the bounds of the ramp: pairs of features below the first are kept, pairs above the second are divided."""
 
     def pair_with_rotations(rotations: float) -> float:
-        """The pair of features that makes so many rotations over the original context."""
+        """Returns the pair of features that makes `rotations` rotations over the original context."""
         return head_dim * math.log(scaling.original_context_tokens / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair_with_rotations(scaling.beta_fast), pair_with_rotations(scaling.beta_slow)

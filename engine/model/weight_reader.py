@@ -1,6 +1,6 @@
 """Reads the weight files of a model folder, memory-mapped safetensors.
 
-Owns which tensors have been read. Never loads a tensor before it is asked for.
+Owns the record of which tensors have been read. Never loads a tensor before `read` is called for it.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ class WeightReader:
         return frozenset(self._unread)
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Read one tensor onto the CPU, in its own dtype.
+        """Reads one tensor onto the CPU, in its own dtype.
 
         Raises InvalidRequest if it is missing, or has another shape or the dtype of a quantised model.
         """

@@ -1,7 +1,7 @@
 """The weights of a decoder on the device, read from a model folder.
 
-Owns the weights, with projections of the same input fused into one matrix. Never ignores a tensor of the folder: one
-that the model does not use is an error.
+Owns the weights. Projections of the same input are fused into one matrix. Never ignores a tensor of the folder: a
+tensor that the model does not use is an error.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LayerWeights:
     down: Linear  # [hidden, intermediate]
 
     def group(self, name: str) -> Linear:
-        """The fused weight and bias of one group of LoRA targets: qkv, o, gate_up or down."""
+        """Returns the fused weight and bias of one group of LoRA targets: qkv, o, gate_up or down."""
         return {"qkv": self.qkv, "o": self.output, "gate_up": self.gate_up, "down": self.down}[name]
 
 
@@ -44,7 +44,7 @@ class DecoderWeights:
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The weight and bias of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
+        """Returns the weight and bias of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
         if layer == HEAD_LAYER:
             return self.head.weight, None
         group = next(group for group in GROUPS if target in group.targets)
@@ -59,7 +59,7 @@ class DecoderWeights:
         return self.target_shapes[target]
 
     def pack(self) -> None:
-        """Store the weights in the CPU's layout. A tied head becomes a copy of the embedding."""
+        """Stores the weights in the CPU's layout. A tied head becomes a copy of the embedding."""
         for layer in self.layers:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 linear.pack()
@@ -69,7 +69,7 @@ class DecoderWeights:
 def load_decoder_weights(
     reader: WeightReader, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
-    """Read and fuse all weights.
+    """Reads and fuses all weights.
 
     Raises InvalidRequest, with the tensor's name, if one is missing, has another shape, or is not part of the model.
     """
@@ -129,7 +129,10 @@ class _TensorReader:
         return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor:
-        """The output head. It is the embedding if the two are tied; some files hold it twice."""
+        """Returns the output head.
+
+        If head and embedding are tied, this is the embedding, although some files store both.
+        """
         if self.config.tie_word_embeddings and "lm_head.weight" not in self.reader:
             return embedding
         head = self.read("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
@@ -145,9 +148,9 @@ class _TensorReader:
 
 
 def _refuse_leftovers(reader: WeightReader) -> None:
-    """Raises InvalidRequest for a tensor that was not read: without it, the output would not be the model's.
+    """Raises InvalidRequest if a tensor was not read, because the output would be wrong without it.
 
-    Ignored are the rotary frequencies of older files, and second copies of the weights under a vendor's names.
+    Ignores the rotary frequencies of older files, and second copies of the weights under a vendor's names.
     """
     left = sorted(
         name

@@ -1,7 +1,7 @@
-"""The queue of waiting requests, in the order in which they are admitted.
+"""Orders the waiting requests for admission.
 
-Owns the queues and the fair-share counters. Never changes a request, and does not know whether there is room for it.
-Order: service tier first, raised with waiting time so that nothing starves; then fair share among domains.
+Owns the queues and the fair-share counters. Never changes a request, and never checks whether there is room for it.
+Order: first by service tier, which rises with waiting time so that no request starves; then by fair share.
 Each domain has a counter of the service that it received, divided by its weight; the smallest is served first.
 A domain whose queue was empty starts again at the smallest counter of the waiting domains (or at the one served last),
 so that idling earns no credit.
@@ -25,7 +25,7 @@ class FairShare:
     """The waiting requests; iterating over it follows no particular order."""
 
     def __init__(self, clock: Clock, seconds_per_tier: float = 10.0) -> None:
-        """Every `seconds_per_tier` of waiting raise a request by one service tier."""
+        """A request rises by one service tier for every `seconds_per_tier` that it waits."""
         self._clock = clock
         self._seconds_per_tier = seconds_per_tier
         self._waiting: dict[IsolationDomain, deque[RequestState]] = {}
@@ -40,7 +40,7 @@ class FairShare:
             yield from queue
 
     def enqueue(self, state: RequestState) -> None:
-        """Append a request to the queue of its domain."""
+        """Appends a request to the queue of its domain."""
         domain = state.domain
         if domain not in self._waiting:
             floor = min((self._counters[other] for other in self._waiting), default=self._last_served)
@@ -49,14 +49,14 @@ class FairShare:
         self._waiting[domain].append(state)
 
     def remove(self, state: RequestState) -> None:
-        """Take a waiting request out of its queue."""
+        """Takes a waiting request out of its queue."""
         domain = state.domain
         self._waiting[domain].remove(state)
         if not self._waiting[domain]:
             del self._waiting[domain]
 
     def candidates(self) -> list[RequestState]:
-        """All waiting requests, the next one to admit first."""
+        """Returns all waiting requests, the next one to admit first."""
         priorities = {state.request_id: self.priority(state) for state in self}
 
         def order(state: RequestState) -> tuple[int, float, float]:
@@ -65,16 +65,16 @@ class FairShare:
         return sorted(self, key=order)
 
     def priority(self, state: RequestState) -> int:
-        """The priority of a request by now; 0 is the highest. Waiting raises it."""
+        """Returns the present priority of a request. 0 is the highest. Waiting raises the priority."""
         promotions = int((self._clock.monotonic() - state.arrived_at) / self._seconds_per_tier)
         return max(_TIER_PRIORITY[state.request.tier] - promotions, 0)
 
     def charge_input(self, state: RequestState, uncached_tokens: int) -> None:
-        """Charge a domain for the prompt tokens that must be computed."""
+        """Charges a domain for the prompt tokens that must be computed."""
         self._charge(state, INPUT_PRICE * uncached_tokens)
 
     def charge_output(self, state: RequestState, num_tokens: int) -> None:
-        """Charge a domain for generated tokens."""
+        """Charges a domain for generated tokens."""
         self._charge(state, OUTPUT_PRICE * num_tokens)
 
     def _charge(self, state: RequestState, price: float) -> None:

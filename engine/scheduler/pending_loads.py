@@ -1,7 +1,7 @@
-"""Tracks the loads that running requests wait for, or compute behind.
+"""Tracks the KV loads that running requests wait for or overlap with.
 
 Owns `pending_loads` and `overlapped_loads` of each request. Never starts a load: the KV cache does at admission.
-A request whose pending loads are all gone can be computed; a failed load costs it the pages that were not read.
+A request can be computed once all its pending loads have ended. It computes pages again that a load could not read.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ class LoadOutcome:
     ready: list[RequestState] = field(default_factory=list)
     """Requests that no longer wait for a load."""
     failed: list[RequestId] = field(default_factory=list)
-    """Requests computed with pages that turned out to be unreadable; their tokens since are invalid."""
+    """Requests that were computed with pages that could not be read. Their tokens since then are invalid."""
 
 
 class PendingLoads:
-    """Follows every load from its plan to its end."""
+    """Tracks every load from its plan to its end."""
 
     def __init__(self, kv_cache: KvCacheManager, running: Mapping[RequestId, RequestState], page_tokens: int) -> None:
         self._kv_cache = kv_cache
@@ -33,7 +33,10 @@ class PendingLoads:
         self._page_tokens = page_tokens
 
     def overlap(self, plan: TransferPlan) -> list[RequestState]:
-        """Let steps compute behind a load before it has ended. Returns the requests that no longer wait."""
+        """Lets steps use a load that still runs: each layer waits for its own KV.
+
+        Returns the requests that no longer wait.
+        """
         waiting = [state for state in self._running.values() if plan in state.pending_loads]
         for state in waiting:
             state.pending_loads.discard(plan)
@@ -41,11 +44,11 @@ class PendingLoads:
         return [state for state in waiting if not state.pending_loads]
 
     def read_by(self, plan: StepPlan) -> set[TransferPlan]:
-        """The loads that still run, of pages that a step reads."""
+        """Returns the running loads into pages that a step reads."""
         return {load for piece in plan.slices for load in self._running[piece.request_id].overlapped_loads}
 
     def finish(self, done: TransferDone) -> LoadOutcome:
-        """End a transfer. Pages that it could not read are released and will be computed again."""
+        """Ends a transfer. Pages that it could not read are released and will be computed again."""
         failed_from = self._kv_cache.finish_transfer(done)
         outcome = LoadOutcome()
         for state in self._running.values():

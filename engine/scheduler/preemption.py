@@ -1,6 +1,6 @@
 """Allocates pages for the next tokens of running requests, and chooses which request to preempt for them.
 
-Owns the set of starved requests: those that run and lack a page. Never frees a page itself: the scheduler preempts.
+Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
 A request needs another page whenever it has filled its last. Without a free page, the lowest-priority request is
 preempted, which may be the request itself. While copies run, the request waits for the pages that they free.
 """
@@ -32,7 +32,7 @@ class PageGrower:
         """Running requests without the page that their next token needs."""
 
     def grow(self, state: RequestState, num_tokens: int, planned: set[RequestId]) -> bool:
-        """Allocate the pages of the next `num_tokens`. False if the request must wait, or was preempted itself.
+        """Allocates the pages of the next `num_tokens`. False if the request must wait, or was preempted itself.
 
         Requests in `planned` are part of the step already and are not preempted.
         """
@@ -58,7 +58,7 @@ class PageGrower:
         return True
 
     def fit_draft(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[int, ...]:
-        """Allocate the pages of a draft without preempting a request. Returns the part of the draft that has pages."""
+        """Allocates the pages of a draft without preempting a request. Returns the part of the draft that has pages."""
         known = len(state.token_ids)
         missing = pages_for(known + len(drafted), self._page_tokens) - len(state.pages)
         if not drafted or missing <= 0:
@@ -70,7 +70,7 @@ class PageGrower:
         return drafted
 
     def lowest_priority(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
-        """The request to preempt first: of the lowest priority, and of those the last to arrive."""
+        """Returns the request to preempt first: the one with the lowest priority, and at a tie the last to arrive."""
         spared = set(excluded)
         candidates = [one for one in self._running.values() if one.request_id not in spared and not one.pending_loads]
         return max(candidates, key=lambda one: (one.priority, one.arrived_at), default=None)

@@ -1,7 +1,7 @@
-"""A request while it is served.
+"""Holds the state of one request while the engine serves it.
 
 Owns its tokens, how many of them have been computed, and the list of pages that hold their KV.
-Never allocates or releases a page: the scheduler does, and tells it. `num_computed` never exceeds what `pages` hold.
+Never allocates or releases a page: the scheduler does. Invariant: `pages` hold at least `num_computed` tokens.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 
 
 def history_for(request: EngineRequest) -> TokenHistory | None:
-    """The tokens that penalties count; None without penalties. Only a repetition penalty counts the prompt."""
+    """Returns the tokens that penalties count; None without penalties. Only a repetition penalty counts the prompt."""
     if not request.sampling.counts_tokens:
         return None
     return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
@@ -27,7 +27,7 @@ def history_for(request: EngineRequest) -> TokenHistory | None:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """Owned by the scheduler; nothing else changes it."""
+    """The state of one request. Only the scheduler changes it."""
 
     request: EngineRequest
     scope: PrefixScope
@@ -35,7 +35,7 @@ class RequestState:
     arrived_at: float
     stop_token_ids: frozenset[int]
     max_total_tokens: int
-    """Prompt and answer together: what was asked for, cut to the context."""
+    """The most tokens of prompt and answer together: as requested, but at most the context."""
     token_ids: list[int] = field(default_factory=list)
     """The prompt, then the answer so far."""
     pages: list[PageId] = field(default_factory=list)
@@ -44,18 +44,18 @@ class RequestState:
     pending_loads: set[TransferPlan] = field(default_factory=set)
     """Loads into `pages` that must make progress before a step can compute this request."""
     overlapped_loads: set[TransferPlan] = field(default_factory=set)
-    """Loads into `pages` that still run while steps compute this request, layer by layer behind them."""
+    """Loads into `pages` that still run while steps compute this request. Each layer waits for its own KV."""
     tiers: tuple[Tier, ...] = ()
     """The tier on which each of the first pages was found."""
     miss_reason: MissReason | None = None
     priority: int = 0
-    """At admission; 0 is the highest. See FairShare.priority."""
+    """The priority at admission; 0 is the highest. See FairShare.priority."""
     is_admitted: bool = False
-    """Whether its client has been told. It stays true when the request is preempted."""
+    """Whether its admission has been reported. It stays true when the request is preempted."""
     drafts: RequestDrafts | None = None
-    """None until it runs."""
+    """Its drafters and their counts; None until the request first runs."""
     history: TokenHistory | None = None
-    """None without penalties. It may lack the last tokens: read it by `updated_history`."""
+    """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
 
     @property
     def request_id(self) -> RequestId:
@@ -80,25 +80,28 @@ class RequestState:
         return len(self.token_ids) - self.num_computed
 
     def path(self, num_tokens: int) -> TokenPath:
-        """Its first `num_tokens` tokens, for the prefix cache."""
+        """Returns its first `num_tokens` tokens as a path for the prefix cache."""
         return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
 
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
-        """Start with these pages, the cached ones first."""
+        """Sets the pages of a request that starts. Cached pages come first."""
         self.pages, self.tiers = list(allocation.pages), allocation.tiers
         self.pending_loads = set(allocation.loads)
         self.num_computed = len(self.tiers) * page_tokens
         self.miss_reason = miss_reason
 
     def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
-        """Keep the first `num_pages`: the KV of the others could not be read. Returns the others, to be released."""
+        """Keeps the first `num_pages`, because the other pages could not be read.
+
+        Returns those; the caller releases them.
+        """
         lost = self.pages[num_pages:]
         self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
         self.num_computed = min(self.num_computed, num_pages * page_tokens)
         return lost
 
     def cache_report(self, page_tokens: int) -> CacheReport:
-        """Where the KV of the prompt came from."""
+        """Returns where the KV of the prompt came from."""
         found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
         return CacheReport(
             device_tokens=found[Tier.DEVICE],
@@ -109,7 +112,7 @@ class RequestState:
         )
 
     def append_tokens(self, token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Append tokens up to the first that ends the answer. Returns the appended ones."""
+        """Appends tokens up to the first that ends the answer. Returns the appended ones."""
         before = len(self.token_ids)
         for token_id in token_ids:
             self.token_ids.append(token_id)
@@ -118,23 +121,23 @@ class RequestState:
         return tuple(self.token_ids[before:])
 
     def max_draft_tokens(self) -> int:
-        """The most tokens to draft now: the step adds one of its own to those that it accepts."""
+        """Returns the most tokens to draft now. A step always adds one token of its own to the accepted draft tokens."""
         return max(self.max_total_tokens - len(self.token_ids) - 1, 0)
 
     def banned_token_ids(self, num_drafted: int = 0) -> tuple[int, ...]:
-        """The tokens that must not be sampled behind `num_drafted` accepted draft tokens."""
+        """Returns the tokens that must not be sampled after `num_drafted` accepted draft tokens."""
         if self.num_generated + num_drafted >= self.request.sampling.min_tokens:
             return ()
         return tuple(sorted(self.stop_token_ids))
 
     def updated_history(self) -> TokenHistory | None:
-        """The history, brought up to the last known token."""
+        """Returns the token counts, after adding all known tokens to them."""
         if self.history is not None:
             self.history.extend(self.token_ids[self.num_prompt + self.history.num_generated_tokens :])
         return self.history
 
     def finish_reason(self) -> FinishReason | None:
-        """Why the last token ends the answer; None if it does not."""
+        """Returns why the last token ends the answer; None if it does not."""
         if self.token_ids[-1] in self.stop_token_ids:
             return FinishReason.STOP
         if len(self.token_ids) >= self.max_total_tokens:

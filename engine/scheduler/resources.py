@@ -1,7 +1,7 @@
-"""What a request needs besides pages: its adapters and its grammar, as the scheduler asks for them.
+"""Defines how the scheduler asks for what a request needs besides pages: adapters and a grammar.
 
-Owns the two protocols alone. LoraPool implements AdapterProvider, the grammar manager GrammarProvider.
-Invariant: a provider never waits; what is not ready is made ready in the background.
+Owns only the two protocols. LoraPool implements AdapterProvider, and the grammar manager implements GrammarProvider.
+Invariant: no method waits. Adapters are loaded and grammars are compiled in the background.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,15 @@ class AdapterProvider(Protocol):
     """Adapters on the device. A pinned adapter stays there."""
 
     def want(self, groups: list[tuple[str, ...]]) -> None:
-        """Start loading the adapters of all waiting requests, given by request in the order of admission."""
+        """Starts loading the adapters of all waiting requests, given by request in the order of admission."""
         ...
 
     def is_ready(self, digest: str) -> bool:
-        """Whether a request may start with this adapter now."""
+        """Returns whether a request may start with this adapter now."""
         ...
 
     def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
-        """Why these adapters cannot serve one request together, as far as it is known."""
+        """Returns why these adapters cannot serve one request together; None if no reason is known."""
         ...
 
     def pin(self, digest: str) -> None: ...
@@ -34,34 +34,34 @@ class AdapterProvider(Protocol):
 
 
 class GrammarProvider(Protocol):
-    """Compiled grammars, and the position of each running request in its own."""
+    """Compiled grammars, and the position of each running request in its grammar."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Start compiling the grammars of all waiting requests, given in the order of admission."""
+        """Starts compiling the grammars of all waiting requests, given in the order of admission."""
         ...
 
     def is_ready(self, request: EngineRequest) -> bool:
-        """Whether the request may start now: its grammar is compiled, or it has none."""
+        """Returns whether the request may start now: its grammar is compiled, or it has none."""
         ...
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Why a request cannot have its grammar, as far as it is known."""
+        """Returns why a request cannot have its grammar; None if no reason is known."""
         ...
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Start to follow a request. After a preemption, `generated` is its answer so far."""
+        """Starts to track a request's position in its grammar. After a preemption, `generated` is its answer so far."""
         ...
 
     def close(self, request_id: RequestId) -> None:
-        """Stop following a request."""
+        """Stops tracking a request's position in its grammar."""
         ...
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
-        """The mask of the token behind `drafted`, which the grammar allows; None without a grammar."""
+        """Returns the mask of the token after `drafted`; None without a grammar. The grammar must allow `drafted`."""
         ...
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Advance a running request by its next token. Returns the error that ends it, if any."""
+        """Advances a running request by its next token. Returns the error that ends it, if any."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""Decides which requests run in the next step, and takes in the result of the last one.
+"""Decides which requests run in the next step, and processes the result of the last step.
 
-Owns every RequestState, from submit to the last token. It is pure Python, without torch, and never waits.
+Owns every RequestState, from submit to the last token. Never imports torch, and never waits.
 There is no prefill mode and no decode mode: each step computes tokens that are known but have no KV yet.
 
-A request is admitted with pages for all its known tokens, and gets another whenever it has filled its last. Without a
-free page the lowest-priority request is preempted: its KV is offloaded to the host, and it continues from there later.
+A request is admitted with pages for all its known tokens. It gets another page when its last page is full. If no page
+is free, the lowest-priority request is preempted: its KV is offloaded to the host, and it continues later from there.
 Invariant: nothing is admitted while a running request lacks a page, so running requests finish.
 """
 
@@ -99,7 +99,7 @@ class Scheduler:
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a request. Raises a typed error, and changes nothing, if it cannot be served."""
+        """Queues a request. Raises a typed error, and changes nothing, if it cannot be served."""
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
         self._validator.check(request)
@@ -117,7 +117,7 @@ class Scheduler:
         self._waiting.enqueue(state)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Drop a request and free its pages and adapters. Does nothing for a request that has ended already."""
+        """Drops a request and frees its pages and adapters. Does nothing for a request that has ended already."""
         state = self._by_id.pop(request_id, None)
         if state is None:
             return
@@ -127,12 +127,12 @@ class Scheduler:
             self._waiting.remove(state)
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[RequestOutput]:
-        """End every waiting request that needs an adapter which could not be loaded."""
+        """Ends every waiting request that needs an adapter which could not be loaded."""
         failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
         return self.fail(failed, error)
 
     def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[RequestOutput]:
-        """End requests with an error, without keeping their KV.
+        """Ends requests with an error, without keeping their KV.
 
         A request that has finished but was not reported yet gets the error too.
         """
@@ -144,7 +144,7 @@ class Scheduler:
     # ---- admit ------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[RequestOutput]:
-        """Admit waiting requests in the order of FairShare, as far as resources allow.
+        """Admits waiting requests in the order of FairShare, as far as resources allow.
 
         Skips a request whose adapter is still loading or whose grammar is still compiling. Stops at a request that
         lacks pages, so that small requests cannot starve a large one.
@@ -169,11 +169,14 @@ class Scheduler:
         return outputs
 
     def _has_place(self) -> bool:
-        """Whether the batch has room, and no running request waits for a page."""
+        """Returns whether the batch has room, and no running request waits for a page."""
         return len(self._running) < self._limits.max_running and not self._page_grower.starved
 
     def _allocate(self, state: RequestState) -> bool:
-        """Allocate pages for all known tokens, with one page to spare for each running request. False without room."""
+        """Allocates pages for all known tokens, with one page to spare for each running request.
+
+        Returns False without room.
+        """
         path = state.path(len(state.token_ids) - 1)  # the last token is always computed, because its logits are needed
         match = self._kv_cache.match(path)
         if self._running and not self._kv_cache.has_room(match, len(state.token_ids), len(self._running)):
@@ -187,7 +190,10 @@ class Scheduler:
         return True
 
     def _preempt_for(self, state: RequestState) -> bool:
-        """Preempt a running request of lower priority. False if there is none, or if copies will free pages soon."""
+        """Preempts a running request of lower priority.
+
+        Returns False if there is none, or if copies will free pages soon.
+        """
         victim = self._page_grower.lowest_priority()
         if victim is None or self._kv_cache.page_store.device.in_flight_pages:
             return False
@@ -207,7 +213,7 @@ class Scheduler:
         return [] if state.pending_loads else self._report_admitted(state)
 
     def _report_admitted(self, state: RequestState) -> list[RequestOutput]:
-        """Report a request whose cached pages are all readable, unless it was reported before a preemption."""
+        """Reports the admission of a request once its cached pages are all readable. Reports it only once."""
         if state.is_admitted:
             return []
         state.is_admitted = True
@@ -220,16 +226,19 @@ class Scheduler:
         return [RequestOutput(state.request_id, PromptAdmitted(report))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
-        """Follow pages that were moved on the device. `moves` maps old numbers to new ones."""
+        """Updates page numbers after pages were moved on the device. `moves` maps old numbers to new ones."""
         for state in self._running.values():
             state.pages = [moves.get(page, page) for page in state.pages]
 
     def overlap_load(self, plan: TransferPlan) -> list[RequestOutput]:
-        """Start the requests that waited for a load whose pages can now be read layer by layer."""
+        """Starts the requests that waited for a load whose pages can now be read layer by layer."""
         return [output for state in self.pending_loads.overlap(plan) for output in self._report_admitted(state)]
 
     def finish_transfer(self, done: TransferDone) -> list[RequestOutput]:
-        """Start the requests that waited for a load; fail those that were computed with pages it could not read."""
+        """Starts the requests that waited for a load.
+
+        Fails the requests that were computed with pages it could not read.
+        """
         outcome = self.pending_loads.finish(done)
         outputs = self.fail(outcome.failed, InternalFailure(_NOT_LOADED))
         return outputs + [output for state in outcome.ready for output in self._report_admitted(state)]
@@ -237,9 +246,9 @@ class Scheduler:
     # ---- plan -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step: the tokens of all decoding requests, then chunks of prompts; None if nothing can run.
+        """Returns the next step: the tokens of all decoding requests, then chunks of prompts. None if nothing can run.
 
-        Draft tokens take what is left of the token budget, so that no prompt waits for drafts.
+        Draft tokens use only what is left of the token budget, so that no prompt waits for them.
         """
         self._kv_cache.start_background_copies()
         chunks = self._chunks()
@@ -259,7 +268,7 @@ class Scheduler:
         return plan
 
     def _chunks(self) -> list[tuple[RequestState, int]]:
-        """How many known tokens of each request the next step computes; all of them have pages."""
+        """Returns how many known tokens of each request the next step computes. All of them have pages."""
         budget = self._limits.max_batch_tokens
         chunks: list[tuple[RequestState, int]] = []
         planned: set[RequestId] = set()
@@ -274,7 +283,7 @@ class Scheduler:
         return chunks
 
     def _preempt(self, state: RequestState) -> None:
-        """Offload the computed pages of a running request to the host, and queue the request again."""
+        """Offloads the computed pages of a running request to the host, and queues the request again."""
         path = state.path(state.num_computed)
         self._kv_cache.offload(path, state.pages, state.request.session)
         self._remove_running(state)
@@ -285,7 +294,7 @@ class Scheduler:
     # ---- absorb -----------------------------------------------------------------------------------------------
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Append the tokens that a step has chosen, and finish the requests that are complete."""
+        """Appends the tokens that a step has chosen, and finishes the requests that are complete."""
         self.speculator.step_ended()
         outputs: list[RequestOutput] = []
         for piece in plan.slices:
@@ -300,7 +309,7 @@ class Scheduler:
         return outputs
 
     def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
-        """Append the accepted tokens of one request. All but the last were drafted, so their KV is computed already."""
+        """Appends the accepted tokens of one request. All but the last were drafted, so their KV is computed already."""
         ends = result.ends.get(piece.request_id, {})
         accepted = accepted_prefix(piece.draft_token_ids, result.token_ids[piece.request_id])
         ended_at = next((row for row in range(len(accepted)) if row in ends), None)
@@ -323,11 +332,11 @@ class Scheduler:
         return outputs if reason is None else [*outputs, self._finish(state, reason)]
 
     def _end(self, state: RequestState, error: GraftworkError | None) -> list[RequestOutput]:
-        """End a request whose grammar allows no further token: its answer is complete, or it has failed."""
+        """Ends a request whose grammar allows no further token: its answer is complete, or it has failed."""
         return [self._finish(state, FinishReason.STOP)] if error is None else self.fail([state.request_id], error)
 
     def _cache_pages(self, state: RequestState) -> None:
-        """Insert the computed pages of a request into the prefix cache; the request then uses the shared copies."""
+        """Inserts the computed pages of a request into the prefix cache. The request then uses the shared copies."""
         path = state.path(state.num_computed)
         nodes = self._kv_cache.insert(path, state.pages, state.request.session)
         state.pages = self._kv_cache.deduplicate(nodes, state.pages)
@@ -348,7 +357,7 @@ class Scheduler:
         self._remove_running(state)
 
     def _remove_running(self, state: RequestState) -> None:
-        """Take a request out of the batch. Its pages must have been released or offloaded before."""
+        """Takes a request out of the batch. Its pages must have been released or offloaded before."""
         del self._running[state.request_id]
         self._page_grower.starved.discard(state.request_id)
         state.pages = []
@@ -358,7 +367,7 @@ class Scheduler:
             self._adapters.unpin(digest)
 
     def check_integrity(self) -> None:
-        """Asserts that each page is held by the prefix tree and by the requests that list it, and by nothing else."""
+        """Asserts that only the prefix tree and the requests that list a page hold it."""
         self._kv_cache.check_integrity()
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
         held = sum(len(state.pages) for state in self._running.values())
@@ -369,7 +378,9 @@ class Scheduler:
 
 
 def _step_order(state: RequestState) -> tuple[bool, int, float]:
-    """The order in which requests get their part of a step: decoding ones first, then by priority and arrival."""
+    """Returns the order in which requests get their part of a step: decoding requests first, then by priority and
+    arrival.
+    """
     return state.num_uncomputed > 1, state.priority, state.arrived_at
 
 

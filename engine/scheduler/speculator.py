@@ -1,7 +1,7 @@
-"""Chooses the draft tokens of each step over all requests, and learns from what the step accepted.
+"""Chooses the draft tokens of each step for all requests, and learns from which of them were accepted.
 
 Owns what requests share: acceptance rates, the cost of a step's rows, and the cache of earlier answers.
-Never changes an answer: a step takes the tokens that it samples, and drafts only let it sample several at once.
+Never changes an answer: a draft token is accepted only if the step samples the same token.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """Sizes; with `max_draft_tokens` 0 nothing is drafted."""
+    """The limits of drafting. If `max_draft_tokens` is 0, nothing is drafted."""
 
     max_draft_tokens: int = 0
     """The most draft tokens of one request in one step."""
@@ -36,9 +36,9 @@ class DraftLimits:
 
 
 def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
-    """The sampled tokens that are valid: up to and with the first that differs from the draft.
+    """Returns the valid sampled tokens: all up to the first that differs from the draft, that one included.
 
-    sampled[i] was sampled behind draft_token_ids[:i], so it equals what decoding one by one would have given.
+    sampled[i] was sampled after draft_token_ids[:i], so it is the token that decoding without drafts would give.
     """
     for count, (drafted, token) in enumerate(zip(draft_token_ids, sampled, strict=False), start=1):
         if drafted != token:
@@ -47,7 +47,7 @@ def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
 
 
 class Speculator:
-    """Called by the scheduler twice a step; used by its thread alone."""
+    """Drafts for all requests. The scheduler calls it twice a step. Only the scheduler's thread may use it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Speculator:
         clock: Clock,
         constraint_of: Callable[[RequestState], DraftConstraint | None] = lambda state: None,
     ) -> None:
-        """`constraint_of` returns the grammar of a request as drafts see it."""
+        """`constraint_of` returns what the grammar of a request allows its drafts."""
         self._limits = limits
         self._clock = clock
         self._constraint_of = constraint_of
@@ -69,7 +69,8 @@ class Speculator:
         self.counts = DraftCounts()
 
     def draft(self, states: list[RequestState], spare_rows: int) -> dict[RequestId, TokenIds]:
-        """The draft tokens of a step, at most `spare_rows` in all; requests without any are left out.
+        """Returns the draft tokens of a step by request, at most `spare_rows` in all. Leaves out requests without a
+        draft.
 
         states: the requests that generate a token in this step.
         """
@@ -91,26 +92,26 @@ class Speculator:
         }
 
     def learn(self, state: RequestState, num_verified: int, num_taken: int) -> None:
-        """Take in that a step has verified `num_verified` draft tokens of a request, and appended `num_taken` tokens."""
+        """Records that a step verified `num_verified` draft tokens of a request and appended `num_taken` tokens."""
         if state.drafts is not None and state.drafts.draft is not NO_DRAFT:
             self.counts.add(state.drafts.learn(num_verified, num_taken))
 
     def finish(self, state: RequestState) -> DraftReport:
-        """Keep the answer of a finished request, so that later requests of its scope can draft from it."""
+        """Keeps the answer of a finished request, so that later requests of its scope can draft from it."""
         if state.drafts is None:
             return DraftReport()
-        start = max(state.num_prompt - NGRAM_LENGTHS[0], 0)  # with the tokens that lead to the answer
+        start = max(state.num_prompt - NGRAM_LENGTHS[0], 0)  # includes the last tokens of the prompt
         self._cache.remember(state.scope.own, state.request.adapter_digests, state.token_ids[start:])
         return state.drafts.report()
 
     def forget_adapter(self, digest: str) -> None:
-        """Drop the answers that were generated under this adapter."""
+        """Drops the answers that were generated under this adapter."""
         self._cache.forget_adapter(digest)
 
     def _drafts_of(self, state: RequestState) -> RequestDrafts:
         if state.drafts is None:
             state.drafts = self._begin(state)
-        state.drafts.constraint = self._constraint_of(state)  # a preemption replaces it
+        state.drafts.constraint = self._constraint_of(state)  # after a preemption it is a new object
         return state.drafts
 
     def _begin(self, state: RequestState) -> RequestDrafts:
@@ -129,12 +130,15 @@ class Speculator:
     # ---- the cost of steps ------------------------------------------------------------------------------------
 
     def step_begins(self, plan: StepPlan) -> None:
-        """Start to time a step. A step with a prompt chunk is not timed: it says nothing about decoding rows."""
+        """Starts to time a step.
+
+        A step with a prompt chunk is not timed, because its duration does not show what a row costs.
+        """
         is_typical = all(piece.known_end - piece.start == 1 for piece in plan.slices)
         self._step = (plan.num_tokens, self._clock.monotonic()) if is_typical else None
 
     def step_ended(self) -> None:
-        """Record the duration of the step, if it was timed."""
+        """Records the duration of the step, if it was timed."""
         if self._step is not None:
             num_rows, began_at = self._step
             self.cost.record(num_rows, self._clock.monotonic() - began_at)
@@ -146,10 +150,10 @@ class Speculator:
 
 
 def _brings_a_prediction(state: RequestState) -> bool:
-    """Whether a request is new and has a predicted answer."""
+    """Returns whether a request is new and has a predicted answer."""
     return state.drafts is None and bool(state.request.prediction_token_ids)
 
 
 def no_drafts(clock: Clock) -> Speculator:
-    """A speculator that drafts nothing."""
+    """Returns a speculator that drafts nothing."""
     return Speculator(DraftLimits(), clock)

@@ -1,6 +1,6 @@
 """Builds one request's part of a step: its next known tokens, the draft behind them, and how to sample their rows.
 
-Owns nothing: it reads requests and grammars, and changes neither.
+Owns no state. Reads requests and grammars, and never changes them.
 Invariant: rows are sampled only where a slice ends with the last known token.
 """
 
@@ -18,7 +18,7 @@ class StepBuilder:
         self._grammars = grammars
 
     def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
-        """The next `num_tokens` known tokens and then `drafted`. The request has the pages of both."""
+        """Returns a slice of the next `num_tokens` known tokens, then `drafted`. The request must have pages for both."""
         start, known_end = state.num_computed, state.num_computed + num_tokens
         is_last = known_end == len(state.token_ids)
         return RequestSlice(
@@ -31,7 +31,7 @@ class StepBuilder:
         )
 
     def _sample_specs(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:
-        """For the token behind the last known one, and behind each draft token if it is accepted."""
+        """Returns how to sample the token after the last known token, and the token after each draft token."""
         return tuple(self._sample_spec(state, drafted[:count]) for count in range(len(drafted) + 1))
 
     def _sample_spec(self, state: RequestState, drafted: tuple[int, ...]) -> SampleSpec:

@@ -1,7 +1,7 @@
 """Decides whether a request can be served at all, and when a refused client should try again.
 
-Owns what is known of a request by itself, and the measured rate of finished requests.
-Never looks at memory: whether there is room now is the scheduler's question.
+Owns the checks of a single request, and the measured rate of finished requests.
+Never checks whether memory is free now: the scheduler does.
 """
 
 import math
@@ -34,7 +34,7 @@ class SchedulerLimits:
 
 
 class RequestValidator:
-    """Checks requests and makes their states. It is pure, but for the seed that it draws for a request without one."""
+    """Checks requests and makes their states. Its only side effect is to draw a seed for a request without one."""
 
     def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
         self._limits = limits
@@ -58,7 +58,7 @@ class RequestValidator:
         request.sampling.check()
 
     def new_state(self, request: EngineRequest) -> RequestState:
-        """The state of a checked request that has not started."""
+        """Returns the state of a checked request that has not started."""
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # one order, so that mixtures share KV
         sampling = request.sampling
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
@@ -104,7 +104,7 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
 
 
 class ThroughputEstimate:
-    """The average time between two finished requests, by which a refused client is told when to try again."""
+    """The average time between two finished requests. From it a refused client learns when to try again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -112,7 +112,7 @@ class ThroughputEstimate:
         self._seconds_between = 1.0
 
     def record_finished(self) -> None:
-        """Call when a request has finished."""
+        """Calls when a request has finished."""
         now = self._clock.monotonic()
         if self._last_finished_at is not None:
             gap = now - self._last_finished_at
@@ -120,5 +120,5 @@ class ThroughputEstimate:
         self._last_finished_at = now
 
     def retry_after_s(self) -> float:
-        """Seconds until one place in a full queue is likely to be free."""
+        """Returns seconds until one place in a full queue is likely to be free."""
         return min(max(self._seconds_between, _SHORTEST_S), _LONGEST_S)

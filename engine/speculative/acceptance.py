@@ -1,9 +1,9 @@
-"""How often draft tokens are accepted, by their source and by the length of their match.
+"""Estimates how often draft tokens are accepted, by their source and by the length of their match.
 
-Owns running averages on two levels: the engine's, which start from rough priors, and each request's, which start from
-the engine's. So a request whose drafts fail soon drafts less, whatever other requests do, and one that starts to
-quote a tool result soon drafts more.
-All tokens of a span are judged by the match that the span began with, because a quotation can end at any token.
+Owns running averages on two levels. The averages of the engine start from rough priors, and the averages of a request
+start from those of the engine. So each request adapts on its own: if its drafts fail, it soon drafts less, and if it
+starts to quote a tool result, it soon drafts more.
+All tokens of a span use the match length at the start of the span, because a quotation can end at any token.
 """
 
 from graftwork.engine.speculative.draft import Draft, DraftSource
@@ -18,9 +18,9 @@ _PRIORS: dict[DraftSource, tuple[float, ...]] = {
 """Acceptance rates by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32 and more."""
 _ENGINE_MEMORY = 400
 _REQUEST_MEMORY = 32
-"""Draft tokens over which an average runs; older ones fade."""
+"""An average covers about this many draft tokens. Older ones lose weight."""
 _PRIOR_WEIGHT = 8
-"""The number of draft tokens that an inherited rate counts as."""
+"""An inherited rate weighs as much as this many draft tokens."""
 
 
 class AcceptanceRates:
@@ -36,11 +36,11 @@ class AcceptanceRates:
         self._memory = _ENGINE_MEMORY if inherited is None else _REQUEST_MEMORY
 
     def rate(self, source: DraftSource, match_length: int) -> float:
-        """The probability that a draft token behind such a match is accepted, given that those before it were."""
+        """Returns the probability that a draft token after such a match is accepted if all draft tokens before it were."""
         return self._rates[source][_bucket(match_length)]
 
     def survival(self, draft: Draft) -> list[float]:
-        """For each token of a draft, the probability that it and all tokens before it are accepted."""
+        """Returns, for each token of a draft, the probability that it and all tokens before it are accepted."""
         chances: list[float] = []
         chance = 1.0
         for span in draft.spans:
@@ -51,7 +51,7 @@ class AcceptanceRates:
         return chances
 
     def record(self, source: DraftSource, match_length: int, *, is_accepted: bool) -> None:
-        """Take in one verified draft token, here and in the rates that these were inherited from."""
+        """Records one verified draft token, here and in the rates from which these were inherited."""
         bucket = _bucket(match_length)
         counts, rates = self._counts[source], self._rates[source]
         counts[bucket] = min(counts[bucket] + 1, self._memory)

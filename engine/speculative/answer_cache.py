@@ -1,8 +1,8 @@
-"""Earlier answers to draft from, kept apart by cache scope: one domain under one adapter or mixture.
+"""Keeps earlier answers to draft from, separately for each cache scope: one domain under one adapter or mixture.
 
-Owns the answers, within a bound in bytes over all scopes. A full scope drops its oldest answers; a full cache drops
-the scope that was used longest ago.
-Invariant: nothing is found across scopes, so the speed of an answer tells a tenant nothing about other tenants.
+Owns the answers, within a limit in bytes over all scopes. A full scope drops its oldest answers. A full cache drops
+the least recently used scope.
+Invariant: a scope finds only its own answers, so the speed of an answer reveals nothing about other tenants.
 """
 
 from collections import OrderedDict
@@ -36,7 +36,7 @@ class _Answers:
         self.index.enter(start, start, len(self.tokens))
 
     def keep_last(self, num_tokens: int) -> None:
-        """Drop whole answers, the oldest first, until at most `num_tokens` are left."""
+        """Drops whole answers, the oldest first, until at most `num_tokens` are left."""
         ends = [*self.starts[1:], len(self.tokens)]
         kept = [
             self.tokens[start:end]
@@ -63,11 +63,14 @@ class AnswerCache:
 
     @property
     def scopes(self) -> tuple[CacheScope, ...]:
-        """All scopes, the one used longest ago first."""
+        """Returns all scopes, the least recently used first."""
         return tuple(self._answers)
 
     def remember(self, scope: CacheScope, adapter_digests: Iterable[str], answer: Sequence[int]) -> None:
-        """Keep an answer, which may begin with a few tokens of the prompt. Of one that is too long, keep the end."""
+        """Stores an answer, which may begin with a few tokens of the prompt.
+
+        Stores only the end of an answer that is too long.
+        """
         most = self._max_tokens // _SCOPE_FRACTION
         answer = answer[-most:] if most else ()
         if not answer:
@@ -84,7 +87,7 @@ class AnswerCache:
             self._forget(next(iter(self._answers)))
 
     def propose(self, scope: CacheScope, tail: Sequence[int], max_tokens: int) -> DraftSpan | None:
-        """The tokens that followed the longest known suffix of `tail`, in the latest answer that contains it."""
+        """Returns the tokens that followed the longest known suffix of `tail`, in the latest answer that contains it."""
         answers = self._answers.get(scope)
         match = None if answers is None else answers.index.find(tail)
         if answers is None or match is None:
@@ -93,7 +96,7 @@ class AnswerCache:
         return DraftSpan(DraftSource.CACHE, match.match_length, tuple(following))
 
     def forget_adapter(self, digest: str) -> None:
-        """Drop every scope that uses this adapter."""
+        """Drops every scope that uses this adapter."""
         for scope in [scope for scope, answers in self._answers.items() if digest in answers.adapter_digests]:
             self._forget(scope)
 
@@ -101,6 +104,6 @@ class AnswerCache:
         self._num_tokens -= len(self._answers.pop(scope).tokens)
 
     def check_integrity(self) -> None:
-        """Asserts that the counted tokens are right and within the bound."""
+        """Asserts that the token counts are right and within the limit."""
         assert self._num_tokens == sum(len(answers.tokens) for answers in self._answers.values())
         assert self._num_tokens <= self._max_tokens

@@ -1,7 +1,7 @@
-"""A draft: tokens that a request may continue with, and where they come from.
+"""Defines a draft: guessed next tokens of a request, and their source.
 
-A draft is a guess and never output. The step that verifies it samples the true token at each position and drops the
-draft from the first difference on. So a draft cannot change an answer; it can only make it faster.
+A draft is never output by itself. The step that verifies it samples the true token at each position and drops the
+draft from the first difference on. So a draft cannot change an answer, only make it faster.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class DraftSpan:
 
     source: DraftSource
     match_length: int
-    """How many tokens before the span equal those before the place where it was found."""
+    """How many tokens right before the span also occur right before the place where the span was found."""
     token_ids: tuple[int, ...]
 
 
@@ -46,7 +46,7 @@ class Draft:
         return tuple(token for span in self.spans for token in span.token_ids)
 
     def first(self, num_tokens: int) -> "Draft":
-        """The first `num_tokens` of the draft."""
+        """Returns the first `num_tokens` of the draft."""
         if num_tokens >= len(self):
             return self
         spans: list[DraftSpan] = []
@@ -62,11 +62,11 @@ class Drafter(Protocol):
     """One source of draft tokens for one request. Reads the request's tokens and changes only its own state."""
 
     def observe(self) -> None:
-        """Take in the tokens that the request has gained since the last call."""
+        """Processes the tokens that the request has gained since the last call."""
         ...
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
-        """Draft 1 to `max_tokens` tokens behind the request and `drafted`; None without an idea."""
+        """Drafts 1 to `max_tokens` tokens after the request's tokens and `drafted`. Returns None if it finds none."""
         ...
 
 
@@ -74,9 +74,12 @@ class DraftConstraint(Protocol):
     """What the grammar of a request allows. Its methods change nothing."""
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """The next tokens as far as the grammar leaves no choice of text, in the fewest tokens."""
+        """Returns the next tokens as long as the grammar allows only one text.
+
+        Spells that text in as few tokens as possible.
+        """
         ...
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """How many of these tokens the grammar allows next, in this order."""
+        """Returns how many of these tokens the grammar allows next, in this order."""
         ...

@@ -1,8 +1,9 @@
 """Decides how many draft tokens of each request a step verifies, and in which steps drafting is worth its cost.
 
-A step generates one token for each request, and one more for each draft token that is accepted.
-The likeliest draft tokens of the batch are taken first, as many as give the most tokens per second by the measured
-cost of rows. A draft token is never likelier than the one before it, so each request gets a prefix of its draft.
+A step generates one token for each request, and one more for each accepted draft token.
+The likeliest draft tokens of the batch are taken first. Their number is the one that gives the most tokens per second
+by the measured cost of rows. A draft token is never likelier than the one before it, so each request gets a prefix of
+its draft.
 Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _LEAST_GAIN = 0.1
-"""Drafts must raise the tokens per second by this fraction; estimates are no more exact than that."""
+"""Drafts must raise the tokens per second by at least this fraction. The estimates are not more exact than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +19,19 @@ class DraftBudget:
     """The draft tokens that one step verifies."""
 
     lengths: tuple[int, ...]
-    """By request."""
+    """The number of draft tokens to verify, by request."""
     gain: float
-    """By which fraction they are expected to raise the tokens per second; 0 without drafts."""
+    """The expected gain in tokens per second, as a fraction; 0 without drafts."""
 
 
 def budget_drafts(
     survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], spare_rows: int
 ) -> DraftBudget:
-    """How many tokens of each draft to verify, at most `spare_rows` in all.
+    """Returns how many tokens of each draft to verify, at most `spare_rows` in all.
 
-    survivals: for each request that generates a token in this step, the probability of each of its draft tokens to be
-    accepted; it never rises. seconds: of a step with that many rows. Prompt chunks in the same step are left out:
-    a draft token delays them by what it costs among decoding rows.
+    `survivals` holds, for each request that generates a token in this step, the probability that each of its draft
+    tokens is accepted. The probabilities of one request never rise. `seconds` returns the duration of a step by its
+    number of rows. Prompt chunks in the same step are ignored.
     """
     ranked = sorted(((chance, index) for index, chances in enumerate(survivals) for chance in chances), reverse=True)
     num_rows = len(survivals)
@@ -52,7 +53,7 @@ _SMOOTHING = 0.2
 
 
 _LEAST_RATIO = 2.0
-"""The least ratio of a draft's gain to the time of choosing it. Learning from it takes about as much time again."""
+"""The least ratio of a draft's gain to the time to choose it. It is above 1 because learning takes time too."""
 
 
 _LONGEST_PAUSE = 64
@@ -74,14 +75,19 @@ class DraftBackoff:
         """Requests in the batch when the pause began."""
 
     def should_draft(self, num_requests: int) -> bool:
-        """Whether to draft in this step. Call once a step. A batch of half the size ends the pause."""
+        """Returns whether to draft in this step.
+
+        Call it once a step. The pause ends if the batch shrinks to half its size.
+        """
         if 2 * num_requests <= self._batch_size:
             self._pause = self._steps_left = self._batch_size = 0
         self._steps_left = max(self._steps_left - 1, 0)
         return self._steps_left == 0
 
     def record(self, num_requests: int, gain: float, cost: float) -> None:
-        """Take in a step's drafts: the expected gain in tokens, and the time to choose them, as fractions of the step."""
+        """Records a step's drafts: the expected gain in tokens, and the time to choose them, both as fractions of the
+        step.
+        """
         self._gain += _SMOOTHING * (gain - self._gain)
         self._cost += _SMOOTHING * (cost - self._cost)
         is_worth_it = self._gain >= _LEAST_RATIO * self._cost

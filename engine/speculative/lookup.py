@@ -1,7 +1,7 @@
-"""Drafters that continue the request's last tokens as an earlier text did.
+"""Drafts the tokens that followed the request's last tokens in an earlier text.
 
-Each follows the longest known suffix of the request to the place where it stood before, and drafts what came next.
-PromptLookup searches the request's own prompt and answer; AnswerLookup searches earlier answers of its cache scope.
+Each drafter finds where the longest known suffix of the request occurred before, and drafts the tokens after it.
+PromptLookup searches the request's own prompt and answer. AnswerLookup searches earlier answers of its cache scope.
 """
 
 from graftwork.engine.core.prefix_keys import CacheScope
@@ -10,7 +10,7 @@ from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 from graftwork.engine.speculative.suffix_index import LONGEST_MATCH, SuffixIndex
 
 _TOKENS_PER_STEP = 16384
-"""The most tokens to index in one step, so that a long prompt does not hold up a step."""
+"""The most tokens to index in one step, so that a long prompt does not delay a step."""
 
 
 class PromptLookup:
@@ -52,6 +52,6 @@ class AnswerLookup:
 
 
 def _tail(token_ids: list[int], drafted: tuple[int, ...]) -> list[int]:
-    """The last tokens of a request and its draft, as many as a match is followed back."""
+    """Returns the last tokens of a request and its draft, up to the longest length of a match."""
     tail = token_ids[-LONGEST_MATCH:]
     return [*tail, *drafted][-LONGEST_MATCH:] if drafted else tail

@@ -1,9 +1,9 @@
-"""Drafts from the client's own prediction of the answer, as OpenAI's `prediction` field gives it.
+"""Drafts from the client's prediction of the answer, which OpenAI's `prediction` field contains.
 
 Owns a cursor: the position in the prediction that the answer has reached.
-Where the answer differs, the cursor waits behind the predicted token that did not come. It is set again once the last
-few tokens of the answer occur in the prediction: at the nearest such place ahead, else at the last one behind. So an
-answer that omits, adds, changes or moves a passage is followed again right after that passage.
+When the answer differs from the prediction, the cursor stops after the wrong predicted token. It moves once the last
+few tokens of the answer occur in the prediction: to the nearest such place ahead, or else to the last such place
+before. So drafting resumes right after a passage that the answer omits, adds, changes or moves.
 """
 
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from bisect import bisect_left
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 
 _RESYNC_LENGTHS = (4, 2)
-"""The last tokens of the answer that must occur in the prediction to move the cursor; four are tried before two."""
+"""How many last tokens of the answer must occur in the prediction to move the cursor. Four are tried before two."""
 
 
 class PredictionFollower:
@@ -26,11 +26,11 @@ class PredictionFollower:
         self._prediction = prediction
         self._cursor = 0
         self._run = 0
-        """Consecutive tokens that came as predicted, up to the last one."""
+        """How many of the last tokens in a row were as predicted."""
         self._matched_to = 0
-        """The position in the prediction up to which tokens are counted or given up."""
+        """The position in the prediction before which no more tokens are counted."""
         self._counted_to = self._num_prompt
-        """The position in `token_ids` up to which tokens are counted or given up."""
+        """The position in `token_ids` before which no more tokens are counted."""
         self._places = {length: _places(prediction, length) for length in _RESYNC_LENGTHS}
 
     @property
@@ -45,12 +45,12 @@ class PredictionFollower:
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
         if drafted:
-            return None  # the cursor is not behind the drafted tokens
+            return None  # the cursor does not follow the drafted tokens
         following = self._prediction[self._cursor : self._cursor + max_tokens]
         return DraftSpan(DraftSource.PREDICTION, self._run, following) if following else None
 
     def _take(self, end: int) -> None:
-        """Follow one more token of the answer, the one at `end - 1`."""
+        """Moves the cursor by one token of the answer, the one at `end - 1`."""
         if self._cursor < len(self._prediction) and self._prediction[self._cursor] == self._token_ids[end - 1]:
             self._cursor += 1
             self._run += 1
@@ -72,14 +72,17 @@ class PredictionFollower:
         return False
 
     def _count(self, num_tokens: int, end: int) -> None:
-        """Count the last `num_tokens` of the answer before `end`, which match those before the cursor, if not yet counted."""
+        """Counts those of the `num_tokens` tokens before `end` that were not counted.
+
+        They equal the tokens before the cursor.
+        """
         self.num_matched += max(0, min(num_tokens, self._cursor - self._matched_to, end - self._counted_to))
         self._matched_to = max(self._matched_to, self._cursor)
         self._counted_to = end
 
 
 def _places(tokens: tuple[int, ...], length: int) -> dict[tuple[int, ...], list[int]]:
-    """The positions behind each n-gram, ascending."""
+    """Returns the positions behind each n-gram, ascending."""
     places: dict[tuple[int, ...], list[int]] = {}
     for end in range(length, len(tokens) + 1):
         places.setdefault(tokens[end - length : end], []).append(end)

@@ -1,4 +1,4 @@
-"""The draft of one request, and how its drafts have fared.
+"""Makes the drafts of one request, and counts how many of their tokens are accepted.
 
 Owns the request's drafters and the draft that the running step verifies. Never changes the request's tokens.
 """
@@ -15,7 +15,7 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Draft tokens of one request or of all."""
+    """Counts of draft tokens, of one request or of all requests."""
 
     drafted: int = 0
     """Draft tokens that a step has verified."""
@@ -41,16 +41,16 @@ class RequestDrafts:
     rates: AcceptanceRates
     lookups: tuple[Drafter, ...]
     prediction: PredictionFollower | None = None
-    """The one among `lookups` that follows the client's prediction, if there is a prediction."""
+    """The member of `lookups` that follows the client's prediction; None without a prediction."""
     constraint: DraftConstraint | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     draft: Draft = NO_DRAFT
-    """What the next step may verify a prefix of."""
+    """The present draft. The next step verifies a prefix of it."""
 
     def propose(self, max_tokens: int) -> list[float]:
-        """Draft up to `max_tokens`. Returns for each token the probability that it and all before it are accepted.
+        """Drafts up to `max_tokens` tokens. Returns, for each, the probability that it and all before it are accepted.
 
-        Forced tokens come first. The lookup with the most expected accepted tokens continues behind them.
+        Forced tokens come first. After them comes the draft of the lookup with the most expected accepted tokens.
         """
         for drafter in self.lookups:
             drafter.observe()
@@ -69,16 +69,16 @@ class RequestDrafts:
         return Draft((DraftSpan(DraftSource.GRAMMAR, 0, token_ids),)) if token_ids else NO_DRAFT
 
     def _possible(self, draft: Draft) -> Draft:
-        """Cut a draft behind the first stop token, and where the constraint does not allow it."""
+        """Cuts a draft after its first stop token, and before the first token that the constraint does not allow."""
         if not self.stop_token_ids.isdisjoint(draft.token_ids):
             ends_at = next(index for index, token in enumerate(draft.token_ids) if token in self.stop_token_ids)
             draft = draft.first(ends_at + 1)
         return draft if self.constraint is None else draft.first(self.constraint.allowed_length(draft.token_ids))
 
     def learn(self, num_verified: int, num_taken: int) -> DraftCounts:
-        """Compare the draft with the last `num_taken` tokens of the request, which a step has just added.
+        """Compares the draft with the last `num_taken` tokens of the request, which a step has just added.
 
-        Without verified tokens the first draft token is compared all the same, to learn whether it was right.
+        If no draft token was verified, still compares the first one, to learn whether it was right.
         """
         added = self.token_ids[len(self.token_ids) - num_taken :]
         drafted = [(span, token) for span in self.draft.spans for token in span.token_ids]
@@ -97,7 +97,7 @@ class RequestDrafts:
         return news
 
     def report(self) -> DraftReport:
-        """The totals, at the end of the request."""
+        """Returns the totals, at the end of the request."""
         if self.prediction is not None:
             self.prediction.observe()
         return DraftReport(

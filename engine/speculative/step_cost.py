@@ -1,9 +1,9 @@
-"""How long a step takes by its number of rows, learned from recent decoding steps.
+"""Estimates how long a step takes by its number of rows, from recent decoding steps.
 
-Owns a weighted linear fit of seconds over rows. Its slope is the cost of one more row at present: on this device, with
-these context lengths and batches. Steps fade within about two hundred, so the fit follows growing contexts.
-While the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
-The standard error is added to the slope: an estimate that is too low by chance would cause useless drafts.
+Owns a weighted linear fit of seconds over rows. Its slope is the present cost of one more row. A step loses its weight
+over about two hundred later steps, so the fit follows growing contexts.
+If the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
+The standard error is added to the slope, because an estimate that is too low would cause useless drafts.
 """
 
 from math import sqrt
@@ -11,13 +11,13 @@ from math import sqrt
 _MEMORY = 0.995
 """The factor by which a step's weight fades with each later step."""
 _MAX_DEVIATION = 2.0
-"""A step counts as at most this many times its expected duration, and at least its inverse."""
+"""A measured duration is limited to between 1/2 and 2 times the expected one."""
 _SHARED_ROWS = 8
 """The assumed fixed cost of a step, in rows."""
 
 
 class StepCost:
-    """Seconds of a step by its rows. Callers use only the ratios between them."""
+    """Estimates the seconds of a step by its number of rows. Callers use only ratios of these estimates."""
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -28,13 +28,13 @@ class StepCost:
         self._scatter = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """The expected seconds of a step of `num_rows`: above zero, and never falling with more rows."""
+        """Returns the expected seconds of a step of `num_rows`. They are above zero, and never fall as rows grow."""
         return max(self._mean_seconds + self.slope * (num_rows - self._mean_rows), 0.05 * self._mean_seconds)
 
     @property
     def slope(self) -> float:
-        """Seconds of one more row, between zero and the mean seconds per row."""
-        doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows: a smaller variance tells little
+        """Returns the seconds of one more row, between zero and the mean seconds per row."""
+        doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows; a smaller variance is too little to fit a slope
         most = self._mean_seconds / self._mean_rows
         guess = self._mean_seconds / (self._mean_rows + _SHARED_ROWS)
         slope = (self._covariance + doubt * guess) / (self._variance + doubt)
@@ -46,7 +46,7 @@ class StepCost:
         return sqrt(unexplained / (max(self._weight, 1.0) * (self._variance + doubt)))
 
     def record(self, num_rows: int, seconds: float) -> None:
-        """Take in the duration of a step of `num_rows`."""
+        """Records the duration of a step of `num_rows`."""
         if seconds <= 0:
             return
         if self._weight:

@@ -11,32 +11,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NGRAM_LENGTHS = (8, 3)
-"""The longest first. Eight tokens seldom agree by chance; three also find recent repetitions."""
+"""The lengths n, longest first. Eight tokens are seldom equal by chance. Three also find recent repetitions."""
 LONGEST_MATCH = 32
-"""The longest match that is measured; a longer one would be no more certain."""
+"""The longest match that is measured. A longer match would not be more certain."""
 BYTES_PER_TOKEN = 2 * 160
 """Memory of one token: its n-gram tuples and positions, and their entries in two dictionaries."""
 _FEW = 8
-"""Up to this many tokens are entered faster one by one than by columns."""
+"""Up to this many tokens are added faster one by one than by columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixMatch:
-    """`tokens[position:]` came after the same `match_length` tokens: the largest of 3, 8, 16 and 32 that agrees."""
+    """The `match_length` tokens before `position` equal the last tokens of the text; 3, 8, 16 or 32, the most that are
+    equal.
+    """
 
     position: int
     match_length: int
 
 
 class SuffixIndex:
-    """The n-grams of a list that its owner appends to. An n-gram is entered once a token follows it."""
+    """The n-grams of a growing list. An n-gram is added once a token follows it."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
         self._following: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in NGRAM_LENGTHS}
 
     def enter(self, start: int, first: int, end: int) -> None:
-        """Enter the n-grams of tokens[start:end] that are followed by a token of tokens[first:end]."""
+        """Adds the n-grams of tokens[start:end] that are followed by a token of tokens[first:end]."""
         for length, following in self._following.items():
             begin = max(first, start + length)
             if end - begin < _FEW:
@@ -47,7 +49,10 @@ class SuffixIndex:
             following.update(zip(zip(*columns, strict=True), range(begin, end), strict=True))
 
     def find(self, tail: Sequence[int]) -> SuffixMatch | None:
-        """The latest occurrence of the longest known n-gram at the end of `tail`, which has up to LONGEST_MATCH tokens."""
+        """Returns the latest occurrence of the longest known n-gram that ends `tail`.
+
+        `tail` has up to LONGEST_MATCH tokens.
+        """
         for length, following in self._following.items():
             if len(tail) < length:
                 continue

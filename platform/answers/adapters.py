@@ -1,30 +1,33 @@
-"""The answers of `/v1/adapters`."""
+"""Defines the answers of `/v1/adapters`."""
 
 from typing import Literal
 
-from typing_extensions import TypedDict  # pydantic reads this one only, before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic needs the class of typing_extensions
 
 from graftwork.platform.answers.base import Answer
 
 
 class VersionTarget(TypedDict):
-    """An alias that stands for one version."""
+    """The target of an alias that points at one version."""
 
     version: int
 
 
 class WeightedTarget(TypedDict):
-    """An alias that shares its requests among versions. Keys are version numbers, values sum to 1."""
+    """The target of an alias that splits its requests among versions.
+
+    Keys are version numbers. Values are shares, and sum to 1.
+    """
 
     weights: dict[str, float]
 
 
 AliasTarget = VersionTarget | WeightedTarget
-"""What an alias stands for. It stays plain JSON when the SDK reads it."""
+"""The target of an alias. The SDK returns it as plain JSON."""
 
 
 class AdapterVersion(Answer):
-    """One set of weights, which never changes. The digest is its identity."""
+    """One version of an adapter. Its weights never change. `digest` identifies the weights."""
 
     version: int
     digest: str
@@ -36,7 +39,7 @@ class AdapterVersion(Answer):
 
 
 class Adapter(Answer):
-    """A name with its versions. `aliases` has the target of each alias by its name, such as "prod"."""
+    """An adapter with its versions. `aliases` maps the name of an alias, such as "prod", to its target."""
 
     id: str
     object: Literal["adapter"] = "adapter"
@@ -51,7 +54,7 @@ class Adapter(Answer):
 
 
 class AliasChange(Answer):
-    """What an alias stands for now, and what it stood for before."""
+    """The result of changing an alias. `target` is the new target, and `previous` is the old one."""
 
     adapter: str
     alias: str
@@ -60,7 +63,7 @@ class AliasChange(Answer):
 
 
 class AdapterDeleted(Answer):
-    """An adapter that was deleted with all its versions."""
+    """The result of deleting an adapter with all its versions."""
 
     id: str
     object: Literal["adapter.deleted"] = "adapter.deleted"
@@ -69,7 +72,7 @@ class AdapterDeleted(Answer):
 
 
 class VersionDeleted(Answer):
-    """A version of an adapter that was deleted."""
+    """The result of deleting one version of an adapter."""
 
     object: Literal["adapter.version.deleted"] = "adapter.version.deleted"
     name: str

@@ -1,4 +1,4 @@
-"""The answers of `/v1/admin` and of `/v1/quota`."""
+"""Defines the answers of `/v1/admin` and of `/v1/quota`."""
 
 from typing import Any, Literal
 
@@ -6,39 +6,39 @@ from graftwork.platform.answers.base import Answer, absent
 
 
 class Tenant(Answer):
-    """One customer."""
+    """A tenant: one customer of the server."""
 
     id: str
     object: Literal["tenant"] = "tenant"
     name: str
     status: str
-    """`active` or `suspended`."""
+    """The state of the tenant: `active` or `suspended`."""
     weight: float
-    """Its share of the engine while tenants compete."""
+    """The tenant's weight when tenants compete for the engine. Twice the weight gives twice the share."""
     service_tier_ceiling: str
     created_at: int
 
 
 class TenantKey(Answer):
-    """A key of a tenant. `key` is the secret text, which only the answer that made the key has."""
+    """A tenant's API key. `key` is the secret text. Only the answer that creates or rotates the key has it."""
 
     id: str
     object: Literal["key"] = "key"
     tenant_id: str
     name: str
     redacted: str
-    """The key as it may be shown."""
+    """A short form of the key that is safe to show."""
     scopes: tuple[str, ...]
     created_at: int
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None
-    """Correct to a minute."""
+    """The time of the last use. The real last use may be up to one minute later."""
     key: str | None = absent()
 
 
 class Quota(Answer):
-    """A tenant's limits. None is no limit."""
+    """A tenant's limits. Null means no limit."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -53,22 +53,22 @@ class Quota(Answer):
 
 
 class AuditEntry(Answer):
-    """One administrative act."""
+    """One entry of the audit log: what an administrator did."""
 
     id: str
     object: Literal["audit_entry"] = "audit_entry"
     at: float
     actor: str
     action: str
-    """Such as `tenant.created` or `key.rotated`."""
+    """The kind of action, such as `tenant.created` or `key.rotated`."""
     tenant_id: str | None
     target: str
-    """The id of what was changed."""
+    """The id of the changed object."""
     details: dict[str, Any]
 
 
 class DevicePages(Answer):
-    """KV pages in device memory, by their state."""
+    """The number of KV pages in device memory, by state."""
 
     free: int
     cached: int
@@ -76,14 +76,14 @@ class DevicePages(Answer):
 
 
 class HostPages(Answer):
-    """KV pages in host memory, by their state."""
+    """The number of KV pages in host memory, by state."""
 
     free: int
     cached: int
 
 
 class Replica(Answer):
-    """One engine. Only a `ready` one tells its figures; an `absent` one tells the `reason`."""
+    """One engine. A `ready` engine has load figures. An `absent` engine has only a `reason`."""
 
     id: str
     object: Literal["replica"] = "replica"
@@ -98,6 +98,6 @@ class Replica(Answer):
     preemptions: int | None = absent()
     resident_adapters: tuple[str, ...] | None = absent()
     max_adapters_in_a_step: int | None = absent()
-    """The most distinct adapters that one forward pass has served."""
+    """The highest number of different adapters in one forward pass so far."""
     generated_tokens: int | None = absent()
     steps: int | None = absent()

@@ -1,8 +1,9 @@
-"""The base of every answer's shape.
+"""Defines `Answer`, the base class of all answers.
 
-Owns how an answer is written by the server and read by the SDK.
-Never imports anything but pydantic: sessions, the API and the SDK all build on these shapes.
-Invariant: a newer or an older server never breaks a reader. Unknown fields stay in `raw`, and missing fields are empty.
+Owns how the server writes an answer, and how the SDK reads it.
+Imports only pydantic, because sessions, the API and the SDK all use these classes.
+Invariant: the SDK can read the answers of a newer or older server. It keeps unknown fields in `raw`, and gives missing
+fields an empty value.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class Answer(BaseModel):
-    """Base of every answer. A field without a default is always in the JSON; an `absent()` one may be left out."""
+    """The base of all answers. The JSON leaves out an `absent()` field that is None, and has all other fields."""
 
     model_config = ConfigDict(
         frozen=True, protected_namespaces=(), defer_build=True, json_schema_serialization_defaults_required=True
@@ -24,12 +25,12 @@ class Answer(BaseModel):
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """The JSON that this answer was read from, unknown fields included."""
+        """Return the JSON from which the SDK read this answer. It includes unknown fields."""
         return self._raw
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Self:
-        """Read JSON without validating it. A value of an unexpected kind is kept as it is."""
+        """Make an answer from JSON without validation. A value of an unexpected type stays as it is."""
         values = {
             name: _converted(field.annotation, data[name]) if name in data else _empty(field.annotation)
             for name, field in cls.model_fields.items()
@@ -40,7 +41,7 @@ class Answer(BaseModel):
         return answer
 
     def body(self) -> dict[str, Any]:
-        """The JSON of this answer, as stored events carry it."""
+        """Return this answer as a dict that is ready for JSON."""
         return self.model_dump(mode="json")
 
     def __eq__(self, other: object) -> bool:
@@ -48,12 +49,12 @@ class Answer(BaseModel):
 
 
 def absent() -> Any:
-    """A field that the answer leaves out while it is None."""
+    """Declare a field that the JSON leaves out if it is None."""
     return Field(default=None, exclude_if=_is_none)
 
 
 class Page(Answer, Generic[T]):
-    """One page of a list, itself iterable. While `has_more`, pass `after=page.last_id` for the next page."""
+    """One page of a list. If `has_more` is true, send `after` with the page's `last_id` to get the next page."""
 
     object: Literal["list"] = "list"
     data: tuple[T, ...]
@@ -63,7 +64,7 @@ class Page(Answer, Generic[T]):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Name a page of `Adapter` `AdapterList`, in OpenAPI too."""
+        """Return the name of a page class, such as `AdapterList` for a page of `Adapter`. OpenAPI shows this name."""
         return f"{params[0].__name__}List"
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # pydantic iterates over the fields
@@ -74,7 +75,7 @@ class Page(Answer, Generic[T]):
 
 
 class Deleted(Answer):
-    """What was deleted."""
+    """The result of a deletion. `id` and `object` name the deleted object."""
 
     id: str
     object: str
@@ -86,7 +87,7 @@ def _is_none(value: object) -> bool:
 
 
 def _converted(hint: Any, value: Any) -> Any:
-    """Convert `value` to the type `hint` as far as it fits."""
+    """Convert `value` to the type `hint` if it fits. If not, return it unchanged."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _converted(next(each for each in arguments if each is not type(None)), value)
@@ -100,7 +101,7 @@ def _converted(hint: Any, value: Any) -> Any:
 
 
 def _empty(hint: Any) -> Any:
-    """Return the value of a required field that the JSON lacks: zero, an empty text or container, or None."""
+    """Return the empty value for a required field that the JSON lacks: 0, an empty text, an empty container or None."""
     origin = get_origin(hint)
     if origin in (tuple, dict, list):
         return origin()

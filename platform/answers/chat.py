@@ -1,4 +1,4 @@
-"""The answers of `/v1/chat/completions`, whole and in chunks."""
+"""Defines the answers of `/v1/chat/completions`, whole and in chunks."""
 
 from typing import Literal
 
@@ -9,14 +9,14 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class FunctionCall(Answer):
-    """A function and its arguments, as JSON text."""
+    """The function that the model calls. `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Answer):
-    """One whole call."""
+    """One complete tool call."""
 
     id: str
     type: Literal["function"] = "function"
@@ -24,7 +24,7 @@ class ToolCall(Answer):
 
 
 class TokenLogprob(Answer):
-    """A token and its log-probability. `bytes` are its UTF-8 bytes, which may be part of a character."""
+    """A token and its log-probability. `bytes` are the token's UTF-8 bytes. They may be only a part of a character."""
 
     token: str
     logprob: float
@@ -32,7 +32,7 @@ class TokenLogprob(Answer):
 
 
 class ChosenTokenLogprob(TokenLogprob):
-    """A token of the answer, and the likeliest tokens at its place."""
+    """A token of the answer, and the most likely tokens at the same position."""
 
     top_logprobs: tuple[TokenLogprob, ...]
 
@@ -45,7 +45,7 @@ class ChatLogprobs(Answer):
 
 
 class ChatMessage(Answer):
-    """A whole answer. `content` is None where the model only calls tools."""
+    """A complete answer. `content` is null if the model only calls tools."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -54,7 +54,7 @@ class ChatMessage(Answer):
 
 
 class Choice(Answer):
-    """One of the `n` answers."""
+    """One of the `n` answers to a request."""
 
     index: int
     message: ChatMessage
@@ -76,19 +76,19 @@ class ChatCompletion(Answer):
 
     @property
     def text(self) -> str:
-        """The first choice's text, empty if it only calls tools."""
+        """Return the text of the first choice. It is empty if the choice only calls tools."""
         return (self.choices[0].message.content or "") if self.choices else ""
 
 
 class FunctionCallDelta(Answer):
-    """More of a call's arguments, as JSON text. The name is in the call's first delta only."""
+    """Adds JSON text to a call's arguments. Only the call's first delta has the name."""
 
     name: str | None = absent()
     arguments: str
 
 
 class ToolCallDelta(Answer):
-    """What a chunk adds to the call number `index`. The id and the type are in the call's first delta only."""
+    """Adds to the tool call with the number `index`. Only the call's first delta has the id and the type."""
 
     index: int
     id: str | None = absent()
@@ -97,7 +97,7 @@ class ToolCallDelta(Answer):
 
 
 class ChatDelta(Answer):
-    """What a chunk adds to a message. The role is in the choice's first delta only."""
+    """Adds to a message. Only the choice's first delta has the role."""
 
     role: Literal["assistant"] | None = absent()
     content: str | None = absent()
@@ -105,7 +105,7 @@ class ChatDelta(Answer):
 
 
 class ChunkChoice(Answer):
-    """What one chunk adds to one choice. Only the last chunk of a choice has a `finish_reason`."""
+    """Adds to one choice. Only the choice's last chunk has a `finish_reason`."""
 
     index: int
     delta: ChatDelta
@@ -114,7 +114,7 @@ class ChunkChoice(Answer):
 
 
 class ChatCompletionChunk(Answer):
-    """A chunk of a streamed answer. With `include_usage`, the last chunk has `usage` and no choice."""
+    """One chunk of a streamed answer. With `include_usage`, the last chunk has `usage` and no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -127,5 +127,5 @@ class ChatCompletionChunk(Answer):
 
     @property
     def text(self) -> str:
-        """What this chunk adds to the first choice's text."""
+        """Return the text that this chunk adds to the first choice."""
         return (self.choices[0].delta.content or "") if self.choices else ""

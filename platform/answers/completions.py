@@ -1,4 +1,4 @@
-"""The answers of `/v1/completions`, whole and in chunks."""
+"""Defines the answers of `/v1/completions`, whole and in chunks."""
 
 from typing import Literal
 
@@ -7,17 +7,17 @@ from graftwork.platform.answers.usage import Usage
 
 
 class CompletionLogprobs(Answer):
-    """Log-probabilities as parallel lists, one entry a token."""
+    """The log-probabilities of a completion. Each list has one entry for each token."""
 
     tokens: tuple[str, ...]
     token_logprobs: tuple[float, ...]
     top_logprobs: tuple[dict[str, float], ...]
     text_offset: tuple[int, ...]
-    """Where each token begins in the text, in characters."""
+    """The offset of each token in the text, in characters."""
 
 
 class TextChoice(Answer):
-    """One completion, or what a chunk adds to it. The token ids are there with `return_token_ids` only."""
+    """One completion, or the part of it in one chunk. It has token ids only if the request set `return_token_ids`."""
 
     index: int
     text: str
@@ -28,7 +28,7 @@ class TextChoice(Answer):
 
 
 class TextCompletion(Answer):
-    """All completions of one request."""
+    """All completions for one request."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -41,7 +41,7 @@ class TextCompletion(Answer):
 
 
 class TextCompletionChunk(Answer):
-    """A chunk of a streamed completion. With `include_usage`, the last chunk has `usage` and no choice."""
+    """One chunk of a streamed completion. With `include_usage`, the last chunk has `usage` and no choices."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -1,16 +1,16 @@
-"""Errors and the state of the server, as every route answers them."""
+"""Defines the answers of failed requests, and the answers about the server's own state."""
 
 from typing import Literal
 
 from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict  # pydantic reads this one only, before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic needs the class of typing_extensions
 
 from graftwork.platform.answers.base import Answer
 
 
 @with_config(ConfigDict(extra="allow"))
 class ErrorFields(TypedDict):
-    """What went wrong. A conflict or a spent limit has further fields beside these four."""
+    """The cause of an error. A conflict or a reached limit adds more fields."""
 
     message: str
     type: str
@@ -19,20 +19,20 @@ class ErrorFields(TypedDict):
 
 
 class ErrorAnswer(Answer):
-    """Every error, on all routes but Anthropic's."""
+    """The answer of a failed request, on all routes except `/v1/messages`."""
 
     error: ErrorFields
 
 
 class AnthropicErrorFields(Answer):
-    """What went wrong, in Anthropic's words."""
+    """The cause of an error, with the error types of Anthropic's API."""
 
     type: str
     message: str
 
 
 class AnthropicErrorAnswer(Answer):
-    """Every error of `/v1/messages`."""
+    """The answer of a failed request to `/v1/messages`."""
 
     type: Literal["error"] = "error"
     error: AnthropicErrorFields
@@ -40,19 +40,19 @@ class AnthropicErrorAnswer(Answer):
 
 
 class Health(Answer):
-    """The process is up."""
+    """The server's process is running."""
 
     status: Literal["ok"] = "ok"
 
 
 class Ready(Answer):
-    """The server can serve."""
+    """The server can serve requests."""
 
     status: Literal["ready"] = "ready"
 
 
 class NotReady(Answer):
-    """The server cannot serve. `problems` has one entry for each part that fails."""
+    """The server cannot serve requests. `problems` has one entry for each part that fails."""
 
     status: Literal["not_ready"] = "not_ready"
     problems: dict[str, str]

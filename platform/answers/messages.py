@@ -1,4 +1,4 @@
-"""The answers of Anthropic's `/v1/messages`, whole and as events."""
+"""Defines the answers of Anthropic's `/v1/messages`, whole and as events."""
 
 from typing import Any, Literal
 
@@ -9,14 +9,14 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class TextBlock(Answer):
-    """A piece of text."""
+    """A content block that holds text."""
 
     type: Literal["text"]
     text: str
 
 
 class ToolUseBlock(Answer):
-    """A call of a tool. `input` are its arguments."""
+    """A content block that calls a tool. `input` holds the arguments."""
 
     type: Literal["tool_use"]
     id: str
@@ -25,7 +25,7 @@ class ToolUseBlock(Answer):
 
 
 class MessageUsage(Answer):
-    """The tokens of one message. The three input counts sum to the prompt's tokens."""
+    """The token counts of one message. The three input counts add up to the length of the prompt."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -35,7 +35,7 @@ class MessageUsage(Answer):
 
 
 class Message(Answer):
-    """A whole answer."""
+    """A complete answer."""
 
     id: str
     type: Literal["message"] = "message"
@@ -49,14 +49,14 @@ class Message(Answer):
 
 
 class MessageStart(Answer):
-    """The first event: a message without content."""
+    """The first event of a stream. It holds the message without its content."""
 
     type: Literal["message_start"]
     message: Message
 
 
 class BlockStart(Answer):
-    """A content block begins."""
+    """Starts a content block."""
 
     type: Literal["content_block_start"]
     index: int
@@ -64,21 +64,21 @@ class BlockStart(Answer):
 
 
 class TextBlockDelta(Answer):
-    """More text."""
+    """Adds text to a text block."""
 
     type: Literal["text_delta"]
     text: str
 
 
 class InputJsonDelta(Answer):
-    """More of a tool's input, as JSON text."""
+    """Adds JSON text to a tool call's input."""
 
     type: Literal["input_json_delta"]
     partial_json: str
 
 
 class BlockDelta(Answer):
-    """More of the open content block."""
+    """Adds to the open content block."""
 
     type: Literal["content_block_delta"]
     index: int
@@ -86,14 +86,14 @@ class BlockDelta(Answer):
 
 
 class BlockStop(Answer):
-    """The open content block ends."""
+    """Ends the open content block."""
 
     type: Literal["content_block_stop"]
     index: int
 
 
 class MessageEnd(Answer):
-    """Why the message ends."""
+    """The reason why a message ends."""
 
     stop_reason: StopReason
     stop_sequence: str | None
@@ -101,7 +101,7 @@ class MessageEnd(Answer):
 
 
 class MessageDelta(Answer):
-    """The message ends, with its usage."""
+    """Reports why the message ends, and its usage."""
 
     type: Literal["message_delta"]
     delta: MessageEnd
@@ -109,19 +109,19 @@ class MessageDelta(Answer):
 
 
 class MessageStop(Answer):
-    """The last event of a message that ended well."""
+    """The last event of a message that ended without an error."""
 
     type: Literal["message_stop"]
 
 
 class MessagePing(Answer):
-    """Nothing has happened for a while."""
+    """Keeps a silent connection open."""
 
     type: Literal["ping"]
 
 
 class MessageFailure(Answer):
-    """The last event of a message that failed after it had begun."""
+    """The last event of a message that failed after it started."""
 
     type: Literal["error"]
     error: AnthropicErrorFields

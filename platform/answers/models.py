@@ -1,4 +1,4 @@
-"""The answers of `/v1/models`, `/v1/tokenize` and `/v1/detokenize`."""
+"""Defines the answers of `/v1/models`, `/v1/tokenize`, `/v1/detokenize` and `/v1/messages/count_tokens`."""
 
 from typing import Literal
 
@@ -6,21 +6,21 @@ from graftwork.platform.answers.base import Answer
 
 
 class Model(Answer):
-    """A name that requests may give as `model`. `parent` is the base model of an adapter."""
+    """A name that a request can send as `model`. `parent` is the base model if the name is an adapter's."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
     max_model_len: int
-    """The context in tokens."""
+    """The longest context, in tokens."""
     root: str
-    """The adapter version or the model that the name stands for."""
+    """The adapter version, adapter or base model that serves this name."""
     parent: str | None
 
 
 class TokenizedPrompt(Answer):
-    """A prompt's token ids. `max_model_len` is the model's context in tokens."""
+    """The token ids of a prompt. `max_model_len` is the longest context of the model, in tokens."""
 
     tokens: tuple[int, ...]
     count: int
@@ -28,12 +28,12 @@ class TokenizedPrompt(Answer):
 
 
 class DetokenizedPrompt(Answer):
-    """The text of token ids."""
+    """The text for the token ids of a request."""
 
     prompt: str
 
 
 class TokenCount(Answer):
-    """How many tokens a conversation's prompt has."""
+    """The number of tokens in a conversation's prompt."""
 
     input_tokens: int

@@ -1,4 +1,4 @@
-"""The answers of the Responses API: responses, their events, and conversations."""
+"""Defines the answers of the Responses API: responses, their events, and conversations."""
 
 from typing import Any, Literal
 
@@ -9,33 +9,33 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 
 class ResponseError(Answer):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: Literal["rate_limit_exceeded", "server_error"]
     message: str
 
 
 class IncompleteDetails(Answer):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class InputTokensDetails(Answer):
-    """Where the prompt's tokens came from."""
+    """The number of prompt tokens that came from the cache. `cache_write_tokens` is always 0."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(Answer):
-    """How the answer's tokens were used. This server counts none as reasoning."""
+    """The number of reasoning tokens. This server always reports 0."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Answer):
-    """The tokens of one response."""
+    """The token counts of one response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -51,7 +51,7 @@ class ResponseConversation(Answer):
 
 
 class ResponseState(Answer):
-    """A response, running or ended. It repeats the request's fields, with their defaults filled in."""
+    """A response in any state. It repeats the request's fields, and fills in the defaults."""
 
     id: str
     object: Literal["response"] = "response"
@@ -84,7 +84,7 @@ class ResponseState(Answer):
 
 
 class ResponseDeleted(Answer):
-    """A response that was deleted."""
+    """The result of deleting a response."""
 
     id: str
     object: Literal["response"] = "response"
@@ -92,7 +92,7 @@ class ResponseDeleted(Answer):
 
 
 class Conversation(Answer):
-    """A conversation that responses are given in."""
+    """A conversation. Each response in it adds items to it."""
 
     id: str
     object: Literal["conversation"] = "conversation"
@@ -101,7 +101,7 @@ class Conversation(Answer):
 
 
 class ConversationDeleted(Answer):
-    """A conversation that was deleted."""
+    """The result of deleting a conversation."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"
@@ -109,14 +109,14 @@ class ConversationDeleted(Answer):
 
 
 class ResponseEvent(Answer):
-    """Base of a response's events. `sequence_number` starts at 0 and has no gaps within a response."""
+    """The base of a response's events. `sequence_number` counts the response's events from 0 without gaps."""
 
     type: str
     sequence_number: int
 
 
 class ResponseStateEvent(ResponseEvent):
-    """The response came to a new state. `completed`, `incomplete` and `failed` are the last event."""
+    """Reports a new state of the response. The stream ends after `completed`, `incomplete` or `failed`."""
 
     type: Literal[
         "response.created",
@@ -130,7 +130,7 @@ class ResponseStateEvent(ResponseEvent):
 
 
 class OutputItemEvent(ResponseEvent):
-    """An item began or ended."""
+    """Starts or ends an output item."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
@@ -138,7 +138,7 @@ class OutputItemEvent(ResponseEvent):
 
 
 class ContentPartEvent(ResponseEvent):
-    """A part of a message began or ended."""
+    """Starts or ends a part of a message."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     item_id: str
@@ -148,7 +148,7 @@ class ContentPartEvent(ResponseEvent):
 
 
 class TextEvent(ResponseEvent):
-    """More of a message's text in `delta`, or all of it in `text`."""
+    """Adds the text in `delta` to a message, or repeats the whole text in `text`."""
 
     type: Literal["response.output_text.delta", "response.output_text.done"]
     item_id: str
@@ -160,7 +160,7 @@ class TextEvent(ResponseEvent):
 
 
 class ArgumentsEvent(ResponseEvent):
-    """More of a call's arguments in `delta`, or all of them in `arguments`, as JSON text."""
+    """Adds the JSON text in `delta` to a call's arguments, or repeats all arguments in `arguments`."""
 
     type: Literal["response.function_call_arguments.delta", "response.function_call_arguments.done"]
     item_id: str

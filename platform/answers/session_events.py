@@ -1,4 +1,4 @@
-"""The events of a session's stream, one class a type."""
+"""Defines the events of a session's stream. Each event type has its own class."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,9 +10,9 @@ from graftwork.platform.answers.usage import CacheReport, Usage
 
 
 class SessionEvent(Answer):
-    """Base of the events. An event of an unknown type is read as this.
+    """The base of a session's events. The SDK uses this class for events of an unknown type.
 
-    `seq` starts at 1 and has no gaps within a session.
+    `seq` counts the session's events from 1 without gaps.
     """
 
     type: str
@@ -22,21 +22,21 @@ class SessionEvent(Answer):
 
 
 class TurnCreated(SessionEvent):
-    """The turn's prompt was admitted. There is no report if the turn ended before that."""
+    """The engine accepted the turn's prompt. `cache` is null if the turn ended before that."""
 
     type: Literal["turn.created"] = "turn.created"
     cache: CacheReport | None
 
 
 class OutputTextDelta(SessionEvent):
-    """More of the answer's text."""
+    """Adds text to the answer."""
 
     type: Literal["output_text.delta"] = "output_text.delta"
     delta: str
 
 
 class ToolCallStarted(SessionEvent):
-    """The model began to call a tool."""
+    """The model started a tool call."""
 
     type: Literal["tool_call.started"] = "tool_call.started"
     call_id: str
@@ -44,7 +44,7 @@ class ToolCallStarted(SessionEvent):
 
 
 class ToolCallArgumentsDelta(SessionEvent):
-    """More of a call's arguments, as JSON text."""
+    """Adds JSON text to a call's arguments."""
 
     type: Literal["tool_call.arguments.delta"] = "tool_call.arguments.delta"
     call_id: str
@@ -52,7 +52,7 @@ class ToolCallArgumentsDelta(SessionEvent):
 
 
 class ToolCallDone(SessionEvent):
-    """A whole call."""
+    """The model finished a tool call. The event repeats the whole call."""
 
     type: Literal["tool_call.done"] = "tool_call.done"
     call_id: str
@@ -61,7 +61,7 @@ class ToolCallDone(SessionEvent):
 
 
 class TurnAwaitingTool(SessionEvent):
-    """The turn ended with calls that need outputs."""
+    """The turn ended with tool calls that need outputs."""
 
     type: Literal["turn.awaiting_tool"] = "turn.awaiting_tool"
     call_ids: tuple[str, ...]
@@ -93,7 +93,7 @@ class TurnCancelled(SessionEvent):
 
 
 class Ping(Answer):
-    """Nothing has happened for a while. It has no number and is never stored."""
+    """Keeps a silent connection open. A ping has no number, and the server never stores it."""
 
     type: Literal["ping"] = "ping"
 
@@ -109,10 +109,10 @@ SESSION_EVENTS = (
     TurnFailed,
     TurnCancelled,
 )
-"""Every event that is stored."""
+"""Every class of event that the server stores."""
 
 TERMINAL_EVENTS = (TurnAwaitingTool, TurnCompleted, TurnFailed, TurnCancelled)
-"""Each turn ends with exactly one of these."""
+"""The classes of last events. Each turn ends with exactly one of them."""
 
 _CLASS_BY_TYPE: Mapping[str, type[SessionEvent]] = {
     event_class.model_fields["type"].default: event_class for event_class in SESSION_EVENTS
@@ -120,5 +120,5 @@ _CLASS_BY_TYPE: Mapping[str, type[SessionEvent]] = {
 
 
 def read_session_event(data: Mapping[str, Any]) -> SessionEvent:
-    """Read an event's JSON as the class of its type."""
+    """Make an event from its JSON. The event's type selects the class."""
     return _CLASS_BY_TYPE.get(str(data.get("type")), SessionEvent).read(data)

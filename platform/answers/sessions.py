@@ -1,8 +1,8 @@
-"""The answers of `/v1/sessions`: sessions, turns, items and caches."""
+"""Defines the answers of `/v1/sessions`: sessions, turns, items and caches."""
 
 from typing import (
     Any,
-    Literal,  # pydantic reads this one only, before Python 3.12
+    Literal,  # before Python 3.12, pydantic needs the class of typing_extensions
 )
 
 from graftwork.platform.answers.base import Answer, absent
@@ -13,7 +13,7 @@ ItemType = Literal["message", "function_call", "function_call_output"]
 
 
 class PinnedModel(Answer):
-    """The adapter version that a session was created with. The base model has no version and no digest."""
+    """The adapter version that a session uses. For the base model, `version` and `digest` are null."""
 
     name: str
     version: int | None
@@ -21,30 +21,33 @@ class PinnedModel(Answer):
 
 
 class Retention(Answer):
-    """How long a session stays readable, in seconds. None is the server's own time."""
+    """The time for which the server keeps a session after its last change, in seconds.
+
+    With null, the server keeps an open session, and applies its own limit to a closed one.
+    """
 
     ttl_s: float | None
 
 
 class SessionState(Answer):
-    """A session as the server last described it."""
+    """The state of a session when the server sent it."""
 
     id: str
     object: Literal["session"] = "session"
     status: str
-    """`idle`, `running`, `awaiting_tool`, `suspended` or `closed`."""
+    """The session's status: `idle`, `running`, `awaiting_tool`, `suspended` or `closed`."""
     model: PinnedModel
     head: str | None
-    """The checkpoint that the next turn continues."""
+    """The checkpoint from which the next turn continues."""
     created_at: float
     updated_at: float
     closed_at: float | None
     forked_from: str | None
     running_turn: str | None
     awaiting: tuple[str, ...]
-    """The ids of the calls that need outputs before the session continues."""
+    """The ids of the tool calls that still need outputs. The session continues when all have one."""
     last_seq: int
-    """The number of its newest event."""
+    """The number of the session's newest event."""
     instructions: str | None
     tools: tuple[dict[str, Any], ...]
     tool_choice: str | dict[str, Any]
@@ -56,20 +59,20 @@ class SessionState(Answer):
 
 
 class GivenUpKv(Answer):
-    """Cached history that another adapter cannot use. `bytes` is None while no engine answers."""
+    """The size of the dropped cache. Another adapter cannot use it. `bytes` is null if no engine answers."""
 
     tokens: int
     bytes: int | None
 
 
 class ChangedSession(SessionState):
-    """A session after a change, and the cache that the change gave up."""
+    """A session after a change. `kv_given_up` is the size of the cache that the change dropped."""
 
     kv_given_up: GivenUpKv
 
 
 class ContentPart(Answer):
-    """One piece of a message."""
+    """One part of a message."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -77,7 +80,7 @@ class ContentPart(Answer):
 
 
 class Item(Answer):
-    """One entry of a history. Which fields are present depends on `type`."""
+    """One entry of a history. `type` decides which fields the entry has."""
 
     id: str
     type: ItemType
@@ -87,19 +90,19 @@ class Item(Answer):
     call_id: str | None = absent()
     name: str | None = absent()
     arguments: str | None = absent()
-    """JSON text."""
+    """The call's arguments as JSON text."""
     output: str | None = absent()
 
     @property
     def text(self) -> str:
-        """A message's text, whether it came as a string or as parts. Other types have none."""
+        """Return the text of a message. `content` may be a string or parts. Items of other types have no text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content or () if isinstance(part, ContentPart))
 
 
 class PendingCall(Answer):
-    """A tool call that waits for its output. `arguments` is JSON text, as the model wrote it."""
+    """A tool call that needs an output. `arguments` is the JSON text that the model wrote."""
 
     call_id: str
     name: str
@@ -107,25 +110,28 @@ class PendingCall(Answer):
 
 
 class AwaitedCall(PendingCall):
-    """A call that waits, and when its output is expected at the latest, in unix seconds."""
+    """A tool call that needs an output. `deadline_at` is the time in unix seconds when the output is due."""
 
     deadline_at: float | None
 
 
 class StoredOutput(Answer):
-    """The output that the server has for one call."""
+    """The output that the server has stored for one tool call."""
 
     call_id: str
     output: str
 
 
 class GivenOutputs(Answer):
-    """The calls that a history ends in: the outputs that the server has, and the calls that still wait."""
+    """The state of the tool calls at the end of a history.
+
+    `outputs` are the outputs that the server has. `tool_calls` are the calls that still need one.
+    """
 
     object: Literal["tool_outputs"] = "tool_outputs"
     session_id: str
     status: str
-    """The session's."""
+    """The status of the session."""
     outputs: tuple[StoredOutput, ...]
     tool_calls: tuple[AwaitedCall, ...]
 
@@ -137,28 +143,28 @@ class Turn(Answer):
     object: Literal["turn"] = "turn"
     session_id: str
     status: str
-    """`running`, `completed`, `awaiting_tool`, `failed` or `cancelled`."""
+    """The turn's status: `running`, `completed`, `awaiting_tool`, `failed` or `cancelled`."""
     output: tuple[Item, ...]
     tool_calls: tuple[PendingCall, ...]
     checkpoint_id: str | None
-    """The session's head after the turn."""
+    """The checkpoint that became the session's head after the turn."""
     finish_reason: str | None
     usage: Usage | None
     cache: CacheReport | None
     error: ErrorFields | None
     made_with: dict[str, Any] | None
-    """The digests and the sampling that the turn was made with."""
+    """The digests and the sampling parameters that the turn used."""
     created_at: float
     finished_at: float | None
 
     @property
     def text(self) -> str:
-        """The text of the turn's messages."""
+        """Return the text of all messages of the turn."""
         return "".join(item.text for item in self.output if item.type == "message")
 
 
 class Lease(Answer):
-    """Until when the device keeps a session's pages in preference to others, in unix seconds."""
+    """A lease on a session's cached pages. Until `until`, in unix seconds, the engine prefers to keep these pages."""
 
     tier: str
     seconds: float
@@ -166,28 +172,28 @@ class Lease(Answer):
 
 
 class TierUse(Answer):
-    """What one tier holds. `bytes` is None while no engine answers."""
+    """The part of a session's history in one cache tier. `bytes` is null if no engine answers."""
 
     tokens: int
     bytes: int | None
 
 
 class SessionCache(Answer):
-    """What the server holds of a session, by tier: `device`, `host` and `disk`."""
+    """The cached part of a session's history. The keys of `tiers` are `device`, `host` and `disk`."""
 
     object: Literal["session.cache"] = "session.cache"
     session_id: str
     tiers: dict[str, TierUse]
     missing_tokens: int | None
-    """Tokens of the history that no tier holds."""
+    """The number of history tokens that no tier holds."""
     recomputed_tokens: int
-    """Tokens that the latest turn computed again."""
+    """The number of prompt tokens that the latest turn had to compute."""
     lease: Lease | None
     last_miss_reason: str | None
 
 
 class Prefetch(Answer):
-    """What a prefetch found: tokens that are on the device, or are being loaded."""
+    """The result of a prefetch. `prefetched_tokens` are on the device, or the engine is loading them."""
 
     object: Literal["session.prefetch"] = "session.prefetch"
     session_id: str

@@ -1,10 +1,13 @@
-"""Token counts: what one answer used, where its prompt came from, and what a tenant used."""
+"""Defines token counts: the usage of one answer, the sources of its prompt, and the usage of a tenant."""
 
 from graftwork.platform.answers.base import Answer, absent
 
 
 class PromptTokensDetails(Answer):
-    """Where the prompt's tokens came from: device + host + disk = cached, and cached + recomputed = prompt."""
+    """The sources of the prompt's tokens.
+
+    device + host + disk = cached, and cached + recomputed = all tokens of the prompt.
+    """
 
     cached_tokens: int
     device_tokens: int
@@ -14,18 +17,18 @@ class PromptTokensDetails(Answer):
 
 
 class CompletionTokensDetails(Answer):
-    """How the completion's tokens were found."""
+    """The numbers of tokens that were drafted, that were accepted, and that a grammar forced."""
 
     drafted_tokens: int
     accepted_tokens: int
     forced_tokens: int
     accepted_prediction_tokens: int | None = absent()
-    """Tokens of the request's `prediction` that are in the answer."""
+    """The number of tokens of the request's `prediction` that are in the answer."""
     rejected_prediction_tokens: int | None = absent()
 
 
 class Usage(Answer):
-    """The tokens of one answer."""
+    """The token counts of one answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -35,21 +38,26 @@ class Usage(Answer):
 
     @property
     def cached_share(self) -> float:
-        """The part of the prompt that was not computed again, from 0 to 1."""
+        """Return the part of the prompt that came from the cache, from 0 to 1."""
         cached = self.prompt_tokens_details.cached_tokens
         return cached / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class CacheReport(PromptTokensDetails):
-    """Where a turn's prompt came from, and why the cache did not hold all of it."""
+    """The sources of a turn's prompt, and the reason why the cache did not hold all of it."""
 
     miss_reason: str | None
-    """`never_cached`, `evicted_pressure`, `evicted_quota`, `lease_expired`, `adapter_changed`, `history_edited` or
-    `restarted`."""
+    """The reason: `never_cached`, `evicted_pressure`, `evicted_quota`, `lease_expired`, `adapter_changed`,
+    `history_edited` or `restarted`.
+    """
 
 
 class UsageRow(Answer):
-    """What one group used. `group` is None for work outside sessions."""
+    """The usage of one group, such as one day.
+
+    `group` is null for the base model when grouped by adapter, and for requests without a session when grouped by
+    session.
+    """
 
     group: str | None
     requests: int

@@ -1,9 +1,9 @@
-"""The events of sessions, numbered without a gap.
+"""Defines the events of sessions, which are numbered without a gap.
 
 Owns the shapes of events, and the feed that wakes the readers of a running turn.
 Never stores anything: an event is added to a feed after it is stored.
-Invariant: a feed holds the newest events in order, each once. A slow reader reads older ones from the store, so no
-reader can slow a turn down or fill the memory.
+Invariant: a feed holds the newest events in order, each once. A slow reader reads older events from the store, so no
+reader can slow down a turn or fill the memory.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class EventType(StrEnum):
 TERMINAL_TYPES = frozenset(
     {EventType.TURN_AWAITING_TOOL, EventType.TURN_COMPLETED, EventType.TURN_FAILED, EventType.TURN_CANCELLED}
 )
-"""Each turn has exactly one of these, its last."""
+"""The types of a turn's last event. Each turn has exactly one event of these types."""
 
 _DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUMENTS_DELTA})
 
@@ -49,12 +49,12 @@ class EventDraft:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvent:
-    """An event as the store and the clients have it."""
+    """An event in the form for the store and for clients."""
 
     session_id: SessionId
     turn_id: TurnId
     seq: int
-    """Counts from 1, per session."""
+    """The number of the event, counted from 1 in each session."""
     type: EventType
     fields: Mapping[str, Any]
 
@@ -63,13 +63,13 @@ class SessionEvent:
         return self.type in TERMINAL_TYPES
 
     def data(self) -> dict[str, Any]:
-        """The event's JSON body for clients."""
+        """Returns the event's JSON body for clients."""
         head = {"type": self.type.value, "seq": self.seq, "session_id": self.session_id, "turn_id": self.turn_id}
         return {**head, **self.fields}
 
 
 def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
-    """The first event of every turn. `cache` is None if the turn ended before the engine admitted it."""
+    """Returns the first event of every turn. `cache` is None if the turn ended before the engine admitted it."""
     return EventDraft(EventType.TURN_CREATED, {"cache": cache})
 
 
@@ -92,7 +92,7 @@ def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
 def number_events(
     drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
 ) -> tuple[SessionEvent, ...]:
-    """Number the drafts so that the last one gets `last_seq`."""
+    """Numbers the drafts. The last one gets `last_seq`."""
     first = last_seq - len(drafts) + 1
     return tuple(
         SessionEvent(session_id, turn_id, seq, draft.type, draft.fields) for seq, draft in enumerate(drafts, first)
@@ -100,7 +100,7 @@ def number_events(
 
 
 def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -> None:
-    """Append a draft to `drafts`, or join it to the last one if both are deltas of the same text.
+    """Appends a draft to `drafts`, or joins it to the last one if both are deltas of the same text.
 
     The first `num_fixed` drafts stay as they are.
     """
@@ -122,12 +122,12 @@ class EventFeed:
     def __init__(self, last_seq: int, max_events: int = _FEED_EVENTS) -> None:
         self._events: deque[SessionEvent] = deque(maxlen=max_events)
         self.last_seq = last_seq
-        """The number of the newest event that is shown."""
+        """The number of the newest event that was published."""
         self._changed = asyncio.Event()
         self.is_closed = False
 
     def publish(self, events: Sequence[SessionEvent]) -> None:
-        """Add stored events, and wake the readers."""
+        """Adds stored events, and wakes the readers."""
         for event in events:
             assert event.seq == self.last_seq + 1
             self._events.append(event)
@@ -135,22 +135,22 @@ class EventFeed:
         self._wake()
 
     def close(self) -> None:
-        """Mark the turn as ended. Events that are missing here are in the store."""
+        """Marks the turn as ended. Readers find events that are missing here in the store."""
         self.is_closed = True
         self._wake()
 
     def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
-        """The events whose number is above `seq`, or None if the feed does not have them all."""
+        """Returns the events whose number is above `seq`; None if the feed does not have all of them."""
         first = self._events[0].seq if self._events else self.last_seq + 1
         if seq + 1 < first:
             return None
         return tuple(islice(self._events, max(0, seq + 1 - first), None))
 
     def next_change(self) -> asyncio.Event:
-        """An event that is set by the next `publish` or `close`. Take it before you read the feed."""
+        """Returns an asyncio event that the next `publish` or `close` sets. Call this before you read the feed."""
         return self._changed
 
     def _wake(self) -> None:
-        # Present waiters hold the old event; later ones take the new one.
+        # Tasks that wait now have the old event. Later tasks get the new one.
         self._changed.set()
         self._changed = asyncio.Event()

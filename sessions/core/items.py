@@ -1,8 +1,8 @@
-"""The items of a session's history, in the Responses API's shapes.
+"""Defines the items of a session's history, in the shapes of the Responses API.
 
 Owns the shapes of `message`, `function_call` and `function_call_output`, and their form in a prompt.
 Never touches tokens or storage.
-Invariant: an item never changes. A client edits a history by rewinding to a checkpoint.
+Invariant: an item never changes. To edit a history, a client rewinds it to a checkpoint.
 """
 
 import json
@@ -36,7 +36,7 @@ class Item:
 
     @property
     def call_id(self) -> CallId:
-        """The id of the call that this item makes or answers. Not for messages."""
+        """The id of the call that this item makes or answers. Messages have none."""
         assert self.type is not ItemType.MESSAGE
         return CallId(self.body["call_id"])
 
@@ -48,12 +48,12 @@ class Item:
 
 
 def item_from_body(body: dict[str, Any]) -> Item:
-    """Make an item from its stored body."""
+    """Makes an item from its stored body."""
     return Item(ItemId(body["id"]), ItemType(body["type"]), body)
 
 
 def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
-    """Make a message with one part for each text. `incomplete`: the answer reached its token limit."""
+    """Makes a message with one part for each text. `incomplete`: the answer reached its token limit."""
     spoken = role == "assistant"
     parts = [
         {"type": "output_text", "text": text, "annotations": []} if spoken else {"type": "input_text", "text": text}
@@ -66,19 +66,19 @@ def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | 
 def function_call(
     call_id: CallId, name: str, arguments: str, *, incomplete: bool = False, item_id: ItemId | None = None
 ) -> Item:
-    """Make a tool call. `arguments` is JSON text; if `incomplete`, the call reached the token limit and may be cut."""
+    """Makes a tool call. `arguments` is JSON text; if `incomplete`, the call reached the token limit and may be cut."""
     status = "incomplete" if incomplete else "completed"
     fields = {"status": status, "call_id": call_id, "name": name, "arguments": arguments}
     return _item(ItemType.FUNCTION_CALL, fields, item_id)
 
 
 def function_call_output(call_id: CallId, output: str) -> Item:
-    """Make the item of a tool's output."""
+    """Makes the item of a tool's output."""
     return _item(ItemType.FUNCTION_CALL_OUTPUT, {"status": "completed", "call_id": call_id, "output": output})
 
 
 def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Read a turn's input: a text, or a list of messages. Raises ValidationFailed with the field's name."""
+    """Reads a turn's input: a text, or a list of messages. Raises ValidationFailed with the field's name."""
     if isinstance(raw, str):
         return (message("user", _text(raw, param)),)
     if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not raw:
@@ -87,7 +87,7 @@ def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def parse_output(raw: object, param: str) -> str:
-    """Read a tool's output: a text stays as it is, other values become JSON. Raises ValidationFailed."""
+    """Reads a tool's output. A text is unchanged, other values become JSON text. Raises ValidationFailed."""
     if isinstance(raw, str):
         return _text(raw, param)
     try:
@@ -97,7 +97,7 @@ def parse_output(raw: object, param: str) -> str:
 
 
 def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
-    """Convert items to messages of a prompt. An answer's text and its calls become one message."""
+    """Converts items to messages of a prompt. An answer's text and its calls become one message."""
     messages: list[Message] = []
     names = {item.call_id: str(item.body["name"]) for item in items if item.type is ItemType.FUNCTION_CALL}
     for item in items:
@@ -113,12 +113,12 @@ def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
 
 
 def answer_message_id(turn_id: TurnId) -> ItemId:
-    """The item id of a turn's answer text. Readers of the events know it before the item is stored."""
+    """Returns the item id of a turn's answer text. Readers of events need it before the item is stored."""
     return ItemId("msg_" + turn_id.removeprefix("turn_"))
 
 
 def call_item_id(call_id: CallId) -> ItemId:
-    """The item id of a tool call that the model made."""
+    """Returns the item id of a tool call that the model made."""
     return ItemId("fc_" + call_id.removeprefix("call_"))
 
 
@@ -155,7 +155,7 @@ _PARTS = PartRules(
 
 
 def _content_texts(raw: object, param: str) -> list[str]:
-    """The texts of a message, at least one. Raises ValidationFailed for text that UTF-8 cannot carry."""
+    """Returns the texts of a message, at least one. Raises ValidationFailed for text that UTF-8 cannot encode."""
     texts = read_content(raw, param, _PARTS)
     if not texts:
         raise ValidationFailed(f"{param} must be a text or a list of parts.", param=param)
@@ -169,7 +169,7 @@ def _refuse_unknown_fields(raw: Mapping[str, Any], known: frozenset[str], param:
 
 
 def _text(raw: object, param: str) -> str:
-    """Return `raw` if it is valid Unicode text. A lone surrogate has no UTF-8 bytes, so it has no tokens."""
+    """Returns `raw` if it is valid Unicode text. A lone surrogate has no UTF-8 bytes, so it has no tokens."""
     if not isinstance(raw, str):
         raise ValidationFailed(f"{param} must be a text.", param=param)
     try:

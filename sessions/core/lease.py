@@ -1,7 +1,7 @@
-"""The lease of a session: one writer for its running turn at a time.
+"""Defines the lease of a session. It allows one writer at a time for the session's running turn.
 
 Owns the lease as a value, and the heartbeat that renews it. Never writes: the store checks the lease of each write.
-A process that takes a session over raises its epoch. Writes with the old epoch then change nothing.
+A process that takes over a session raises its epoch. Then writes with the old epoch change nothing.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class LeaseKeeper(Protocol):
     """The store that holds the leases."""
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renew the lease, and return whether a cancel is requested. Raises LeaseLost, Unavailable."""
+        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost, Unavailable."""
         ...
 
 
@@ -48,9 +48,9 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:
-    """Renew the lease every `interval_s` until a cancel is requested. Raises LeaseLost.
+    """Renews the lease every `interval_s` until a cancel is requested. Raises LeaseLost.
 
-    Skips a renewal that cannot reach the store; the next one tells whether the lease still holds.
+    Skips a renewal that cannot reach the store. The next renewal shows whether the lease is still valid.
     """
     cancel_requested = False
     while not cancel_requested:

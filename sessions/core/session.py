@@ -1,4 +1,4 @@
-"""A session's state, and the rules that change it.
+"""Defines the state of a session, and the rules for its changes.
 
                    turn                     answered without calls
         idle ───────────────► running ───────────────► idle
@@ -8,7 +8,7 @@
             head says              last missing output ◄───┘
         idle, awaiting_tool ── suspend ─► suspended ── turn, tool outputs ─► as without the suspend
         any but running ── close ─► closed (read-only)
-        closed, or unused, for longer than its time to live ─► expired (nobody can read it)
+        closed, or unused, for longer than its time to live ─► expired (no client can read it)
 
 Owns these rules; never stores anything.
 Invariant: a session that is neither running nor closed awaits tools exactly if its head ends in calls.
@@ -34,7 +34,7 @@ class SessionStatus(StrEnum):
     SUSPENDED = "suspended"
     CLOSED = "closed"
     EXPIRED = "expired"
-    """Past its time to live. Only the rows that its forks share are left."""
+    """The session is past its time to live. Only the rows that it shares with its forks are left."""
 
 
 class SessionKind(StrEnum):
@@ -44,7 +44,7 @@ class SessionKind(StrEnum):
     RESPONSES = "responses"
     """A response chain: never listed or counted, and deleted with its last response."""
     CONVERSATION = "conversation"
-    """A conversation of the Responses API: clients reach it by its id; it is never listed or counted."""
+    """A conversation of the Responses API: clients read it by its id. It is never listed or counted."""
 
 
 class TurnStatus(StrEnum):
@@ -73,7 +73,7 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCall:
-    """A line of the ledger: a tool call at the end of a checkpoint, with its output once there is one."""
+    """A line of the ledger: a tool call at the end of a checkpoint, and its output when a client has sent it."""
 
     checkpoint_id: CheckpointId
     position: int
@@ -85,12 +85,12 @@ class LedgerCall:
     turn_id: TurnId | None = None
     """The latest turn that used the output."""
     deadline_at: float | None = None
-    """When the client expects the output at the latest, in Unix seconds. A later output is accepted too."""
+    """The latest time at which the client expects the output, in Unix seconds. A later output is accepted too."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """A session as it was read: its row, and the ledger of its head."""
+    """A session as it was read from the store: its row, and the ledger of its head."""
 
     session_id: SessionId
     tenant_id: TenantId
@@ -101,14 +101,17 @@ class AgentSession:
     created_at: float
     updated_at: float
     retention_s: float | None = None
-    """Time to live in seconds, counted from the close, or from the last use of an open session. None: a closed session
-    has the service's default, an open one has no limit. 0: closing ends it at once, an open one has no limit."""
+    """Time to live in seconds, counted from the close, or from the last use of an open session.
+
+    None: a closed session has the service's default, and an open session has no limit. 0: a closed session ends at
+    once, and an open session has no limit.
+    """
     head_id: CheckpointId | None = None
     origin_id: CheckpointId | None = None
     """The checkpoint of another session where this one was forked."""
     forked_from: SessionId | None = None
     epoch: int = 0
-    """Rises with each change of the head, the model or the lease, so that a turn planned before it is refused."""
+    """Rises with each change of the head, the model or the lease, so that a turn that was planned earlier is refused."""
     running_turn_id: TurnId | None = None
     lease_owner: str | None = None
     lease_expires_at: float | None = None
@@ -132,7 +135,7 @@ class AgentSession:
 
     @property
     def ends_at(self) -> float | None:
-        """The end of the session's own time to live. None without one, and while a turn runs."""
+        """The end of the session's own time to live; None if it has none, and while a turn runs."""
         if self.retention_s is None or self.status is SessionStatus.RUNNING:
             return None
         if self.closed_at is not None:
@@ -140,7 +143,7 @@ class AgentSession:
         return self.updated_at + self.retention_s if self.retention_s else None
 
     def is_over(self, now: float, retention_s: float) -> bool:
-        """Whether its time to live has passed. `retention_s` is the default for closed sessions."""
+        """Returns whether its time to live has passed. `retention_s` is the default for closed sessions."""
         if self.status is SessionStatus.EXPIRED:
             return True
         ends_at = self.ends_at
@@ -213,7 +216,7 @@ class Turn:
 
 
 def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
-    """The first turn and checkpoint of a new session that starts with `items`. Its first real turn encodes them."""
+    """Returns the first turn and checkpoint of a new session that starts with `items`. The next turn encodes the items."""
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
         turn_id=turn_id,
@@ -253,9 +256,9 @@ class ToolOutput:
 
 
 def new_outputs(stored: Mapping[CallId, str | None], outputs: Sequence[ToolOutput]) -> tuple[ToolOutput, ...]:
-    """Return the outputs that are not stored yet, each once. `stored` maps each call to its output or to None.
+    """Returns the outputs that are not stored yet, each once. `stored` maps each call to its output or to None.
 
-    Raises Conflict if an output differs from the stored one, or from another one in the same request.
+    Raises Conflict if an output differs from the stored output, or from another output for the same call.
     """
     fresh: dict[CallId, ToolOutput] = {}
     for given in outputs:

@@ -1,4 +1,4 @@
-"""A session's history as token ids: a chain of checkpoints, each with the ids that its turn added.
+"""Defines a session's history as token ids: a chain of checkpoints, each with the ids that its turn added.
 
 Owns how a prompt is built: the stored ids of the history, then the ids of the new items.
 Never stores anything, and never encodes a stored history again unless its opening (instructions, tools) changes.
@@ -30,41 +30,41 @@ class TurnEncoder(Protocol):
     def encode_messages(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[int, ...]:
-        """Encode a whole conversation, up to the start of the next answer."""
+        """Encodes a whole conversation, up to the start of the next answer."""
         ...
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encode what `new` messages add after an answer. `closed`: the answer ends with an end-of-sequence token."""
+        """Encodes what `new` messages add after an answer. `closed`: the answer ends with an end-of-sequence token."""
         ...
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Whether an answer of these tokens ends with an end-of-sequence token."""
+        """Returns whether these tokens of an answer end with an end-of-sequence token."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A stored point of a history. `token_ids` are those that its turn added: prompt ids, then generated ids.
+    """A stored point of a history. `token_ids` are the ids that its turn added: prompt ids, then generated ids.
 
     If the turn has another opening than its parent, `token_ids` holds the whole history, encoded again.
     """
 
     checkpoint_id: CheckpointId
     session_id: SessionId
-    """The session whose turn made it. Forks share it."""
+    """The session whose turn made the checkpoint. Forks share the checkpoint."""
     parent_id: CheckpointId | None
     turn_id: TurnId
     depth: int
-    """Turns from the start of the history, 1 for the first."""
+    """The number of the turn in the history, from 1."""
     num_items: int
     """Items from the start of the history."""
     num_answer_items: int
-    """How many of its last items the model made: at most one text, then its calls."""
+    """How many of its last items the model generated: at most one text, then its calls."""
     num_tokens: int
     """Tokens from the start of the history."""
     token_ids: tuple[int, ...]
     closed: bool
-    """Whether the answer ended with the model's own end-of-sequence token."""
+    """Whether the answer ended with an end-of-sequence token from the model."""
     awaits_tools: bool
     created_at: float
     opening: str | None = None
@@ -103,7 +103,7 @@ class Transcript:
     """Whether the opening has changed, so that the whole history must be encoded again."""
 
     def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
-        """Encode the ids that `new_items` and the start of the next answer add to this history."""
+        """Encodes the ids that `new_items` and the start of the next answer add to this history."""
         if self.head is None or self.must_encode_all:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
             return encoder.encode_messages(
@@ -118,7 +118,7 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 
 
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
-    """Join the token ids of a chain of checkpoints, oldest first, since the last change of the opening."""
+    """Joins the token ids of a chain of checkpoints, oldest first, since the last change of the opening."""
     token_ids: list[int] = []
     opening: str | None = None
     for checkpoint in chain:
@@ -129,7 +129,7 @@ def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Pack token ids as little-endian int32."""
+    """Packs token ids as little-endian int32."""
     packed = array("i", token_ids)
     assert packed.itemsize == 4
     if sys.byteorder == "big":
@@ -138,7 +138,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_token_ids(packed: bytes) -> tuple[int, ...]:
-    """Unpack what `pack_token_ids` packed."""
+    """Unpacks the bytes that `pack_token_ids` made."""
     token_ids = array("i")
     token_ids.frombytes(packed)
     if sys.byteorder == "big":

@@ -1,6 +1,6 @@
-"""Fills the JSON bodies of sessions, turns and their figures.
+"""Makes the JSON bodies of sessions, turns and their figures.
 
-Owns these bodies for every route and event that carries them. Never computes new figures.
+Owns these bodies for all routes and events that contain them. Never computes new figures.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,14 +17,14 @@ from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, Turn
 
 
 def session_answer(session: AgentSession, base_name: str) -> answers.SessionState:
-    """The body of a session."""
+    """Returns the body of a session."""
     return answers.SessionState(**_session_fields(session, base_name))
 
 
 def session_change_answer(
     session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
 ) -> answers.ChangedSession:
-    """The body of a changed session, with the tokens and bytes of KV that the new adapter cannot use."""
+    """Returns the body of a changed session, with the tokens and bytes of KV that the new adapter cannot use."""
     given_up = answers.GivenUpKv(tokens=given_up_tokens, bytes=given_up_bytes)
     return answers.ChangedSession(**_session_fields(session, base_name), kv_given_up=given_up)
 
@@ -62,7 +62,7 @@ def _pinned_model(session: AgentSession, base_name: str) -> answers.PinnedModel:
 
 
 def turn_answer(turn: Turn) -> answers.Turn:
-    """The body of a turn."""
+    """Returns the body of a turn."""
     return answers.Turn(
         id=turn.turn_id,
         session_id=turn.session_id,
@@ -81,12 +81,12 @@ def turn_answer(turn: Turn) -> answers.Turn:
 
 
 def item_answer(item: Item) -> answers.Item:
-    """The body of an item."""
+    """Returns the body of an item."""
     return answers.Item.read(item.body)
 
 
 def awaited_calls(turn: Turn) -> list[Item]:
-    """The calls at the end of a turn that need an output. A call that the token limit cut off needs none."""
+    """Returns the calls at the end of a turn that need an output. A call that the token limit cut off needs none."""
     if turn.status is not TurnStatus.AWAITING_TOOL:
         return []
     return [item for item in turn.output if item.type is ItemType.FUNCTION_CALL]
@@ -100,7 +100,7 @@ def _pending_call(item: Item) -> answers.PendingCall:
 def given_outputs_answer(
     session: AgentSession, outputs: Sequence[ToolOutput], missing: Collection[CallId]
 ) -> answers.GivenOutputs:
-    """The stored outputs of a session's last calls, and the calls without an output."""
+    """Returns the stored outputs of a session's last calls, and the calls without an output."""
     return answers.GivenOutputs(
         session_id=session.session_id,
         status=session.status.value,
@@ -116,13 +116,13 @@ def given_outputs_answer(
 
 
 def cache_body(cache: CacheReport) -> dict[str, Any]:
-    """The tokens of a prompt by cache tier, as JSON to store."""
+    """Returns the tokens of a prompt by cache tier, as JSON to store."""
     reason = None if cache.miss_reason is None else cache.miss_reason.value
     return figures.CacheReport(**_prompt_tokens(cache), miss_reason=reason).body()
 
 
 def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) -> dict[str, Any]:
-    """The usage of a turn, as JSON to store."""
+    """Returns the usage of a turn, as JSON to store."""
     return figures.Usage(
         prompt_tokens=cache.prompt_tokens,
         completion_tokens=completion_tokens,
@@ -143,7 +143,7 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 
 
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
-    """The figures of speculation. OpenAI's two figures are there only if the client sent a prediction."""
+    """Returns the figures of speculation. It has OpenAI's two figures only if the client sent a prediction."""
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
     return figures.CompletionTokensDetails(
         drafted_tokens=drafts.drafted_tokens,
@@ -155,14 +155,14 @@ def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
 
 
 def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | None:
-    """How long the device keeps a session's pages. None without a lease."""
+    """Returns how long the device keeps a session's pages; None without a lease."""
     if memory is None or memory.lease_s is None:
         return None
     return answers.Lease(tier="device", seconds=round(memory.lease_s, 3), until=now + memory.lease_s)
 
 
 def session_cache_answer(session: AgentSession, memory: SessionMemory | None, now: float) -> answers.SessionCache:
-    """The tokens and bytes of a session's history on each cache tier.
+    """Returns the tokens and bytes of a session's history on each cache tier.
 
     `memory` is None if the engine does not answer. A token counts on the nearest tier that has it, bytes on every tier.
     """
@@ -189,7 +189,10 @@ def session_cache_answer(session: AgentSession, memory: SessionMemory | None, no
 
 
 def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> answers.Prefetch:
-    """The result of a prefetch. `num_tokens` is the history's length; `memory` is None if the engine does not answer."""
+    """Returns the result of a prefetch.
+
+    `num_tokens` is the history's length; `memory` is None if the engine does not answer.
+    """
     held = 0 if memory is None else memory.device_tokens + memory.host_tokens + memory.disk_tokens
     return answers.Prefetch(
         session_id=session.session_id,
@@ -200,13 +203,13 @@ def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemor
 
 
 def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
-    """The fields of `turn.completed`."""
+    """Returns the fields of `turn.completed`."""
     return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
 
 
 def awaiting_fields(
     checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: answers.Lease | None
 ) -> dict[str, Any]:
-    """The fields of `turn.awaiting_tool`."""
+    """Returns the fields of `turn.awaiting_tool`."""
     told = None if lease is None else lease.body()
     return {"call_ids": call_ids, "lease": told, "checkpoint_id": checkpoint_id, "usage": usage}

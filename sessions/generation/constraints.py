@@ -1,8 +1,8 @@
 """Turns a request's tools, tool choice and response format into one grammar for the engine.
 
-The grammar accepts text with well-formed calls in it, calls alone, or either calls or an answer of the format.
-Owns the checks of all schemas. They run before anything is reserved, and an error names the field and the place in its
-schema. With `strict: true` what cannot be enforced is refused; otherwise it is ignored, and its place is reported.
+The grammar accepts text with well-formed calls in it, only calls, or either calls or an answer of the format.
+Owns the checks of all schemas. They run before quota is reserved. An error names the field and the place in its schema.
+With `strict: true`, a keyword that cannot be enforced is refused. Otherwise it is ignored, and its place is reported.
 Never compiles a grammar: the engine does.
 """
 
@@ -32,7 +32,7 @@ _GRAMMAR_CODES = ("grammar_", "unsupported_grammar")
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraints:
-    """What a request demands of its output, in the shapes of chat.completions."""
+    """The constraints that a request puts on its output, in the shapes of chat.completions."""
 
     tools: Sequence[ToolDefinition] = ()
     tool_choice: Any = None
@@ -42,7 +42,7 @@ class OutputConstraints:
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """The grammar that an output must match, and what the client is told about it."""
+    """The grammar that an output must match, and facts about it for the client."""
 
     source: GrammarSource
     param: str
@@ -51,7 +51,7 @@ class OutputGrammar:
     """Places that are not enforced: a field, `#`, and a JSON pointer into its schema."""
 
     def name_field(self, error: InvalidRequest) -> InvalidRequest:
-        """An engine's error about this grammar, with the field that the client sent."""
+        """Returns an engine's error about this grammar, with the name of the field that the client sent."""
         if not error.code.startswith(_GRAMMAR_CODES):
             return error
         return InvalidRequest(error.message, param=self.param, code=error.code)
@@ -62,9 +62,9 @@ class OutputPlan:
     """How an output is constrained and parsed."""
 
     grammar: OutputGrammar | None = None
-    """None: any text."""
+    """The grammar; None allows any text."""
     calls_tools: bool = False
-    """Whether it is parsed for tool calls."""
+    """Whether the output is parsed for tool calls."""
     parallel_tool_calls: bool = True
 
 
@@ -85,7 +85,7 @@ class ConstraintPlanner:
         self._lock = Lock()
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
-        """Plan one output. Raises InvalidRequest naming the field."""
+        """Plans one output. Raises InvalidRequest naming the field."""
         if constraints == OutputConstraints():
             return FREE_OUTPUT
         choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
@@ -104,7 +104,7 @@ class ConstraintPlanner:
     # ---- grammars ---------------------------------------------------------------------------------------------
 
     def _format_grammar(self, response_format: ResponseFormat) -> OutputGrammar:
-        """The grammar of an answer in a format, without tools."""
+        """Returns the grammar of an answer in a format, without tools."""
         text = response_format.text if response_format.schema is None else _json(response_format.schema)
         gaps = self._gaps(GrammarSource(response_format.kind, text, response_format.is_strict), response_format.param)
         return OutputGrammar(GrammarSource(response_format.kind, text, strict=not gaps), response_format.param, gaps)
@@ -112,7 +112,7 @@ class ConstraintPlanner:
     def _call_grammar(
         self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None, *, is_parallel: bool
     ) -> OutputGrammar | None:
-        """The grammar of calls, and of the text or the answer that may stand beside them. None: nothing is enforced."""
+        """Returns the grammar of calls, and of the text or the answer besides them; None if nothing is enforced."""
         arguments = {index: _arguments_schema(tools[index], index) for index in choice.indices}
         if not self.tool_call_format.has_grammar:
             self._check_unenforced(tools, choice, answer)
@@ -144,7 +144,7 @@ class ConstraintPlanner:
     def _check_unenforced(
         self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None
     ) -> None:
-        """Raises InvalidRequest for a constraint on calls that this model writes in a format without a grammar."""
+        """Raises InvalidRequest if calls have a constraint, but no grammar exists for this model's call format."""
         strict = (index for index in choice.indices if tools[index]["function"].get("strict"))
         param = "tool_choice" if choice.is_required else None
         param = next((f"tools[{index}].function.strict" for index in strict), param)
@@ -160,7 +160,7 @@ class ConstraintPlanner:
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def _gaps(self, source: GrammarSource, param: str) -> tuple[str, ...]:
-        """The places that cannot be enforced. Raises InvalidRequest for a grammar that is not supported."""
+        """Returns the places that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
         found = self._check(source)
         if isinstance(found, InvalidRequest):
             pointer = found.param
@@ -188,7 +188,7 @@ class ConstraintPlanner:
 
 
 def _arguments_schema(tool: ToolDefinition, index: int) -> Mapping[str, Any]:
-    """A tool's parameters as the schema of an object. A tool without parameters takes no arguments."""
+    """Returns a tool's parameters as the schema of an object. A tool without parameters takes no arguments."""
     param = f"tools[{index}].function.parameters"
     schema = tool["function"].get("parameters")
     if schema is None:

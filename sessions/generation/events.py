@@ -1,7 +1,8 @@
-"""The events of one generation, after its tokens have become text and tool calls.
+"""Defines the events of one generation, after its tokens have become text and tool calls.
 
-The order is: PromptAdmitted; any number of TextDelta and of calls; GenerationFinished. Or an error is raised.
-A call is ToolCallStarted, ToolCallArgumentsDelta (any number), ToolCallFinished. Calls never overlap.
+The order is PromptAdmitted, then any number of TextDelta and calls, then GenerationFinished. An error may be raised at
+any point. A call is ToolCallStarted, then any number of ToolCallArgumentsDelta, then ToolCallFinished. Calls never
+overlap.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class TextDelta:
 
     text: str
     logprobs: tuple[OutputTokenLogprobs, ...] = ()
-    """One for each token that begins in this text, if the request asked for log-probabilities."""
+    """One entry for each token that begins in this text, if the request asked for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class GenerationFinished:
 
     reason: StopReason
     token_ids: tuple[int, ...]
-    """All tokens that the model made and the engine has cached, with stop tokens, stop strings and call markers."""
+    """All tokens that the model generated and the engine cached, including stop tokens, stop strings and call markers."""
     text: str
     """All text deltas joined."""
     tool_calls: tuple[ToolCallFinished, ...]
@@ -70,13 +71,13 @@ class GenerationFinished:
     logprobs: tuple[OutputTokenLogprobs, ...] | None = None
     """One for each token of the output; None if the request did not ask for log-probabilities."""
     num_logprobs_sent: int = 0
-    """How many of `logprobs` the text deltas have carried."""
+    """How many of `logprobs` were sent in text deltas."""
     stop_string: str | None = None
     """The stop string that ended the answer. It is not part of the text."""
 
     @property
     def unsent_logprobs(self) -> tuple[OutputTokenLogprobs, ...]:
-        """The log-probabilities that no text delta has carried."""
+        """Returns the log-probabilities that no text delta contained."""
         return (self.logprobs or ())[self.num_logprobs_sent :]
 
     @property
@@ -84,7 +85,7 @@ class GenerationFinished:
         return len(self.token_ids)
 
     def message(self) -> Message:
-        """The output as the assistant's message in the next prompt."""
+        """Returns the output as the assistant's message for the next prompt."""
         calls = tuple(ToolCall(call.call_id, call.name, call.arguments) for call in self.tool_calls)
         return Message(role="assistant", content=self.text, tool_calls=calls)
 

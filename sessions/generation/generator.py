@@ -1,8 +1,8 @@
-"""One metered generation: how chat completions, completions, messages and session turns get every answer.
+"""Runs and meters one generation. Chat completions, completions, messages and session turns all use it.
 
     EngineClient.generate ──► times, counts ──► OutputParser ──► text and tool calls
 
-Owns the engine's stream. Closing `events` early cancels the request in the engine, and so does a stop string.
+Owns the engine's stream. The engine cancels the request if `events` is closed early or a stop string is found.
 Never stores anything, and never renders a prompt.
 Invariant: tokens are counted when the engine sends them, even if the reader never takes their text.
 """
@@ -76,9 +76,9 @@ class GenerationRequest:
     weight: float = 1.0
     tier: ServiceTier = ServiceTier.DEFAULT
     parse_tool_calls: bool = False
-    """False: all output is text."""
+    """Whether tool calls are parsed. If False, all output is text."""
     parallel_tool_calls: bool = True
-    """False: the generation ends with its first call."""
+    """Whether several calls are allowed. If False, the generation ends with its first call."""
     session: SessionUse | None = None
     """The session that the prompt continues."""
     kv_limits: KvLimits = NO_KV_LIMITS
@@ -102,23 +102,23 @@ class Generator:
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
 
     def start(self, request: GenerationRequest) -> "Generation":
-        """A generation that sends its request when `events` is first read."""
+        """Returns a generation. It sends its request when `events` is first read."""
         return Generation(self, request)
 
 
 class Generation:
-    """One request to the engine, its events, and what it has used so far."""
+    """One request to the engine, its events, and its usage so far."""
 
     def __init__(self, generator: Generator, request: GenerationRequest) -> None:
         self.request = request
         self.cache: CacheReport | None = None
         """Where the prompt's KV came from; None until the prompt has left the engine's queue."""
         self.completion_tokens = 0
-        """Tokens that the engine has made so far. After the end, only those of the answer."""
+        """Tokens that the engine has generated so far. After the end, only tokens of the answer."""
         self.drafts = DraftReport()
-        """Reported when the engine finishes; stays empty for a generation that was cut off."""
+        """The counts of draft tokens, reported when the engine finishes; empty for a cancelled generation."""
         self.prompt_computed = asyncio.Event()
-        """Set by the first token, or by the end of a generation without tokens."""
+        """Set by the first token, or at the end of a generation without tokens."""
         self._generator = generator
         self._telemetry = generator.telemetry
         self._now = generator.clock.monotonic
@@ -127,11 +127,11 @@ class Generation:
 
     @property
     def usage(self) -> Usage | None:
-        """None until the prompt has left the engine's queue."""
+        """The tokens used so far; None until the prompt has left the engine's queue."""
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """Send the request and read its events, in the order that `events.py` describes. Call it once.
+        """Sends the request and reads its events, in the order that `events.py` describes. Call it once.
 
         Raises InvalidRequest, and every error of the engine.
         """

@@ -1,9 +1,9 @@
-"""Log-probabilities of an answer's tokens, handed out with the text in which each token begins.
+"""Returns the log-probabilities of an answer's tokens together with the text in which each token begins.
 
 Owns the log-probabilities of tokens whose text is still held back.
 Never computes a probability; the engine reports them.
-Invariant: piece by piece or all at once, an answer has the same log-probabilities. Stop tokens and tokens that lie
-wholly in a stop string have none, because they are not part of the text.
+Invariant: a streamed answer has the same log-probabilities as a whole one. Stop tokens, and tokens whose whole text is
+in a stop string, have no log-probabilities, because they are not part of the text.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class OutputTokenLogprobs:
-    """One token of an answer, and the likeliest tokens in its place."""
+    """One token of an answer, and the likeliest tokens at its position."""
 
     token: TokenLogprob
     top: tuple[TokenLogprob, ...]
@@ -40,20 +40,20 @@ class LogprobCollector:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self.logprobs: list[OutputTokenLogprobs] = []
-        """Of all tokens so far, in order."""
+        """The log-probabilities of all tokens so far, in order."""
         self.num_taken = 0
-        """How many of them `take_for` has handed out."""
+        """How many of `logprobs` were returned by `take_for`."""
         self._num_characters = 0
-        """Characters of text for which log-probabilities were handed out."""
+        """Characters of text for which log-probabilities were returned."""
 
     def add(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> None:
-        """Add the next token. `offset` is where its text begins in the answer, in characters."""
+        """Adds the next token. `offset` is where its text begins in the answer, in characters."""
         chosen = self._with_spelling(token_id, logprobs.logprob)
         top = tuple(self._with_spelling(other, logprob) for other, logprob in logprobs.top)
         self.logprobs.append(OutputTokenLogprobs(chosen, top, offset))
 
     def take_for(self, text: str) -> tuple[OutputTokenLogprobs, ...]:
-        """Hand out the log-probabilities of the tokens that begin in the next piece of text."""
+        """Returns the log-probabilities of the tokens that begin in the next piece of text."""
         first = self.num_taken
         self._num_characters += len(text)
         while self.num_taken < len(self.logprobs) and self.logprobs[self.num_taken].offset < self._num_characters:
@@ -61,7 +61,7 @@ class LogprobCollector:
         return tuple(self.logprobs[first : self.num_taken])
 
     def drop_rest(self) -> None:
-        """Drop what was not handed out: a stop string has ended the text."""
+        """Drops the log-probabilities that were not returned, because a stop string has ended the text."""
         del self.logprobs[self.num_taken :]
 
     def _with_spelling(self, token_id: int, logprob: float) -> TokenLogprob:

@@ -3,9 +3,9 @@
     token -> Detokenizer -> tool call parser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
                                              -> calls ------------------------------------------------------> ToolCall…
 
-Owns all text that is held back between tokens, and knows before the engine when the answer is over.
+Owns all text that is held back between tokens. Can detect the end of the answer before the engine does.
 Invariant: stop strings are searched in plain text only, never inside or across calls.
-White space before a call is dropped, because chat templates write their own there.
+White space before a call is dropped, because chat templates write their own white space there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,15 +38,15 @@ class OutputRules:
 
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the answer and are no part of its text."""
+    """Tokens that end the answer and are not part of its text."""
     min_tokens: int = 0
     """Stop strings are ignored in the text of the first `min_tokens` tokens."""
     tool_calls: ToolCallFormat | None = None
-    """None: all output is text."""
+    """The format of tool calls; None if all output is text."""
     parallel_tool_calls: bool = True
-    """False: the answer ends with its first call."""
+    """Whether several calls are allowed. If False, the answer ends with its first call."""
     with_logprobs: bool = False
-    """Text deltas and the final event carry log-probabilities."""
+    """Whether text deltas and the final event contain log-probabilities."""
 
 
 class OutputParser:
@@ -57,7 +57,7 @@ class OutputParser:
         self.token_ids: list[int] = []
         """All tokens of the answer, with stop tokens."""
         self.is_over = False
-        """A stop string was found, or the only call that is allowed has ended."""
+        """Whether a stop string was found, or the only allowed call has ended."""
         self._stop_string: str | None = None
         self._tool_calls: list[ToolCallFinished] = []
         self._num_characters = 0
@@ -72,7 +72,7 @@ class OutputParser:
         self._texts: list[str] = []
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[OutputEvent]:
-        """The events that the tokens of one step bring. Tokens after the answer's end are dropped.
+        """Returns the events for the tokens of one step. Drops tokens after the answer's end.
 
         `logprobs` has one entry for each token, if the rules ask for log-probabilities.
         """
@@ -95,11 +95,11 @@ class OutputParser:
         return events
 
     def finish(self) -> list[OutputEvent]:
-        """The events of the text that was held back, when no token follows."""
+        """Returns the events of the text that was held back. Call it after the last token."""
         return self._with_logprobs(self._flush())
 
     def finished(self, engine_reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
-        """The last event. `engine_reason` is None if the engine was stopped before it finished."""
+        """Returns the last event. `engine_reason` is None if the engine was stopped before it finished."""
         logprobs = self._logprobs
         if logprobs is not None and self._stop_string is not None:
             logprobs.drop_rest()
@@ -115,7 +115,7 @@ class OutputParser:
         )
 
     def _reason(self, engine_reason: FinishReason | None) -> StopReason:
-        """Why the answer ended. A call that the length limit cut off counts as the limit."""
+        """Returns why the answer ended. If the length limit cut off a call, the reason is the limit."""
         reached_limit = engine_reason is FinishReason.LENGTH
         if reached_limit and not all(call.complete for call in self._tool_calls):
             return "length"
@@ -124,7 +124,7 @@ class OutputParser:
         return "length" if reached_limit and not self.is_over else "stop"
 
     def _next_offset(self) -> int:
-        """Where the next token's text begins, in characters; always 0 if tool calls are parsed."""
+        """Returns where the next token's text begins, in characters; always 0 if tool calls are parsed."""
         return 0 if self._parser is not None else self._num_characters
 
     def _with_logprobs(self, events: Iterable[OutputEvent]) -> list[OutputEvent]:
@@ -172,7 +172,7 @@ class OutputParser:
                 return
 
     def _plain_text(self, text: str) -> Iterator[OutputEvent]:
-        """Text outside of calls, up to a stop string."""
+        """Returns the events of text outside of calls, up to a stop string."""
         if self._stops is None or len(self.token_ids) <= self._rules.min_tokens:
             yield from self._text(text)
             return
@@ -182,11 +182,14 @@ class OutputParser:
         yield from self._text(outcome.text)
 
     def _flush_stops(self) -> str:
-        """The text that was held back as a possible start of a stop string."""
+        """Returns the text that was held back as a possible start of a stop string."""
         return "" if self._stops is None else self._stops.flush()
 
     def _text(self, text: str) -> Iterator[OutputEvent]:
-        """Text that no stop string can take back, without the white space that a following call would drop."""
+        """Returns text that is certainly not part of a stop string.
+
+        Holds back white space that a following call would drop.
+        """
         text = self._space + text
         self._space = text[len(text.rstrip()) :] if self._parser is not None else ""
         text = text[: len(text) - len(self._space)]
@@ -199,6 +202,6 @@ def _parser(tool_call_format: ToolCallFormat) -> JsonCallParser | PythonCallPars
 
 
 def _marker_ids(tokenizer: TextTokenizer, tool_call_format: ToolCallFormat | None) -> frozenset[int]:
-    """Call markers that are single tokens of the vocabulary. The parser must see them as text."""
+    """Returns the call markers that are single tokens of the vocabulary. The parser needs their text."""
     markers = (tool_call_format.open, tool_call_format.close) if tool_call_format else ()
     return frozenset(token_id for token_id, text in tokenizer.added_tokens.items() if text in markers)

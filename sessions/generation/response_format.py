@@ -1,4 +1,4 @@
-"""The fields that constrain an answer's format: `response_format`, `regex`, `grammar` and `structural_tag`.
+"""Reads the fields that constrain an answer's format: `response_format`, `regex`, `grammar` and `structural_tag`.
 
 Owns their shapes, and the rule that a request gives at most one of them.
 Never makes a grammar: `constraints.py` does.
@@ -34,12 +34,12 @@ class ResponseFormat:
     schema: Any = None
     """The JSON schema; None for other kinds."""
     is_strict: bool = False
-    """True: keywords that cannot be enforced are refused. False: they are ignored and reported."""
+    """If True, keywords that cannot be enforced are refused. If False, they are ignored and reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormatFields:
-    """The fields as the client sent them. None and empty values ask for nothing."""
+    """The fields as the client sent them. None and empty values request no format."""
 
     response_format: Any = None
     regex: str | None = None
@@ -47,7 +47,7 @@ class ResponseFormatFields:
     structural_tag: str | Mapping[str, Any] | None = None
 
     def read(self) -> ResponseFormat | None:
-        """The format that is asked for; None for free text. Raises InvalidRequest."""
+        """Returns the requested format; None for free text. Raises InvalidRequest."""
         found = read_response_format(self.response_format)
         for name, kind in _FIELDS.items():
             if not (value := getattr(self, name)):
@@ -64,7 +64,7 @@ FREE_FORMAT = ResponseFormatFields()
 
 
 def read_response_format(value: Any) -> ResponseFormat | None:
-    """Read `response_format`; None for free text. Raises InvalidRequest."""
+    """Reads `response_format`; None for free text. Raises InvalidRequest."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, Mapping) else None

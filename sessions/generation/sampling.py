@@ -1,8 +1,8 @@
-"""The sampling fields of every API, and how they become the engine's parameters.
+"""Reads the sampling fields of every API, and converts them to the engine's parameters.
 
 Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions.
-Ranges and descriptions come from the engine's `SamplingParams`; only the rules of the API's own spelling stand here.
-Never knows the size of a vocabulary or of a context; both are given.
+Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules of the API's own
+spelling. Never owns the size of a vocabulary or of a context: the caller passes them.
 """
 
 import math
@@ -25,8 +25,9 @@ _MAX_BIAS_DIGITS = 10
 _SEED_MASK = (1 << 64) - 1
 
 ASSUMED_TOKENS = 256
-"""Tokens reserved for an answer without a limit. The rest of the context would spend a small quota on one short answer;
-what the answer makes beyond this is charged when it ends."""
+"""Tokens reserved for an answer without a limit. A reservation of the whole context would use up a small quota for one
+short answer. Tokens above this number are charged when the answer ends.
+"""
 
 _STOP_STRING: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _STOP_SCHEMA = {
@@ -50,11 +51,11 @@ LogitBias = Annotated[
         }
     ),
 ]
-"""Sent as an object of token ids, as text, to numbers."""
+"""A JSON object that maps token ids, written as text, to numbers."""
 
 
 def _number(name: str) -> Any:
-    """The range and the description that the engine gives a field."""
+    """Returns the range and the description that the engine gives a field."""
     bounds: dict[str, Any] = RANGES[name].bounds()
     return Field(description=DESCRIPTIONS[name], **bounds)
 
@@ -64,9 +65,11 @@ def _described(name: str) -> Any:
 
 
 class SamplingFields(BaseModel):
-    """Null means absent everywhere: clients send it for what their user left out.
+    """The sampling fields of a request.
 
-    A new field of `SamplingParams` is one line here, if the API spells it as the engine does.
+    Null means absent, because clients send null for fields that a user did not set.
+
+    A new field of `SamplingParams` needs one line here, if the API spells it as the engine does.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
@@ -127,7 +130,7 @@ class SamplingFields(BaseModel):
         return self.max_tokens
 
     def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
-        """The engine's parameters. `choice` is the answer's index among those to one prompt."""
+        """Returns the engine's parameters. `choice` is the answer's index among the answers to one prompt."""
         given = {name: value for name in _SPELLED_ALIKE if (value := getattr(self, name)) is not None}
         return SamplingParams(
             max_tokens=max_tokens,
@@ -141,7 +144,7 @@ class SamplingFields(BaseModel):
         )
 
     def sent(self) -> dict[str, Any]:
-        """The fields that were sent, as JSON values."""
+        """Returns the fields that were sent, as JSON values."""
         return self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
 
 
@@ -173,11 +176,11 @@ class TokenBudget:
 
     max_tokens: int
     expected_tokens: int
-    """What the quota reserves for it."""
+    """How many tokens the quota reserves for the answer."""
 
 
 def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
-    """The budget of an answer: what was asked for, or all that the prompt leaves of the context.
+    """Returns the budget of an answer: the requested tokens, or all tokens of the context that the prompt does not use.
 
     Raises ContextLengthExceeded with both numbers if they do not fit. `param` is the field of the prompt.
     """
@@ -192,7 +195,7 @@ def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, par
 
 
 def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs by ascending token id. Raises ValueError that says what is wrong."""
+    """Returns pairs sorted by token id. Raises ValueError with the reason."""
     if not isinstance(value, Mapping) or len(value) > MAX_BIASED_TOKENS:
         raise ValueError(f"must be an object of at most {MAX_BIASED_TOKENS} token ids, with a number for each")
     biases = {_token_id(key): _bias(key, bias) for key, bias in value.items()}

@@ -1,7 +1,7 @@
-"""What a request used, and who pays for it: the quota reservation, the usage row and the metrics.
+"""Accounts for the tokens of a request: the quota reservation, the usage row and the metrics.
 
 Owns the order in which a request is reserved, recorded and settled.
-Never generates anything, and never prices what was used.
+Never generates anything, and never computes a price.
 Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
 """
 
@@ -54,13 +54,13 @@ class Usage:
         }
 
     def as_body(self) -> dict[str, Any]:
-        """The `usage` object of every answer."""
+        """Returns the `usage` object of an answer."""
         return usage_body(self.cache, self.completion_tokens, self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a usage row says about a request besides its tokens."""
+    """The fields of a usage row besides the tokens."""
 
     request_id: RequestId
     principal: Principal
@@ -80,7 +80,7 @@ class Accounting:
     clock: Clock
 
     async def open(self, charge: Charge, quota: Quota, estimated_tokens: int) -> "RequestAccount":
-        """Reserve the estimate with the tenant's quota. Raises LimitExceeded."""
+        """Reserves the estimated tokens in the tenant's quota. Raises LimitExceeded."""
         tenant_id = charge.principal.tenant_id
         try:
             reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens)
@@ -102,7 +102,7 @@ class RequestAccount:
         self._charge = charge
 
     async def record(self, usage: Usage | None, outcome: str) -> None:
-        """Write the usage row and count it in the metrics. A second call changes nothing.
+        """Writes the usage row and counts it in the metrics. A second call changes nothing.
 
         Raises Unavailable if the database does not answer.
         """
@@ -131,14 +131,14 @@ class RequestAccount:
             telemetry.count_request(principal.tenant_id, outcome)
 
     async def close(self, usage: Usage | None, outcome: str) -> None:
-        """Record, then settle, even if recording fails."""
+        """Records the usage, then settles the reservation, even if recording fails."""
         try:
             await self.record(usage, outcome)
         finally:
             await self.settle(usage, outcome)
 
     async def settle(self, usage: Usage | None, outcome: str) -> None:
-        """Charge the quota with what was used, or refund the reservation if nothing was."""
+        """Charges the quota for the used tokens, or refunds the reservation if no token was used."""
         if usage is not None:
             await self.reservation.settle(usage.total_tokens)
             return
@@ -147,5 +147,5 @@ class RequestAccount:
 
 
 def kv_limits(quota: Quota) -> KvLimits:
-    """The limits of a quota that the engine enforces."""
+    """Returns the limits of a quota that the engine enforces."""
     return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

@@ -1,7 +1,7 @@
-"""Conversations of the Responses API.
+"""Creates, reads, changes and deletes the conversations of the Responses API.
 
-A conversation is a session: each response in it moves its head. Responses outlive a deleted conversation: clients can
-still read and continue them, and its rows go with the last one.
+A conversation is a session: each response in it moves its head. After a conversation is deleted, clients can still read
+and continue its responses. The conversation's rows are deleted with its last response.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class ConversationService:
     async def create(
         self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Create a conversation that starts with `items`. Each response in it names its own model.
+        """Creates a conversation that starts with `items`. Each response in it names its own model.
 
         Raises ValidationFailed if a call in `items` has no output.
         """
@@ -34,27 +34,27 @@ class ConversationService:
         return await self._sessions.create(principal, new)
 
     async def get(self, principal: Principal, conversation_id: str) -> AgentSession:
-        """Read a conversation. Raises NotFound."""
+        """Reads a conversation. Raises NotFound."""
         return await find_conversation(self._sessions, principal, conversation_id)
 
     async def change(self, principal: Principal, conversation_id: str, metadata: Mapping[str, str]) -> AgentSession:
-        """Replace the metadata. Raises NotFound."""
+        """Replaces the metadata. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         return (await self._sessions.change(principal, session.session_id, metadata=metadata)).session
 
     async def delete(self, principal: Principal, conversation_id: str) -> None:
-        """Cancel its running response, and delete it. Raises NotFound."""
+        """Cancels its running response, and deletes it. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         await self._sessions.hide(principal, session.session_id)
 
     async def items(self, principal: Principal, conversation_id: str, page: PageRequest) -> Page[Item]:
-        """Read one page of its items. Raises NotFound."""
+        """Reads one page of its items. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         return await self._sessions.items(principal, session.session_id, page)
 
 
 async def find_conversation(sessions: SessionService, principal: Principal, conversation_id: str) -> AgentSession:
-    """Find a conversation's session. Raises NotFound."""
+    """Finds a conversation's session. Raises NotFound."""
     unknown = NotFound(
         f"The conversation {conversation_id!r} does not exist.", param="conversation", code="conversation_not_found"
     )

@@ -5,8 +5,8 @@
     a call ────────► output_item.added, function_call_arguments.delta … .done, output_item.done
     the turn's end ► response.completed, .incomplete or .failed
 
-Owns the sequence numbers, and the output as it grows. Never reads anything but the turn's events: the same events
-give the same numbers when a client reads them again.
+Owns the sequence numbers, and the output so far. Reads only the turn's events, so a client that reads them again gets
+the same numbers.
 Invariant: items are closed in the order in which they were opened, and all are closed before the last event.
 """
 
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 
 class ResponseEvents:
-    """Converts one turn's events. Call `begin`, then `read` for each event but the last, then `end`."""
+    """Converts one turn's events. Call `begin`, then `read` for each event except the last, then `end`."""
 
     def __init__(self, record: ResponseRecord) -> None:
         self.output: list[dict[str, Any]] = []
@@ -38,13 +38,13 @@ class ResponseEvents:
         """White space after a call. It is dropped unless text follows."""
 
     def begin(self) -> list[Event]:
-        """The events before the turn's first one."""
+        """Returns the events before the turn's first event."""
         if not self._record.is_background:
             return [self._lifecycle("response.created", IN_PROGRESS)]
         return [self._lifecycle("response.created", QUEUED), self._lifecycle("response.queued", QUEUED)]
 
     def read(self, event: SessionEvent) -> list[Event]:
-        """Convert one event of the turn, not the terminal one."""
+        """Converts one event of the turn. The event must not be the terminal one."""
         fields = event.fields
         match event.type:
             case EventType.TURN_CREATED:
@@ -60,12 +60,12 @@ class ResponseEvents:
                 return list(self._end_call(fields["arguments"]))
 
     def end(self, turn: Turn) -> list[Event]:
-        """The last events, after the turn has ended and is stored."""
+        """Returns the last events. Call it after the turn's end was stored."""
         status = final_status(turn)
         events = [] if self.output or status not in ("completed", "incomplete") else list(self._open_message())
         events += self._close("completed" if status == "completed" else "incomplete")
         body = response_body(self._record, status, self.output, turn)
-        name = "incomplete" if status == "cancelled" else status  # the API has no event for a cancelled one
+        name = "incomplete" if status == "cancelled" else status  # the API has no event for a cancelled response
         return [*events, self._event(f"response.{name}", response=body)]
 
     def _say(self, delta: str) -> Iterator[Event]:
@@ -84,7 +84,7 @@ class ResponseEvents:
         return self._is_open and self.output[-1]["type"] == "message"
 
     def _open_message(self) -> Iterator[Event]:
-        """Open a message. A second one after a call is part of the first in the stored history."""
+        """Opens a message. In the stored history, a second message after a call is part of the first message."""
         yield from self._close("completed")
         item_id: str = answer_message_id(self._record.turn_id)
         if any(item["id"] == item_id for item in self.output):
@@ -110,7 +110,7 @@ class ResponseEvents:
         return self._event("response.function_call_arguments.delta", **self._at(), delta=delta)
 
     def _end_call(self, arguments: str) -> Iterator[Event]:
-        """End a call. A call whose arguments are no JSON object may have been cut off, so it stays open until the end."""
+        """Ends a call. It stays open until the turn's end if its arguments are not a JSON object, as after a cut."""
         call = self.output[-1]
         call["arguments"] = arguments
         yield self._event("response.function_call_arguments.done", **self._at(), arguments=arguments, name=call["name"])

@@ -1,7 +1,7 @@
-"""A response for the request that created it, or that reads it later.
+"""Gives access to one response, for the request that creates it or reads it.
 
-Owns the end of a request: `release` cancels a response that is not in the background, and deletes one that is not
-stored. Never writes the response's turn.
+Owns the end of a request: `release` cancels a response that does not run in the background, and deletes a response that
+must not be stored. Never writes the response's turn.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -35,7 +35,10 @@ class ResponseHandle:
         return self._turn.unenforced
 
     async def admitted(self) -> None:
-        """Wait until the engine has admitted the prompt. Deletes the response and raises the error if it is refused."""
+        """Waits until the engine has admitted the prompt.
+
+        If the engine refuses it, deletes the response and raises the error.
+        """
         try:
             await self._turn.admitted()
         except GraftworkError:
@@ -44,7 +47,7 @@ class ResponseHandle:
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """Read the events with numbers above `after`. Raises Unavailable if the turn's end cannot be read."""
+        """Reads the events with numbers above `after`. Raises Unavailable if the turn's end cannot be read."""
         reading = ResponseEvents(self.record)
         has_ended = False
         for event in reading.begin():
@@ -61,7 +64,7 @@ class ResponseHandle:
             raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
-        """Wait for the response's end, and return its body."""
+        """Waits for the response's end, and returns its body."""
         body: dict[str, Any] = {}
         async with aclosing(self.events()) as events:
             async for event in events:
@@ -69,7 +72,7 @@ class ResponseHandle:
         return body
 
     async def body(self, session: AgentSession) -> dict[str, Any]:
-        """The body of the response now. `session` was read just before."""
+        """Returns the present body of the response. `session` was read just before."""
         turn = await self._turn.stored()
         if turn.status is not TurnStatus.RUNNING:
             return await self.result()
@@ -77,11 +80,14 @@ class ResponseHandle:
         return response_body(self.record, QUEUED if waits else IN_PROGRESS)
 
     def queued_body(self) -> dict[str, Any]:
-        """The body of a response that has just been accepted."""
+        """Returns the body of a response that has just been accepted."""
         return response_body(self.record, QUEUED)
 
     async def release(self) -> None:
-        """End the request: cancel the response unless it is in the background, and delete it unless it is stored."""
+        """Ends the request.
+
+        Cancels the response unless it runs in the background, and deletes it unless it must be stored.
+        """
         if self.record.is_background:
             return
         self._turn.cancel()

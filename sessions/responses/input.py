@@ -1,6 +1,6 @@
 """Reads the `input` of a response, or the `items` of a conversation, into items of a history.
 
-Owns which items and fields are served. Refuses others by name, and ignores fields without an effect (`status`, …).
+Owns the list of supported items and fields. Refuses others by name, and ignores fields without an effect (`status`, …).
 Never reads the database: the caller passes the calls that still need an output.
 """
 
@@ -18,7 +18,7 @@ _MAX_CALL_ID_CHARACTERS = 64
 
 
 def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Read a list of items, or a text as a user's message. Raises ValidationFailed with the field's name."""
+    """Reads a list of items, or a text as a user's message. Raises ValidationFailed with the field's name."""
     if isinstance(raw, str):
         return (message("user", raw),)
     if not isinstance(raw, Sequence) or not 0 < len(raw) <= _MAX_ITEMS:
@@ -72,7 +72,7 @@ def _read_call(raw: Mapping[str, Any], param: str) -> Item:
 
 
 def _read_output(raw: Mapping[str, Any], param: str) -> Item:
-    """Read a tool's output: a list of text parts becomes text; other JSON stays JSON text."""
+    """Reads a tool's output: a list of text parts becomes text; other JSON stays JSON text."""
     output, param_of_output = raw.get("output"), f"{param}.output"
     if output is None:
         raise ValidationFailed(f"{param_of_output} is missing.", param=param_of_output)
@@ -100,7 +100,7 @@ _PARTS = PartRules(error=ValidationFailed, refusal=_refuse_part)
 
 
 def _texts(content: object, param: str) -> list[str]:
-    """The texts of a message or of an output, at least one."""
+    """Returns the texts of a message or of an output, at least one."""
     texts = read_content(content, param, _PARTS)
     if not texts:
         raise ValidationFailed(f"{param} must be a text or a list of parts.", param=param)

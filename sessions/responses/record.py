@@ -1,4 +1,4 @@
-"""A response of the Responses API, as values: a new one, and one that has started.
+"""Defines the values of a response of the Responses API: a new response, and a response that has started.
 
 Invariant: a response is one turn of a session, and its id is the turn's id with another prefix.
 """
@@ -20,9 +20,9 @@ class NewResponse:
 
     model: str
     items: tuple[Item, ...]
-    """The new items: messages, tool calls that the client has kept, and outputs of calls."""
+    """The new items: messages, tool calls that the client sends again, and outputs of calls."""
     settings: SessionSettings
-    """All settings. A response inherits none from the one before it."""
+    """All settings. A response inherits none from the previous response."""
     echo: Mapping[str, Any]
     """The fields of the request that the response's body repeats."""
     is_stored: bool = True
@@ -54,5 +54,5 @@ class ResponseRecord:
 
 
 def turn_of(response_id: str) -> TurnId:
-    """The id of a response's turn."""
+    """Returns the id of a response's turn."""
     return TurnId(_TURN + response_id.removeprefix(_RESPONSE))

@@ -1,7 +1,7 @@
-"""Responses for the routes: create, read, cancel, delete.
+"""Creates, reads, cancels and deletes responses for the routes.
 
-Owns the session on which a response runs: its conversation, the previous response's session, a fork of that if another
-response has continued it, or a new session. The response then is a turn of that session. Never knows HTTP.
+A response is a turn of a session. This module owns the choice of the session: the conversation, the previous response's
+session, a fork of that session if another response has continued it, or a new session. Never uses HTTP types.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.settings import checked_settings
 
 RETENTION_S = 30 * 86_400.0
-"""How long a response is kept, as at OpenAI. A conversation keeps its items longer."""
+"""The seconds that a response is kept, the same as at OpenAI. A conversation keeps its items longer."""
 _SWEPT_AT_ONCE = 100
 
 
@@ -44,7 +44,7 @@ class ResponseService:
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Delete the responses past their time to live, with their rows, and return how many."""
+        """Deletes the responses past their time to live, with their rows, and returns how many."""
         num_gone = 0
         while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
             for scope, record in found:
@@ -53,7 +53,7 @@ class ResponseService:
         return num_gone
 
     async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
-        """Start a response. `release` deletes one that is not to be stored.
+        """Starts a response. `release` deletes it later if it must not be stored.
 
         Raises InvalidRequest, ValidationFailed, NotFound, Conflict, LimitExceeded. After an error no row is left.
         """
@@ -69,30 +69,30 @@ class ResponseService:
         return self._handle(principal, record, turn)
 
     async def find(self, principal: Principal, response_id: str) -> ResponseHandle:
-        """Find a stored response. Raises NotFound."""
+        """Finds a stored response. Raises NotFound."""
         record = await self._load(principal, response_id)
         return self._handle(principal, record, await self._sessions.find_turn(principal, record.turn_id))
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Read a stored response. Raises NotFound."""
+        """Reads a stored response. Raises NotFound."""
         handle = await self.find(principal, response_id)
         session = await self._sessions.loader.load_any(principal.scope(), handle.record.session_id)
         return await handle.body(session)
 
     async def cancel(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Cancel a response. Does nothing if it has ended. Raises NotFound."""
+        """Cancels a response. Does nothing if it has ended. Raises NotFound."""
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
         return await self.get(principal, response_id)
 
     async def delete(self, principal: Principal, response_id: str) -> None:
-        """Delete a response. Its items stay while later responses or a conversation use them. Raises NotFound."""
+        """Deletes a response. Its items stay while later responses or a conversation use them. Raises NotFound."""
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
         await self._delete(principal.scope(), record)
 
     async def input_items(self, principal: Principal, response_id: str, page: PageRequest) -> Page[Item]:
-        """Read one page of the response's own input. Raises NotFound."""
+        """Reads one page of the response's own input. Raises NotFound."""
         turn = await self._turn(principal, await self._load(principal, response_id))
         return page_of(turn.input, page, lambda item: item.item_id)
 
@@ -107,19 +107,19 @@ class ResponseService:
         return await self._launch_on_own(principal, await self._sessions.create(principal, chain), new)
 
     async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
-        """Continue on the previous response's session if nothing has moved its head, else on a fork."""
+        """Continues on the previous response's session if its head has not moved, else on a fork."""
         record, checkpoint_id = await self._previous(principal, previous_id)
         session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
         if new.is_stored and _ends_at(session, checkpoint_id):
             try:
                 return await self._launch(principal, session, new)
             except Conflict:
-                pass  # another response has continued the session meanwhile, so this one gets a fork
+                pass  # another response has continued the session meanwhile, so this response gets a fork
         forks = await self._sessions.fork(principal, session.session_id, checkpoint_id, kind=SessionKind.RESPONSES)
         return await self._launch_on_own(principal, forks[0], new)
 
     async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
-        """Launch on a session that was made for this response. Deletes the session if the turn cannot start."""
+        """Launches on a session that was made for this response. Deletes the session if the turn cannot start."""
         try:
             return await self._launch(principal, session, new)
         except BaseException:
@@ -132,7 +132,7 @@ class ResponseService:
         return await self._sessions.launcher.launch(principal, replace(session, model=model), new.items, new.settings)
 
     async def _previous(self, principal: Principal, response_id: str) -> tuple[ResponseRecord, CheckpointId]:
-        """Find the response to continue, and its checkpoint. Raises InvalidRequest."""
+        """Finds the response to continue, and its checkpoint. Raises InvalidRequest."""
         record = await self._store.find(principal.scope(), response_id)
         if record is None:
             raise _bad_previous(f"The previous response {response_id!r} does not exist.", "previous_response_not_found")
@@ -149,7 +149,7 @@ class ResponseService:
         return record, turn.checkpoint_id
 
     async def _turn(self, principal: Principal, record: ResponseRecord) -> Turn:
-        await self._sessions.loader.load_any(principal.scope(), record.session_id)  # fails an interrupted turn
+        await self._sessions.loader.load_any(principal.scope(), record.session_id)  # this fails an interrupted turn
         return await (await self._sessions.find_turn(principal, record.turn_id)).stored()
 
     async def _load(self, principal: Principal, response_id: str) -> ResponseRecord:
@@ -168,7 +168,7 @@ class ResponseService:
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:
-    """Whether a response chain ends at `checkpoint_id` and no turn runs on it."""
+    """Returns whether a response chain ends at `checkpoint_id` and no turn runs on it."""
     rests = session.status in (SessionStatus.IDLE, SessionStatus.AWAITING_TOOL)
     return session.kind is SessionKind.RESPONSES and rests and session.head_id == checkpoint_id
 

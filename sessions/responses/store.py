@@ -1,6 +1,6 @@
-"""Responses in the database: the request of each, under its id.
+"""Stores responses in the database: the request of each response, under its id.
 
-Owns the rows and the transactions. The answer is stored with the response's turn.
+Owns the rows and the transactions. Never stores the answer: it is stored with the response's turn.
 """
 
 from sqlalchemy import delete, insert, select
@@ -19,7 +19,7 @@ class ResponseStore:
         self._database = database
 
     async def insert(self, scope: TenantScope, record: ResponseRecord) -> None:
-        """Store a response whose turn has begun."""
+        """Stores a response whose turn has begun."""
         async with self._database.write() as database:
             await database.execute(
                 insert(ResponseRow).values(
@@ -32,7 +32,7 @@ class ResponseStore:
             )
 
     async def find(self, scope: TenantScope, response_id: str) -> ResponseRecord | None:
-        """Return a stored response, or None. A text that cannot be an id finds nothing."""
+        """Returns a stored response; None if there is none, or if the text cannot be an id."""
         if not (response_id.isascii() and response_id.isprintable()):
             return None
         async with self._database.read() as database:
@@ -42,14 +42,14 @@ class ResponseStore:
             return None if row is None else _record(row)
 
     async def find_older(self, before: float, limit: int) -> list[tuple[TenantScope, ResponseRecord]]:
-        """Return up to `limit` responses of all tenants that are older than `before`, the oldest first."""
+        """Returns up to `limit` responses of all tenants that are older than `before`, the oldest first."""
         statement = select(ResponseRow).where(ResponseRow.created_at < before).order_by(ResponseRow.created_at)
         async with self._database.read() as database:
             rows = await database.scalars(statement.limit(limit))
             return [(scope_of_tenant(AdminPrincipal(), TenantId(row.tenant_id)), _record(row)) for row in rows]
 
     async def delete(self, scope: TenantScope, response_id: str) -> None:
-        """Delete a response. Its turn stays. Does nothing if there is no such response."""
+        """Deletes a response. Its turn stays. Does nothing if there is no such response."""
         async with self._database.write() as database:
             await database.execute(
                 delete(ResponseRow).where(ResponseRow.id == response_id, ResponseRow.tenant_id == scope)

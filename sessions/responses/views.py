@@ -1,6 +1,6 @@
-"""The JSON bodies of responses and conversations.
+"""Makes the JSON bodies of responses and conversations.
 
-Owns these shapes, and how a turn's end is told in them. Never computes new figures.
+Owns these shapes, and how they show the end of a turn. Never computes new figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _CUT = {"reason": "max_output_tokens"}
 def response_body(
     record: ResponseRecord, status: str, output: Sequence[Mapping[str, Any]] = (), turn: Turn | None = None
 ) -> dict[str, Any]:
-    """The body of a response. `turn` is given once it has ended."""
+    """Returns the body of a response. `turn` is None until the turn has ended."""
     return {
         "id": record.response_id,
         "object": "response",
@@ -33,14 +33,17 @@ def response_body(
 
 
 def final_status(turn: Turn) -> str:
-    """The response's status after its turn. A turn that awaits tools is `completed`, one cut at its limit is not."""
+    """Returns the response's status after its turn.
+
+    It is `completed` if the turn awaits tools, but not if it hit its limit.
+    """
     if turn.status in (TurnStatus.FAILED, TurnStatus.CANCELLED):
         return turn.status.value
     return "incomplete" if turn.finish_reason == "length" else "completed"
 
 
 def conversation_answer(session: AgentSession) -> Conversation:
-    """The body of a conversation."""
+    """Returns the body of a conversation."""
     return Conversation(id=session.session_id, created_at=int(session.created_at), metadata=dict(session.metadata))
 
 
@@ -51,7 +54,7 @@ def _completed_at(turn: Turn | None, status: str) -> int | None:
 
 
 def _usage_body(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a usage. Cache writes and reasoning tokens do not exist here, so they are 0."""
+    """Returns the body of a usage. Cache writes and reasoning tokens are 0, because they do not exist here."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {
@@ -65,7 +68,7 @@ def _usage_body(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _error_body(turn: Turn) -> dict[str, Any] | None:
-    """The body of an error. The Responses API has two codes that fit; the message tells the rest."""
+    """Returns the body of an error. Only two codes of the Responses API fit, so the message has the details."""
     if turn.error is None:
         return None
     code = "rate_limit_exceeded" if turn.error["type"] == "rate_limit_error" else "server_error"

@@ -1,6 +1,6 @@
 """Deletes the rows of sessions.
 
-Owns the statements, never a rule or a transaction. No other module deletes rows of a history.
+Owns the SQL statements. Never decides a rule or opens a transaction. No other module deletes rows of a history.
 A row that a fork or a response still needs is kept. Every statement is scoped by tenant, except the two searches for
 sessions to delete.
 """
@@ -28,13 +28,13 @@ from graftwork.sessions.store.tables import (
 
 
 async def is_used(database: ReadSession, scope: TenantScope, session_id: SessionId) -> bool:
-    """Whether a response refers to the session, or another session was forked from it."""
+    """Returns whether a response refers to the session, or another session was forked from it."""
     statement = select(SessionRow.id).where(SessionRow.id == session_id, SessionRow.tenant_id == scope, _is_used())
     return await database.scalar(statement) is not None
 
 
 async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
-    """Find response chains that no response refers to, not running and unchanged since `before`."""
+    """Finds response chains without a response and without a running turn that are unchanged since `before`."""
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         SessionRow.kind == SessionKind.RESPONSES.value,
         SessionRow.status != SessionStatus.RUNNING.value,
@@ -48,7 +48,7 @@ async def find_unused(database: ReadSession, before: float) -> list[tuple[Tenant
 async def find_session_of_checkpoint(
     database: ReadSession, scope: TenantScope, checkpoint_id: CheckpointId
 ) -> SessionId | None:
-    """Find the session whose turn made a checkpoint."""
+    """Finds the session whose turn made a checkpoint."""
     statement = select(CheckpointRow.session_id).where(
         CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope
     )
@@ -57,7 +57,7 @@ async def find_session_of_checkpoint(
 
 
 async def delete_unused_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Delete a session that is not used, with all its rows."""
+    """Deletes a session that is not used, with all its rows."""
     own = select(CheckpointRow.id).where(CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope)
     await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(own), ItemRow.tenant_id == scope))
     for table in (EventRow, ToolCallRow, CheckpointRow, TurnRow):
@@ -66,7 +66,7 @@ async def delete_unused_session(database: WriteSession, scope: TenantScope, sess
 
 
 def _is_used() -> ColumnElement[bool]:
-    """Whether a row of `sessions` is used. A session that shares its checkpoints was forked from one of them."""
+    """Returns whether a response refers to a row of `sessions`, or another session was forked from its checkpoints."""
     fork = aliased(SessionRow)
     response = exists().where(ResponseRow.session_id == SessionRow.id)
     own = select(CheckpointRow.id).where(CheckpointRow.session_id == SessionRow.id).correlate(SessionRow)
@@ -77,7 +77,7 @@ def _is_used() -> ColumnElement[bool]:
 async def find_expired(
     database: ReadSession, now: float, retention_s: float, before: SessionId | None, limit: int
 ) -> list[tuple[TenantId, SessionId]]:
-    """Find sessions that are over, and expired ones of which more rows can be deleted; newest ids first.
+    """Finds sessions past their time to live, and expired sessions with more rows to delete; newest ids first.
 
     `before` continues a search. A fork is newer than its origin, so it is found first.
     """
@@ -91,7 +91,7 @@ async def find_expired(
 
 
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Mark a session as expired, so that nobody can read it, and empty its row. The transaction has locked it.
+    """Marks a session as expired, so that no client can read it, and empties its row. The transaction has locked it.
 
     Deletes its ledger and its responses.
     """
@@ -114,7 +114,7 @@ async def mark_expired(database: WriteSession, scope: TenantScope, session_id: S
 
 
 async def delete_events(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
-    """Delete the oldest events of a session, at most `limit`, and return how many."""
+    """Deletes the oldest events of a session, at most `limit`, and returns how many."""
     mine = and_(EventRow.session_id == session_id, EventRow.tenant_id == scope)
     oldest = await database.scalar(select(func.min(EventRow.seq)).where(mine))
     if oldest is None:
@@ -124,7 +124,7 @@ async def delete_events(database: WriteSession, scope: TenantScope, session_id: 
 
 
 async def delete_checkpoints(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
-    """Delete checkpoints that no other session needs, with their items, deepest first, and return how many."""
+    """Deletes checkpoints that no other session needs, with their items, deepest first, and returns how many."""
     kept = _kept_checkpoints(scope, session_id)
     statement = (
         select(CheckpointRow.id)
@@ -146,7 +146,7 @@ async def delete_checkpoints(database: WriteSession, scope: TenantScope, session
 
 
 async def delete_turns(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Delete the turns that have no checkpoint, or whose checkpoint is deleted."""
+    """Deletes the turns that have no checkpoint, or whose checkpoint is deleted."""
     made_checkpoints = select(CheckpointRow.turn_id).where(
         CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope
     )
@@ -158,7 +158,7 @@ async def delete_turns(database: WriteSession, scope: TenantScope, session_id: S
 
 
 async def delete_expired_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> bool:
-    """Delete an expired session's row unless it still has checkpoints, and return whether it is deleted."""
+    """Deletes an expired session's row unless it still has checkpoints, and returns whether it is deleted."""
     result = await database.execute(
         delete(SessionRow).where(
             SessionRow.id == session_id,
@@ -181,7 +181,7 @@ def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
 
 
 def _has_more_to_delete() -> ColumnElement[bool]:
-    """Whether an expired session has events, or no checkpoints, or a last checkpoint that no fork needs."""
+    """Returns whether an expired session has events, or no checkpoints, or a last checkpoint that no fork needs."""
     its_checkpoints = exists().where(CheckpointRow.session_id == SessionRow.id)
     child = aliased(CheckpointRow)
     loose = exists().where(
@@ -193,13 +193,13 @@ def _has_more_to_delete() -> ColumnElement[bool]:
 
 
 def _is_fork_point(tenant: Any) -> ColumnElement[bool]:
-    """Whether a session was forked at a checkpoint. An expired session has no origin any more."""
+    """Returns whether a session was forked at a checkpoint. An expired session has no origin any more."""
     fork = aliased(SessionRow)
     return exists().where(fork.tenant_id == tenant, fork.origin_id == CheckpointRow.id)
 
 
 def _kept_checkpoints(scope: TenantScope, session_id: SessionId) -> CTE:
-    """The ids of a session's checkpoints that other sessions share, walked back from their fork points."""
+    """Returns the ids of a session's checkpoints that other sessions share, walked back from their fork points."""
     child = aliased(CheckpointRow)
     is_continued = exists().where(child.parent_id == CheckpointRow.id, child.session_id != session_id)
     kept = (

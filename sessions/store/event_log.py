@@ -4,8 +4,9 @@
     turn ── put ──► EventStream ┼──► EventLog ── one transaction ──► database ──► the feed of each turn
     turn ── put ──► EventStream ┘
 
-Owns the order: an event is stored first and shown after that. It waits at most 20 ms for its commit to begin.
-While a commit runs, the next group gathers. Never stores the last events of a turn: they go with its outcome.
+Owns the order: an event is stored first and published after that. It waits at most 20 ms for its commit to begin.
+While a commit runs, events of the next group are collected. Never stores the last events of a turn: they are stored
+with its outcome.
 Invariant: an event keeps its number from the first attempt to store it, so a second attempt stores it once.
 """
 
@@ -24,7 +25,7 @@ _log = logging.getLogger("graftwork.sessions")
 GROUP_WINDOW_S = 0.02
 """The longest time that an event waits for its commit to begin, unless another commit still runs."""
 RETRY_AFTER_S = 0.5
-"""The time between two attempts to reach a database that is away."""
+"""The time between two attempts to reach a database that does not answer."""
 MAX_WAITING_EVENTS = 1024
 """How many events of one turn may wait to be stored. The turn pauses at this number."""
 
@@ -38,14 +39,14 @@ class EventBatch:
 
 
 Append = Callable[[Sequence[EventBatch]], Awaitable[Sequence[bool | None]]]
-"""Stores batches in one transaction, and answers for each whether a cancel is requested. None: the lease is lost.
+"""Stores batches in one transaction. Returns for each whether a cancel is requested; None if its lease is lost.
 
 Raises Unavailable if no transaction could begin.
 """
 
 
 class EventLog:
-    """Commits what the streams of all running turns have put. Runs a task only while events wait."""
+    """Stores the events of all running turns. Runs a task only while events wait."""
 
     def __init__(self, append: Append, clock: Clock, pause: Pause) -> None:
         self._append = append
@@ -53,17 +54,17 @@ class EventLog:
         self._pause = pause
         self._waiting: dict[EventStream, None] = {}
         self._waiting_since = 0.0
-        """When the first event of the next group came."""
+        """The time at which the first event of the next group was added."""
         self._committed_at = float("-inf")
-        """When the latest commit began."""
+        """The time at which the latest commit began."""
         self._task: asyncio.Task[None] | None = None
 
     def open(self, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> "EventStream":
-        """Open the stream of a turn that has begun. `on_cancel` is called if a commit finds a cancel request."""
+        """Opens the stream of a turn that has begun. `on_cancel` is called if a commit finds a cancel request."""
         return EventStream(self, lease, feed, on_cancel)
 
     def add(self, stream: "EventStream") -> None:
-        """Store what the stream holds with the next group."""
+        """Adds the stream's events to the next group."""
         if not self._waiting:
             self._waiting_since = self._clock.monotonic()
         self._waiting[stream] = None
@@ -71,7 +72,7 @@ class EventLog:
             self._task = asyncio.create_task(self._run())
 
     def discard(self, stream: "EventStream") -> None:
-        """Leave the stream out of the next group."""
+        """Removes the stream from the next group."""
         self._waiting.pop(stream, None)
 
     async def _run(self) -> None:
@@ -83,7 +84,7 @@ class EventLog:
             self._task = None
 
     async def _gather(self) -> None:
-        """Wait until the next group may go. The first event of a quiet moment goes at once."""
+        """Waits until the next group may be stored. If no commit began recently, an event is stored at once."""
         wait_s = self._waiting_since + GROUP_WINDOW_S - self._clock.monotonic()
         is_quiet = self._waiting_since - self._committed_at >= GROUP_WINDOW_S
         if not is_quiet and wait_s > 0:
@@ -102,7 +103,7 @@ class EventLog:
             await self._pause(RETRY_AFTER_S)
 
     async def _store(self, batches: Sequence[EventBatch]) -> Sequence[bool | BaseException]:
-        """Store the batches together. If that fails, store each alone, so that only the faulty one fails."""
+        """Stores the batches together. If that fails, stores each batch alone, so that only the faulty one fails."""
         (answers,) = await asyncio.gather(self._append(batches), return_exceptions=True)
         if isinstance(answers, Unavailable):
             return [answers] * len(batches)
@@ -121,7 +122,7 @@ def _result(batch: EventBatch, answer: bool | None) -> bool | LeaseLost:
 
 
 class EventStream:
-    """The events of one running turn on their way into the store. The turn puts, the log takes."""
+    """The events of one running turn that wait to be stored. The turn adds events, and the log stores them."""
 
     def __init__(self, log: EventLog, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> None:
         self.is_closed = False
@@ -134,9 +135,9 @@ class EventStream:
         self._feed = feed
         self._on_cancel = on_cancel
         self._waiting: list[EventDraft] = []
-        """Not stored yet, neighbouring deltas joined."""
+        """Events that are not stored yet. Neighbouring deltas are joined."""
         self._num_attempted = 0
-        """So many of the first waiting drafts have been sent to the store. They must not change any more."""
+        """How many of the first waiting drafts were sent to the store. These must not change any more."""
         self._num_put = 0
         """Events that wait, counted before deltas were joined."""
         self._num_put_attempted = 0
@@ -145,7 +146,7 @@ class EventStream:
         self._has_failed = asyncio.Event()
 
     async def put(self, draft: EventDraft) -> None:
-        """Take an event; it is stored shortly. Waits first while too many of the turn's events are not stored."""
+        """Adds an event, which is stored soon. First waits while too many events of the turn are not stored."""
         await self._has_room.wait()
         if self.error is not None:
             return
@@ -157,30 +158,30 @@ class EventStream:
             self._log.add(self)
 
     async def failure(self) -> None:
-        """Wait until an event could not be stored, then raise `error`."""
+        """Waits until an event could not be stored, then raises `error`."""
         await self._has_failed.wait()
         assert self.error is not None
         raise self.error
 
     async def close(self) -> None:
-        """Send nothing more to the store, and wait for the commit that runs."""
+        """Stops sending events to the store, and waits for the running commit."""
         self.is_closed = True
         self._log.discard(self)
         await self._is_idle.wait()
 
     def rest(self) -> tuple[EventDraft, ...]:
-        """The drafts of a closed stream that are still to be stored, behind `last_seq`."""
+        """Returns the drafts of a closed stream that are not stored. Their numbers come after `last_seq`."""
         return tuple(self._waiting)
 
     def begin_attempt(self) -> EventBatch:
-        """Return everything that waits, numbered."""
+        """Returns all waiting events with their numbers."""
         self._is_idle.clear()
         self._num_attempted = len(self._waiting)
         self._num_put_attempted = self._num_put
         return EventBatch(self._lease, self._numbered(self._waiting))
 
     def end_attempt(self, result: bool | BaseException) -> None:
-        """Show what is stored, or note why it is not. `result`: whether a cancel is requested, or an error."""
+        """Publishes the stored events, or keeps the error. `result`: whether a cancel is requested, or an error."""
         self._is_idle.set()
         if isinstance(result, Unavailable):
             return

@@ -1,6 +1,6 @@
-"""The rows of histories: checkpoints with their token ids, and items.
+"""Reads and writes the rows of histories: checkpoints with their token ids, and items.
 
-Owns the statements, never a rule or a transaction. Adds rows, and never changes one.
+Owns the SQL statements. Never decides a rule or opens a transaction. Adds rows, and never changes a row.
 Every statement is scoped by tenant.
 """
 
@@ -21,7 +21,7 @@ from graftwork.sessions.store.tables import CheckpointRow, ItemRow
 async def insert_checkpoint(
     database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]
 ) -> None:
-    """Store a checkpoint and the items that its turn added."""
+    """Stores a checkpoint and the items that its turn added."""
     await database.execute(
         insert(CheckpointRow).values(
             id=checkpoint.checkpoint_id,
@@ -58,28 +58,28 @@ async def insert_checkpoint(
 
 
 async def find_checkpoint(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> Checkpoint | None:
-    """Find one checkpoint."""
+    """Finds one checkpoint."""
     statement = select(CheckpointRow).where(CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope)
     row = await database.scalar(statement)
     return None if row is None else _checkpoint_from_row(row)
 
 
 async def find_chain(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Checkpoint, ...]:
-    """Find the checkpoints of a history up to `head_id`, oldest first."""
+    """Finds the checkpoints of a history up to `head_id`, oldest first."""
     chain = _chain(scope, head_id)
     statement = select(CheckpointRow).join(chain, CheckpointRow.id == chain.c.id).order_by(CheckpointRow.depth)
     return tuple(_checkpoint_from_row(row) for row in await database.scalars(statement))
 
 
 async def is_in_chain(database: ReadSession, scope: TenantScope, head_id: str, checkpoint_id: str) -> bool:
-    """Whether a checkpoint is `head_id` or one of its ancestors."""
+    """Returns whether a checkpoint is `head_id` or one of its ancestors."""
     chain = _chain(scope, head_id)
     found = await database.scalar(select(chain.c.id).where(chain.c.id == checkpoint_id))
     return found is not None
 
 
 async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> tuple[Item, ...]:
-    """Find the items that one checkpoint added."""
+    """Finds the items that one checkpoint added."""
     statement = (
         select(ItemRow.body)
         .where(ItemRow.checkpoint_id == checkpoint_id, ItemRow.tenant_id == scope)
@@ -89,14 +89,14 @@ async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: s
 
 
 async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
-    """Find every item of a history, oldest first."""
+    """Finds every item of a history, oldest first."""
     chain = _chain(scope, head_id)
     statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).order_by(ItemRow.position)
     return tuple(item_from_body(body) for body in await database.scalars(statement))
 
 
 async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
-    """Find every tool output of a history."""
+    """Finds every tool output of a history."""
     chain = _chain(scope, head_id)
     statement = (
         select(ItemRow.body)
@@ -108,7 +108,7 @@ async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) 
 
 
 async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
-    """Read one page of a history's items. An unknown `after` begins at the start."""
+    """Reads one page of a history's items. An unknown `after` begins at the start."""
     chain = _chain(scope, head_id)
     ascending = page.order is Order.ASCENDING
     statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id)
@@ -123,7 +123,7 @@ async def list_items(database: ReadSession, scope: TenantScope, head_id: str, pa
 
 
 def _chain(scope: TenantScope, head_id: str) -> CTE:
-    """The ids of a history's checkpoints, walked from its head to its start."""
+    """Returns the ids of a history's checkpoints, walked from its head to its start."""
     head = (
         select(CheckpointRow.id, CheckpointRow.parent_id)
         .where(CheckpointRow.id == head_id, CheckpointRow.tenant_id == scope)

@@ -1,6 +1,6 @@
-"""The rows of sessions and of their ledgers of tool calls.
+"""Reads and writes the rows of sessions and of their ledgers of tool calls.
 
-Owns the statements, never a rule or a transaction.
+Owns the SQL statements. Never decides a rule or opens a transaction.
 Every statement is scoped by tenant, except the count by status and the search for interrupted turns.
 """
 
@@ -23,7 +23,7 @@ from graftwork.sessions.store.tables import SessionRow, ToolCallRow
 
 
 async def insert_session(database: WriteSession, session: AgentSession) -> None:
-    """Store a new session, without its ledger."""
+    """Stores a new session, without its ledger."""
     await database.execute(
         insert(SessionRow).values(
             id=session.session_id,
@@ -38,7 +38,7 @@ async def insert_session(database: WriteSession, session: AgentSession) -> None:
 
 
 async def update_session(database: WriteSession, session: AgentSession) -> None:
-    """Store a changed session, without its ledger. The transaction has locked it."""
+    """Stores a changed session, without its ledger. The transaction has locked it."""
     await database.execute(
         update(SessionRow)
         .where(SessionRow.id == session.session_id, SessionRow.tenant_id == session.tenant_id)
@@ -49,7 +49,7 @@ async def update_session(database: WriteSession, session: AgentSession) -> None:
 async def find_session(
     database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
 ) -> AgentSession | None:
-    """Find a session with the ledger of its head. `lock` keeps other writers out until the transaction ends."""
+    """Finds a session with the ledger of its head. `lock` blocks other writers until the transaction ends."""
     statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
     row = await database.scalar(statement.with_for_update() if lock else statement)
     if row is None:
@@ -61,9 +61,9 @@ async def find_session(
 async def list_sessions(
     database: ReadSession, scope: TenantScope, page: PageRequest, now: float, retention_s: float
 ) -> Page[AgentSession]:
-    """Read one page of a tenant's sessions by creation time, each with its ledger.
+    """Reads one page of a tenant's sessions by creation time, each with its ledger.
 
-    Leaves out sessions of other kinds, and those that are over.
+    Leaves out sessions of other kinds, and sessions past their time to live.
     """
     ascending = page.order is Order.ASCENDING
     statement = select(SessionRow).where(
@@ -82,12 +82,12 @@ async def list_sessions(
 
 
 async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
-    """Lock the tenant, so that two requests cannot both take its last free session."""
+    """Locks the tenant, so that two requests cannot both create the last session that its limit allows."""
     await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
 
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
-    """Count a tenant's sessions that are neither closed nor over."""
+    """Counts a tenant's sessions that are neither closed nor over."""
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,
@@ -99,7 +99,7 @@ async def count_open_sessions(database: ReadSession, scope: TenantScope, now: fl
 
 
 async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
-    """Count the sessions of all tenants by status, without conversations and response chains. Reads an index alone."""
+    """Counts the sessions of all tenants by status, without conversations and response chains. Reads only an index."""
     statement = (
         select(SessionRow.status, func.count())
         .where(SessionRow.kind == SessionKind.SESSION.value, SessionRow.status != SessionStatus.EXPIRED.value)
@@ -109,7 +109,7 @@ async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
 
 
 async def find_interrupted(database: ReadSession, owner: str, now: float) -> list[tuple[TenantId, SessionId, TurnId]]:
-    """Find running turns whose lease has expired or belongs to `owner`, of all tenants."""
+    """Finds running turns whose lease has expired or belongs to `owner`, of all tenants."""
     statement = select(SessionRow.tenant_id, SessionRow.id, SessionRow.running_turn_id).where(
         SessionRow.status == SessionStatus.RUNNING.value,
         or_(SessionRow.lease_expires_at <= now, SessionRow.lease_owner == owner),
@@ -121,7 +121,7 @@ async def find_interrupted(database: ReadSession, owner: str, now: float) -> lis
 async def extend_leases(
     database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
 ) -> dict[SessionId, bool]:
-    """Renew leases, and return for each session whether a cancel is requested. Locks the rows.
+    """Renews leases, and returns for each session whether a cancel is requested. Locks the rows.
 
     Leaves out sessions whose lease is lost. `last_seqs`, if given, holds each session's new last event number.
     """
@@ -144,7 +144,7 @@ async def extend_leases(
 async def insert_ledger(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall]
 ) -> None:
-    """Open a session's ledger at a checkpoint with every call unanswered. Replaces an earlier one."""
+    """Opens a session's ledger at a checkpoint with every call unanswered. Replaces an earlier ledger."""
     if not calls:
         return
     await database.execute(
@@ -161,7 +161,7 @@ async def insert_ledger(
 async def find_ledger(
     database: ReadSession, scope: TenantScope, session_id: str, checkpoint_id: str
 ) -> tuple[LedgerCall, ...]:
-    """Find the calls at the end of a checkpoint, with the outputs that this session has."""
+    """Finds the calls at the end of a checkpoint, with the outputs that this session has."""
     ledgers = await _ledgers_by_session(database, scope, [session_id], [checkpoint_id])
     return tuple(ledgers.get((session_id, checkpoint_id), ()))
 
@@ -169,7 +169,7 @@ async def find_ledger(
 async def find_answered_calls(
     database: ReadSession, scope: TenantScope, session_id: SessionId, call_ids: Sequence[CallId]
 ) -> list[LedgerCall]:
-    """Find calls by id at all checkpoints that were the session's head. The latest answered comes last."""
+    """Finds calls by id at all checkpoints that were the session's head. The latest answered comes last."""
     statement = (
         select(ToolCallRow)
         .where(
@@ -185,14 +185,14 @@ async def find_answered_calls(
 async def save_output(
     database: WriteSession, scope: TenantScope, session_id: SessionId, call: LedgerCall, output: str, at: float
 ) -> None:
-    """Store the output of one call."""
+    """Stores the output of one call."""
     await database.execute(_update_call(scope, session_id, call).values(output=output, answered_at=at))
 
 
 async def note_turn_of_outputs(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall], turn_id: TurnId
 ) -> None:
-    """Note the turn that uses the outputs of these calls."""
+    """Records the turn that uses the outputs of these calls."""
     for call in calls:
         await database.execute(_update_call(scope, session_id, call).values(turn_id=turn_id))
 

@@ -1,8 +1,8 @@
-"""Sessions in the database: create, read, fork, rewind, store tool outputs, close.
+"""Stores sessions in the database: create, read, fork, rewind, store tool outputs, close.
 
-Owns every transaction on a session, except those of its running turn. The rules are AgentSession's.
+Owns every transaction on a session, except the transactions of its running turn. AgentSession has the rules.
 Never starts a turn.
-Invariant: a change of the head, the model or the lease raises the epoch, so that a turn planned before it is refused.
+Invariant: a change of the head, the model or the lease raises the epoch, so that a turn planned earlier is refused.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -33,15 +33,15 @@ from graftwork.sessions.store.turn_store import ledger_of
 
 @dataclass(frozen=True, slots=True)
 class AcceptedOutputs:
-    """A session after it took tool outputs."""
+    """A session after tool outputs were stored."""
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
     """The stored outputs of the calls in the request, in its order."""
     concerns_head: bool
-    """Whether one of them is a call at the end of the head."""
+    """Whether one of the outputs is for a call at the end of the head."""
     turn_id: TurnId | None
-    """The latest turn that used one of them."""
+    """The latest turn that used one of the outputs."""
 
     @property
     def may_continue(self) -> bool:
@@ -52,7 +52,7 @@ class AcceptedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """What a PATCH changes; None changes nothing."""
+    """The changes of a PATCH. A field that is None changes nothing."""
 
     model: ResolvedModel | None = None
     metadata: Mapping[str, str] | None = None
@@ -62,7 +62,7 @@ class SessionStore:
     """Sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
-        """`retention_s`: how long a closed session without a time to live of its own stays readable."""
+        """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
         self._database = database
         self._clock = clock
         self._retention_s = retention_s
@@ -70,7 +70,7 @@ class SessionStore:
     async def create(
         self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Store a new session with `items` as its history. Its first turn encodes them.
+        """Stores a new session with `items` as its history. Its first turn encodes the items.
 
         Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
         """
@@ -85,29 +85,29 @@ class SessionStore:
         return session
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Read a session. Raises NotFound."""
+        """Reads a session. Raises NotFound."""
         async with self._database.read() as database:
             return self._checked(await session_rows.find_session(database, scope, session_id), session_id)
 
     async def list_sessions(self, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
-        """Read one page of a tenant's sessions, with closed ones that are still kept."""
+        """Reads one page of a tenant's sessions, including closed sessions that are still kept."""
         async with self._database.read() as database:
             return await session_rows.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
 
     async def count_by_status(self) -> Mapping[SessionStatus, int]:
-        """Count the sessions of all tenants by status, for metrics. Leaves out conversations and response chains."""
+        """Counts the sessions of all tenants by status, for metrics. Leaves out conversations and response chains."""
         async with self._database.read() as database:
             return await session_rows.count_by_status(database)
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
-        """Read one page of a session's history, up to its head."""
+        """Reads one page of a session's history, up to its head."""
         if session.head_id is None:
             return Page((), has_more=False)
         async with self._database.read() as database:
             return await history_rows.list_items(database, scope, session.head_id, page)
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
-        """Read the checkpoint at a session's head."""
+        """Reads the checkpoint at a session's head."""
         if session.head_id is None:
             return None
         async with self._database.read() as database:
@@ -116,7 +116,7 @@ class SessionStore:
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Store the outputs that are new: all of them, or none. Raises NotFound, Conflict."""
+        """Stores the outputs that are new. After an error it stores none. Raises NotFound, Conflict."""
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -147,7 +147,7 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Create sessions that share the history up to `at`, or up to the head. Raises NotFound, BudgetSpent."""
+        """Creates sessions that share the history up to `at`, or up to the head. Raises NotFound, BudgetSpent."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
@@ -157,7 +157,7 @@ class SessionStore:
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
-        """Move the head to any checkpoint of the session. Raises NotFound, Conflict."""
+        """Moves the head to any checkpoint of the session. Raises NotFound, Conflict."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             checkpoint = await self._own_checkpoint(database, scope, session, to)
@@ -167,7 +167,7 @@ class SessionStore:
             return await self._update(database, _resting(moved))
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
-        """Apply a PATCH. Raises Conflict if the model changes while a turn runs."""
+        """Applies a PATCH. Raises Conflict if the model changes while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             if change.metadata is not None:
@@ -178,13 +178,13 @@ class SessionStore:
             return await self._update(database, session)
 
     async def suspend(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Suspend a session until its next turn or tool output. Raises Conflict while a turn runs."""
+        """Suspends a session until its next turn or tool output. Raises Conflict while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             return await self._update(database, replace(session, status=SessionStatus.SUSPENDED))
 
     async def close(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Make a session read-only. Does nothing if it is closed. Raises Conflict while a turn runs."""
+        """Makes a session read-only. Does nothing if it is closed. Raises Conflict while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             if session.status is SessionStatus.CLOSED:
                 return session
@@ -193,21 +193,21 @@ class SessionStore:
             return await self._update(database, replace(closed, closed_at=self._clock.now()))
 
     async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Ask the process that runs the session's turn to stop it. Does nothing if no turn, or another one, runs."""
+        """Asks the process that runs the session's turn to stop it. Does nothing if no turn, or another turn, runs."""
         async with self._locked(scope, session_id) as (database, session):
             if session.status is not SessionStatus.RUNNING or turn_id not in (None, session.running_turn_id):
                 return session
             return await self._update(database, replace(session, cancel_requested=True))
 
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Turn a session into a response chain, which clients cannot list or read as a session."""
+        """Turns a session into a response chain, which clients cannot list or read as a session."""
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
-        """Delete a response chain that nothing uses, then the chain it was forked from, and so on.
+        """Deletes a response chain that nothing uses, then the chain it was forked from, and so on.
 
-        Stops at a session that is used, that runs, or that is no response chain.
+        Stops at a session that is used, that runs a turn, or that is not a response chain.
         """
         following: SessionId | None = session_id
         while following is not None:
@@ -215,13 +215,13 @@ class SessionStore:
                 following = await self._remove(database, scope, following)
 
     async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
-        """Find response chains of all tenants that nothing uses, unchanged since `before`."""
+        """Finds response chains of all tenants that nothing uses, unchanged since `before`."""
         async with self._database.read() as database:
             found = await deletion_rows.find_unused(database, before)
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
 
     async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
-        """Delete a response chain if nothing uses it, and return the session that it was forked from."""
+        """Deletes a response chain if nothing uses it, and returns the session that it was forked from."""
         session = await session_rows.find_session(database, scope, session_id, lock=True)
         if session is None or session.kind is not SessionKind.RESPONSES or session.status is SessionStatus.RUNNING:
             return None
@@ -236,7 +236,7 @@ class SessionStore:
 
     @asynccontextmanager
     async def _locked(self, scope: TenantScope, session_id: str) -> AsyncGenerator[tuple[WriteSession, AgentSession]]:
-        """Open a transaction that locks the session. Raises NotFound."""
+        """Opens a transaction that locks the session. Raises NotFound."""
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, session_id, lock=True)
             yield database, self._checked(session, session_id)
@@ -287,7 +287,7 @@ class SessionStore:
         checkpoint: Checkpoint | None,
         sessions: Sequence[AgentSession],
     ) -> tuple[LedgerCall, ...]:
-        """Open the ledger of each session with every call of the checkpoint unanswered."""
+        """Opens the ledger of each session with every call of the checkpoint unanswered."""
         if checkpoint is None or not checkpoint.awaits_tools:
             return ()
         ledger = ledger_of(checkpoint, await history_rows.find_items(database, scope, checkpoint.checkpoint_id))
@@ -298,7 +298,7 @@ class SessionStore:
     async def _own_checkpoint(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, checkpoint_id: str | None
     ) -> Checkpoint | None:
-        """Find a checkpoint in the session's history, or before its fork point. Raises NotFound."""
+        """Finds a checkpoint in the session's history, or before its fork point. Raises NotFound."""
         if checkpoint_id is None:
             return None
         found = await history_rows.find_checkpoint(database, scope, checkpoint_id)
@@ -312,7 +312,7 @@ class SessionStore:
     async def _known_calls(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
     ) -> dict[CallId, LedgerCall]:
-        """Find the calls with those ids at the session's head and at its earlier heads."""
+        """Finds the calls with those ids at the session's head and at its earlier heads."""
         earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
         named = (call for call in session.ledger if call.call_id in call_ids)
         return {call.call_id: call for call in [*earlier, *named]}
@@ -325,7 +325,7 @@ class SessionStore:
         calls: Mapping[CallId, LedgerCall],
         call_ids: Sequence[CallId],
     ) -> dict[CallId, str | None]:
-        """The output of each call, None without one. Reads the history before a fork too. Raises NotFound, Conflict."""
+        """Returns the output of each call, or None. Also reads the history before a fork. Raises NotFound, Conflict."""
         stored = {call.call_id: call.output for call in calls.values()}
         if session.origin_id is not None and not stored.keys() >= set(call_ids):
             inherited = await history_rows.find_outputs(database, scope, session.origin_id)
@@ -336,7 +336,7 @@ class SessionStore:
         return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
-        """Read the ledger again, and end a suspension."""
+        """Reads the ledger again, and ends a suspension."""
         assert session.head_id is not None
         ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))
@@ -368,7 +368,7 @@ class SessionStore:
 
 
 def _unknown_call(session: AgentSession, call_id: CallId) -> GraftworkError:
-    """The error for an output of a call that the session does not know."""
+    """Returns the error for an output whose call is not in the session."""
     if not session.ledger:
         return Conflict(
             f"The session awaits no tool output, and made no call {call_id}: read its items to see where it stands.",
@@ -383,7 +383,7 @@ _ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", Sess
 
 
 def new_session_id(kind: SessionKind) -> SessionId:
-    """A new id. Its prefix tells the kind."""
+    """Returns a new session id. Its prefix depends on the kind."""
     return SessionId(new_id(_ID_PREFIXES[kind]))
 
 

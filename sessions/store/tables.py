@@ -1,8 +1,8 @@
-"""The tables of sessions: turns, checkpoints, items, tool calls, events and responses.
+"""Defines the tables of sessions: sessions, turns, checkpoints, items, tool calls, events and responses.
 
-Owns the columns, never a rule. Checkpoints and items form a tree; their rows are added and never changed.
-Text from clients lives in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
-Ids of other rooms, such as tenant ids, are plain strings here.
+Owns the columns. Never contains a rule. Checkpoints and items form a tree. Their rows are added and never changed.
+Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
+Ids that other packages own, such as tenant ids, are plain strings here.
 """
 
 from typing import Any
@@ -102,7 +102,7 @@ class ItemRow(Base):
     tenant_id: Mapped[str] = mapped_column(_Id)
     checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"))
     position: Mapped[int]
-    """Counted from the start of the history, from 0."""
+    """The index of the item in the history, from 0."""
     type: Mapped[str] = mapped_column(_Name)
     body: Mapped[dict[str, Any]] = mapped_column(_Json)
 
@@ -140,7 +140,7 @@ class EventRow(Base):
 
 
 class ResponseRow(Base):
-    """A response of the Responses API: its turn, and its request. Its id is the turn's with another prefix."""
+    """A response of the Responses API: its turn, and its request. Its id is the turn's id with another prefix."""
 
     __tablename__ = "responses"
     __table_args__ = (Index(None, "session_id"), Index(None, "created_at"))

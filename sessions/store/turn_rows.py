@@ -1,6 +1,6 @@
-"""The rows of turns and of their events.
+"""Reads and writes the rows of turns and of their events.
 
-Owns the statements, never a rule or a transaction. An event's row never changes.
+Owns the SQL statements. Never decides a rule or opens a transaction. An event's row never changes.
 Every statement is scoped by tenant.
 """
 
@@ -20,7 +20,7 @@ from graftwork.sessions.store.tables import EventRow, TurnRow
 
 
 async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Store a new turn."""
+    """Stores a new turn."""
     await database.execute(
         insert(TurnRow).values(
             id=turn.turn_id,
@@ -37,20 +37,20 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Store how a turn ended. Its output is stored as the items of its checkpoint."""
+    """Stores how a turn ended. Its output is stored as the items of its checkpoint."""
     await database.execute(
         update(TurnRow).where(TurnRow.id == turn.turn_id, TurnRow.tenant_id == scope).values(**_changing_columns(turn))
     )
 
 
 async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> Turn | None:
-    """Find one turn, without its output."""
+    """Finds one turn, without its output."""
     row = await database.scalar(select(TurnRow).where(TurnRow.id == turn_id, TurnRow.tenant_id == scope))
     return None if row is None else _turn_from_row(row)
 
 
 async def insert_events(database: WriteSession, events: Iterable[tuple[TenantScope, SessionEvent]], at: float) -> None:
-    """Store events under their numbers. Skips an event whose number is stored already."""
+    """Stores events under their numbers. Skips an event whose number is stored already."""
     rows: list[dict[str, Any]] = [
         {
             "session_id": event.session_id,
@@ -70,7 +70,7 @@ async def insert_events(database: WriteSession, events: Iterable[tuple[TenantSco
 async def list_events(
     database: ReadSession, scope: TenantScope, session_id: SessionId, after: int, limit: int
 ) -> tuple[SessionEvent, ...]:
-    """List up to `limit` events whose number is above `after`, in order."""
+    """Lists up to `limit` events whose number is above `after`, in order."""
     statement = (
         select(EventRow)
         .where(EventRow.session_id == session_id, EventRow.tenant_id == scope, EventRow.seq > after)

@@ -1,8 +1,8 @@
-"""Turns in the database: begin, append events, end once.
+"""Stores turns in the database: begins them, appends their events, and ends each once.
 
-Owns the transactions of a running turn, and of a turn whose process has stopped. Never starts a model.
-Invariant: the transaction that ends a turn well also moves the head; any other end leaves the head where it was.
-Every write carries a lease. A lease that the session no longer has writes nothing.
+Owns the transactions of a running turn, and of a turn whose process has stopped. Never calls the engine.
+Invariant: the transaction that completes a turn also moves the head. A turn that fails or is cancelled does not move
+it. Every write names a lease. If the session has another lease, the write changes nothing.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ class TurnOutcome:
     status: TurnStatus
     drafts: Sequence[EventDraft]
     checkpoint: Checkpoint | None = None
-    """The new head; None leaves the head where it is."""
+    """The new head; None does not move the head."""
     items: Sequence[Item] = ()
     """The items of the checkpoint: the turn's input, then the answer."""
     finish_reason: str | None = None
@@ -42,13 +42,13 @@ class TurnOutcome:
     deadlines: Mapping[str, float] = field(default_factory=dict)
     """When a tool's output is expected, in Unix seconds, by the tool's name."""
     after_seq: int | None = None
-    """The number of the event before the first draft; None for the last that is stored."""
+    """The number of the event before the first draft; None means the last stored event."""
 
 
 def ledger_of(
     checkpoint: Checkpoint, items: Sequence[Item], deadlines: Mapping[str, float] = NO_DEADLINES
 ) -> tuple[LedgerCall, ...]:
-    """The calls at the end of a checkpoint, unanswered. `deadlines` are by tool name."""
+    """Returns the calls at the end of a checkpoint, all unanswered. `deadlines` are by tool name."""
     calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
     if not checkpoint.awaits_tools:
         return ()
@@ -69,15 +69,18 @@ class TurnStore:
     """Turns and events of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
-        """`owner` names this process. If it is the same after a restart, interrupted turns are found at once;
-        otherwise they are found when their leases expire."""
+        """`owner` names this process.
+
+        If it is the same after a restart, interrupted turns are found at once. Otherwise they are found when their
+        leases expire.
+        """
         self._database = database
         self._clock = clock
         self._owner = owner
         self._lease_s = lease_s
 
     async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
-        """Read the history that a session's next turn continues. The prompt starts with `opening`."""
+        """Reads the history that a session's next turn continues. The prompt starts with `opening`."""
         if session.head_id is None:
             return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
         async with self._database.read() as database:
@@ -90,7 +93,7 @@ class TurnStore:
         return Transcript((), head, all_items, opening.digest, must_encode_all=True)
 
     async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
-        """Read the token ids of the history, up to the session's head."""
+        """Reads the token ids of the history, up to the session's head."""
         if session.head_id is None:
             return ()
         async with self._database.read() as database:
@@ -104,7 +107,7 @@ class TurnStore:
         new_items: Sequence[Item],
         made_with: Mapping[str, Any] | None = None,
     ) -> tuple[SessionLease, Turn]:
-        """Start a turn. Raises Conflict if the session has changed since it was read as `seen`."""
+        """Starts a turn. Raises Conflict if the session has changed since it was read as `seen`."""
         now = self._clock.now()
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, seen.session_id, lock=True)
@@ -141,9 +144,9 @@ class TurnStore:
         return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
 
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
-        """Store events of many turns and renew their leases. Return for each turn whether a cancel is requested.
+        """Stores events of many turns and renews their leases. Returns for each turn whether a cancel is requested.
 
-        Return None for a turn whose lease is lost, and store nothing of it. Storing a batch again changes nothing.
+        Returns None for a turn whose lease is lost, and stores nothing of it. Storing a batch again changes nothing.
         """
         now = self._clock.now()
         leases = [batch.lease for batch in batches]
@@ -157,7 +160,7 @@ class TurnStore:
         return [held.get(lease.session_id) for lease in leases]
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renew the lease, and return whether a cancel is requested. Raises LeaseLost."""
+        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost."""
         async with self._database.write() as database:
             held = await session_rows.extend_leases(database, [lease], self._clock.now() + self._lease_s)
         if lease.session_id not in held:
@@ -165,7 +168,7 @@ class TurnStore:
         return held[lease.session_id]
 
     async def end(self, lease: SessionLease, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
-        """Store how a turn ended, with its last events. Raises LeaseLost."""
+        """Stores how a turn ended, with its last events. Raises LeaseLost."""
         async with self._database.write() as database:
             session = await session_rows.find_session(database, lease.scope, lease.session_id, lock=True)
             if session is None or session.epoch != lease.epoch or session.running_turn_id != lease.turn_id:
@@ -175,7 +178,7 @@ class TurnStore:
     async def find_interrupted(
         self, running_here: Callable[[], Collection[TurnId]]
     ) -> list[tuple[TenantScope, SessionId, TurnId]]:
-        """Find turns that are marked as running although no process runs them.
+        """Finds turns that are marked as running, but that no process runs.
 
         `running_here` is called after the search, so it knows a turn that began during the search.
         """
@@ -189,7 +192,7 @@ class TurnStore:
         ]
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
-        """End a turn whose process has stopped. Does nothing if the turn has ended since."""
+        """Ends a turn whose process has stopped. Does nothing if the turn has ended meanwhile."""
         error = interrupted_error()
         outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
         async with self._database.write() as database:
@@ -199,7 +202,7 @@ class TurnStore:
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 
     async def find_turn(self, scope: TenantScope, turn_id: TurnId) -> Turn | None:
-        """Find a turn, with its output."""
+        """Finds a turn, with its output."""
         async with self._database.read() as database:
             turn = await turn_rows.find_turn(database, scope, turn_id)
             if turn is None or turn.checkpoint_id is None:
@@ -210,7 +213,7 @@ class TurnStore:
     async def list_events(
         self, scope: TenantScope, session_id: SessionId, after: int, limit: int
     ) -> tuple[SessionEvent, ...]:
-        """List up to `limit` stored events whose number is above `after`."""
+        """Lists up to `limit` stored events whose number is above `after`."""
         async with self._database.read() as database:
             return await turn_rows.list_events(database, scope, session_id, after, limit)
 
@@ -274,12 +277,12 @@ def _at_rest(session: AgentSession, outcome: TurnOutcome, last_seq: int, now: fl
 
 
 def failure_event(error: GraftworkError) -> EventDraft:
-    """The terminal event of a turn that failed."""
+    """Returns the terminal event of a turn that failed."""
     return EventDraft(EventType.TURN_FAILED, {"error": error.body()["error"]})
 
 
 def interrupted_error() -> Unavailable:
-    """The error of a turn whose process has stopped."""
+    """Returns the error of a turn whose process has stopped."""
     return Unavailable(
         "The server that ran the turn stopped; the session is as it was before the turn: send the turn, or the tool "
         "outputs, again.",

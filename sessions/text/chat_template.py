@@ -1,7 +1,7 @@
-"""The model's chat template: messages to text, byte for byte as `transformers` renders it.
+"""Renders messages with the model's chat template. The text equals that of `transformers`, byte for byte.
 
 Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens.
-Never encodes text to tokens. A template's output and time are limited.
+Never encodes text to tokens. Invariant: the output and the run time of a template are limited.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +18,15 @@ from graftwork.sessions.text.messages import Message
 
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 STAND_IN = Message(role="user", content="Hello")
-"""The user's message that stands before a generated message in a delta. Its text does not matter."""
+"""The user's message before a generated message in a delta. Its text has no effect on the result."""
 
 RenderingFailure = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""Errors that a template raises for messages it was not written for."""
+"""Errors that a template raises for messages that it does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """A template that passes either limit is stopped when it writes its next piece."""
+    """The limits of one rendering. A template above a limit is stopped when it writes its next piece of text."""
 
     characters: int = 8_000_000
     seconds: float = 10.0
@@ -69,7 +69,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         escaper: ControlTokenEscaper | None = None,
     ) -> str:
-        """Render a conversation. `variables` are extra names for the template; `escaper` escapes every string.
+        """Renders a conversation. `variables` are extra names for the template; `escaper` escapes every string.
 
         Raises InvalidRequest with the template's message, PayloadTooLarge.
         """
@@ -92,13 +92,13 @@ class ChatTemplate:
     def render_delta(
         self, assistant: Message, new: Sequence[Message], *, closed: bool, escaper: ControlTokenEscaper | None = None
     ) -> str:
-        """Render only the text that `new` adds after a generated message, up to the start of the next answer.
+        """Renders only the text that `new` adds after a generated message, up to the start of the next answer.
 
-            …user\\nHello<eos>\\n<start>assistant\\n | assistant | <eos> | \\n<start>user\\nnew<eos>\\n<start>assistant\\n
+            …user\nHello<eos>\n<start>assistant\n | assistant | <eos> | \n<start>user\nnew<eos>\n<start>assistant\n
                                                     closed=False ^ closed=True ^
 
-        `closed`: the message's tokens end with the stop token. The history is not rendered again, because rendering
-        would write some of its stored tokens differently.
+        `closed` says whether the message's tokens end with the stop token. The history is not rendered again, because
+        its text could be encoded to other tokens than the stored ones.
         Raises InvalidRequest if the template cannot continue from there.
         """
         assistant = assistant.with_valid_arguments()
@@ -115,7 +115,10 @@ class ChatTemplate:
         return whole[end:] if closed else whole[start:]
 
     def control_texts(self, added_tokens: Iterable[str]) -> list[str]:
-        """The added tokens that the template itself writes. In a user's text they must not become control tokens."""
+        """Returns the added tokens that the template itself writes.
+
+        A user's text must not produce them as control tokens.
+        """
         tree = self._environment.parse(self.source)
         literals = {node.data for node in tree.find_all(nodes.TemplateData)}
         literals |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
@@ -123,7 +126,10 @@ class ChatTemplate:
         return [token for token in added_tokens if token in written and not token.isspace()]
 
     def _end_of_turn(self, base: str, after: int, escaper: ControlTokenEscaper | None) -> tuple[int, int]:
-        """Start and end of the last stop token of a rendered conversation, searched from `after` on."""
+        """Returns the start and the end of the last stop token in a rendered conversation.
+
+        The search begins at `after`.
+        """
         found = [(base.rfind(text, after), text) for text in self.end_of_turn_texts]
         start, text = max(found, default=(-1, ""))
         if start < 0 or (escaper is not None and escaper.is_escaped(base, start)):

@@ -7,7 +7,7 @@ After rendering, the wrapped parts are encoded as plain text, and the rest as us
     "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\\nsay ", plain "<|im_end|>", "<|im_end|>\\n…"
 
 Literals are wrapped and not replaced, because some templates search for them (`</think>`).
-A single mark, whose partner a template has cut off, still splits the text, so that two halves never join.
+If a template has cut off one of the two marks, the other mark still splits the text.
 """
 
 import re
@@ -18,7 +18,7 @@ from typing import Any
 
 NEVER: re.Pattern[str] = re.compile("(?!)")
 CANDIDATES = (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
-"""Code points of possible marks: first those without meaning, then private ones, which some icon fonts use."""
+"""Code points of possible marks: first code points without a meaning, then private ones, which some icon fonts use."""
 ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
 
 
@@ -28,20 +28,23 @@ class PromptPiece:
 
     text: str
     is_plain: bool
-    """The part was escaped: it is encoded without control tokens."""
+    """Whether the part was escaped. Then it is encoded without control tokens."""
 
 
 class ControlTokenTexts:
     """The texts of a vocabulary's control tokens."""
 
     def __init__(self, special: Iterable[str], visible: Iterable[str]) -> None:
-        """`special` texts are escaped everywhere; `visible` ones (`<tool_call>`) are not escaped in an assistant's text."""
+        """`special` texts are escaped everywhere.
+
+        `visible` texts, such as `<tool_call>`, are not escaped in an assistant's text.
+        """
         special, visible = tuple(special), tuple(visible)
         self.special = _any_of(special)
         self.all = _any_of(special + visible)
 
     def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
-        """An escaper whose marks occur in none of these JSON values; None if no value spells a control token."""
+        """Returns an escaper whose marks occur in none of these JSON values; None if no value spells a control token."""
         everything = "\0".join(chain.from_iterable(map(_strings, values)))
         if not self.all.search(everything):
             return None
@@ -60,7 +63,7 @@ class ControlTokenEscaper:
         self._splitter = re.compile(f"{opening}({literals.all.pattern}){closing}|[{opening}{closing}]")
 
     def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        """A template's message, escaped. An assistant's text keeps the markup that assistants write."""
+        """Returns a message for a template, escaped. The text of an assistant keeps the markup that assistants write."""
         spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
         return {
             key: self._wrap(value, self._literals.special if key in spoken else self._literals.all)
@@ -68,15 +71,15 @@ class ControlTokenEscaper:
         }
 
     def escape(self, value: Any) -> Any:
-        """A JSON value, escaped, with its keys."""
+        """Returns a JSON value with all its strings and keys escaped."""
         return self._wrap(value, self._literals.all)
 
     def is_escaped(self, text: str, position: int) -> bool:
-        """Whether the text that starts at `position` of a rendered prompt was escaped."""
+        """Returns whether the text that starts at `position` of a rendered prompt was escaped."""
         return position > 0 and text[position - 1] == self._opening
 
     def split(self, text: str) -> Iterator[PromptPiece]:
-        """The parts of a rendered prompt, cut at the marks and without them."""
+        """Splits a rendered prompt at the marks. The parts do not contain the marks."""
         for position, part in enumerate(self._splitter.split(text)):
             if part:
                 yield PromptPiece(part, is_plain=position % 2 == 1)

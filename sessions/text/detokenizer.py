@@ -10,7 +10,7 @@ import re
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 _SURROGATES = re.compile(rb"\xed[\xa0-\xbf]")
-"""No character begins with these bytes, but Python's decoder waits for a third one."""
+"""These two bytes begin no valid character, but Python's decoder waits for a third byte."""
 
 
 class Detokenizer:
@@ -19,7 +19,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
     ) -> None:
-        """`shown` are special tokens that become text although special tokens are skipped."""
+        """`shown` are special tokens that become text even if other special tokens are skipped."""
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -27,7 +27,7 @@ class Detokenizer:
         self._spaces_to_strip = tokenizer.bytes.leading_spaces
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
+        """Returns the characters that this token completes."""
         if token_id in self._hidden:
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -35,7 +35,7 @@ class Detokenizer:
         return self._stripped(text) if self._spaces_to_strip else text
 
     def flush(self) -> str:
-        """The rest when no token follows: U+FFFD for a character that is incomplete."""
+        """Returns the rest of the text after the last token: U+FFFD for an incomplete character."""
         return self._stripped(self._decoder.decode(b"", final=True))
 
     def _decode(self, data: bytes) -> str:

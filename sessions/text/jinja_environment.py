@@ -1,4 +1,4 @@
-"""The Jinja environment in which chat templates run, equal to that of `transformers`.
+"""Makes the Jinja environment in which chat templates run. It behaves like the one of `transformers`.
 
 Owns the functions that a template can call. Never lets a template reach Python or change its input.
 Source: transformers 5, utils/chat_template_utils.py; tests compare the two.
@@ -21,7 +21,7 @@ from graftwork.platform.clock import Clock
 
 
 def template_environment(clock: Clock) -> ImmutableSandboxedEnvironment:
-    """A sandbox with the filters and functions that chat templates expect."""
+    """Returns a sandbox with the filters and functions that chat templates expect."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
@@ -40,17 +40,17 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Replaces Jinja's filter, which would escape HTML. The parameter names are those that templates use."""
+    """Converts a value to JSON. Replaces Jinja's filter, which would escape HTML. Templates use these parameter names."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: str) -> None:
-    """Called by a template to refuse a conversation."""
+    """Raises a template's error. A template calls it to refuse a conversation."""
     raise TemplateError(message)
 
 
 def time_formatter(clock: Clock) -> Callable[[str], str]:
-    """`strftime_now` of templates: the local time, without a zone."""
+    """Makes the `strftime_now` function of templates, which formats the local time without a time zone."""
 
     def strftime_now(format: str) -> str:
         local = datetime.fromtimestamp(clock.now(), tz=UTC).astimezone()

@@ -1,7 +1,7 @@
-"""The messages of a conversation, and the one reader of content parts.
+"""Defines the messages of a conversation, and reads them and their content parts.
 
 Owns the internal form of a message, how it is read from OpenAI's chat messages, and the dictionary that templates get.
-Never holds anything but text: content parts of other types are refused with their place.
+Never holds anything but text. Refuses content parts of other types, with an error that names the part.
 """
 
 import json
@@ -25,7 +25,7 @@ PART_TEXTS: Mapping[str, str] = {
     "output_text": "text",
     "refusal": "refusal",
 }
-"""The field that holds the text, by the type of a content part (chat.completions and Responses)."""
+"""By type of a content part: the name of the field that holds the text (chat.completions and Responses)."""
 
 
 def _refuse_part(kind: object, param: str) -> InvalidRequest:
@@ -37,10 +37,10 @@ class PartRules:
     """How one API writes content parts, and the errors that it gets for others."""
 
     text_fields: Mapping[str, str] = field(default_factory=lambda: PART_TEXTS)
-    """The field that holds the text, by the type of the part. Other types are refused."""
+    """By type of the part: the name of the field that holds the text. Other types are refused."""
     error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
     refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
-    """Makes the error for a type, which may be any JSON value, and a place."""
+    """Makes the error for a part from its type, which may be any JSON value, and its place."""
     known_fields: frozenset[str] | None = None
     """The fields that a part may have; None allows all."""
 
@@ -65,15 +65,18 @@ class Message:
     role: Role
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    """Used for the assistant."""
+    """The calls in an assistant's message."""
     tool_call_id: str | None = None
-    """Used for a tool: the call that it answers."""
+    """The call that a tool's message answers."""
     name: str | None = None
     reasoning: str | None = None
-    """Used for the assistant: its reasoning, for templates that show it."""
+    """The reasoning of an assistant's message, for templates that show it."""
 
     def template_dict(self) -> dict[str, Any]:
-        """The dictionary that a chat template reads. Fields that are None are left out, because templates would print them."""
+        """Returns the dictionary that a chat template reads.
+
+        Leaves out fields that are None: templates would print them.
+        """
         form: dict[str, Any] = {"role": self.role}
         if self.content is not None:
             form["content"] = self.content
@@ -88,7 +91,7 @@ class Message:
         return form
 
     def with_valid_arguments(self) -> "Message":
-        """A copy that every template can render: arguments that are not a JSON object become `{}`."""
+        """Returns a copy that every template can render. Arguments that are not a JSON object become `{}`."""
         calls = [
             call if isinstance(parsed_arguments(call.arguments), dict) else replace(call, arguments="{}")
             for call in self.tool_calls
@@ -97,12 +100,12 @@ class Message:
 
 
 def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """Read OpenAI's chat messages. Raises InvalidRequest naming the field."""
+    """Reads OpenAI's chat messages. Raises InvalidRequest naming the field."""
     return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
 
 
 def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
-    """Read one of OpenAI's chat messages. `param` is its place in the body. Raises InvalidRequest naming the field."""
+    """Reads one of OpenAI's chat messages. `param` is its place in the body. Raises InvalidRequest naming the field."""
     role = ROLES.get(_field(value, "role", str, param) or "")
     if role is None:
         raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}.", param=f"{param}.role")
@@ -123,7 +126,7 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
 
 
 def read_content(content: object, param: str, rules: PartRules) -> list[str]:
-    """Read content, which is one text or a list of parts, as a list of texts. Raises `rules.error` naming the field."""
+    """Reads content, which is one text or a list of parts, as a list of texts. Raises `rules.error` naming the field."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
@@ -132,7 +135,7 @@ def read_content(content: object, param: str, rules: PartRules) -> list[str]:
 
 
 def read_part(part: object, param: str, rules: PartRules) -> str:
-    """Read the text of one part. Raises `rules.error` naming the field, or `rules.refusal` for a part without text."""
+    """Reads the text of one part. Raises `rules.error` naming the field, or `rules.refusal` for a part without text."""
     if not isinstance(part, Mapping):
         raise rules.error(f"{param} must be an object with a type.", param=param)
     kind = part.get("type")
@@ -149,7 +152,7 @@ def read_part(part: object, param: str, rules: PartRules) -> str:
 
 
 def _chat_content(content: object, param: str) -> str | None:
-    """The content as one text. Like vLLM, joins parts by newlines and accepts plain strings as parts."""
+    """Returns the content as one text. Like vLLM, joins parts by newlines and accepts plain strings as parts."""
     if content is None:
         return None
     if isinstance(content, list):
@@ -177,7 +180,7 @@ def _call_dict(call: ToolCall) -> dict[str, Any]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Arguments as a JSON value, as templates want them. Broken JSON stays text."""
+    """Returns arguments as a JSON value, for templates. Broken JSON stays text."""
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):

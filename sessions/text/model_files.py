@@ -1,6 +1,6 @@
 """Reads a model's folder for the gateway: names, special tokens, chat template.
 
-Owns which file holds what, in the order in which `transformers` looks.
+Owns the list of files to search for each fact, in the same order as `transformers`.
 Never reads weights, never imports torch, and never writes to the folder.
 """
 
@@ -21,7 +21,7 @@ NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a model's folder says about the model."""
+    """The facts about a model that its folder contains."""
 
     path: Path
     name: str
@@ -37,7 +37,7 @@ class ModelFolder:
 
     @classmethod
     def load(cls, path: Path) -> "ModelFolder":
-        """Read config.json, tokenizer.json and the optional files. Raises ValidationFailed naming the file."""
+        """Reads config.json, tokenizer.json and the optional files. Raises ValidationFailed naming the file."""
         config = _read_object(path / "config.json")
         tokenizer_config = _read_object(path / "tokenizer_config.json", missing_is_empty=True)
         special_tokens = _special_tokens(tokenizer_config)
@@ -53,7 +53,7 @@ class ModelFolder:
         )
 
     def chat_template(self, clock: Clock) -> ChatTemplate:
-        """Compile the chat template. Raises InvalidRequest for a model without one."""
+        """Compiles the chat template. Raises InvalidRequest for a model without one."""
         if self.chat_template_source is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -67,12 +67,12 @@ class ModelFolder:
         )
 
     def prompt_encoder(self, clock: Clock) -> PromptEncoder:
-        """The encoder of this model's prompts. Raises InvalidRequest for a model without a chat template."""
+        """Returns the encoder of this model's prompts. Raises InvalidRequest for a model without a chat template."""
         return PromptEncoder(self.chat_template(clock), self.tokenizer)
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Read the special tokens. Older tokenizers write a text, newer ones an object with a `content`."""
+    """Reads the special tokens. Older tokenizers write a text, newer ones an object with a `content`."""
     found = {}
     for name in NAMED_SPECIAL_TOKENS:
         value = tokenizer_config.get(name)
@@ -83,7 +83,7 @@ def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_token_ids(path: Path, config: Mapping[str, Any], named: int | None) -> tuple[int, ...]:
-    """All ids that end a generation, each once, in the order found."""
+    """Returns all ids that end a generation, each once, in the order found."""
     generation_config = _read_object(path / "generation_config.json", missing_is_empty=True)
     found: list[int] = []
     for value in (generation_config.get("eos_token_id"), config.get("eos_token_id"), named):
@@ -100,7 +100,7 @@ def _context_tokens(config: Mapping[str, Any]) -> int:
 
 
 def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Find the template: first in its own file, then in the older places, a JSON file and a field of the config."""
+    """Finds the template: first in its own file, then in the older places (a JSON file and a field of the config)."""
     if (path / "chat_template.jinja").exists():
         return _read_text(path / "chat_template.jinja")
     older = _read_object(path / "chat_template.json", missing_is_empty=True)

@@ -1,9 +1,9 @@
 """Turns messages into token ids: the template renders them, and the tokenizer encodes the text.
 
-Owns the order of the two steps, and the public prefixes: starts of prompts that the operator declares public, so that
-all tenants may share their KV. Never lets a user's or a tool's text become control tokens.
+Owns the order of the two steps, and the public prefixes: system prompts that the operator declares public, so that all
+tenants may share their KV. Never lets a user's or a tool's text become control tokens.
 Invariants: for texts that spell no control token, the ids equal those of `apply_chat_template(tokenize=True)`.
-Only tokens equal to a declared text, from the start of a prompt on, are public.
+A prompt's tokens are public only if they equal a declared prefix, from the first token on.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Encode a whole conversation, such as the first prompt of a session. Raises InvalidRequest."""
+        """Encodes a whole conversation, such as the first prompt of a session. Raises InvalidRequest."""
         escaper = self._escaper(messages, tools, variables)
         text = self.template.render(
             messages, tools, add_generation_prompt=add_generation_prompt, variables=variables, escaper=escaper
@@ -46,7 +46,7 @@ class PromptEncoder:
         return self._encode(text, escaper, continues=False)
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encode only what new messages add after a generated one, up to the start of the next answer.
+        """Encodes only what new messages add after a generated one, up to the start of the next answer.
 
         `assistant` is the generated message; `closed` says whether its tokens end with a stop token (`ends_turn`).
         Raises InvalidRequest.
@@ -56,7 +56,7 @@ class PromptEncoder:
         return self._encode(text, escaper, continues=True)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Whether the model ended this message itself, with a stop token."""
+        """Returns whether the model ended this message itself, with a stop token."""
         return bool(token_ids) and self.tokenizer.token_text(token_ids[-1]) in self.template.end_of_turn_texts
 
     def _escaper(
@@ -86,7 +86,7 @@ class PublicPrefixes:
 
     @classmethod
     def read(cls, path: Path, encoder: PromptEncoder) -> "PublicPrefixes":
-        """Read one system prompt from a file, or one from each `.txt` file of a folder. Raises InvalidRequest."""
+        """Reads one system prompt from a file, or one from each `.txt` file of a folder. Raises InvalidRequest."""
         files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
         try:
             texts = [file.read_text(encoding="utf-8").removesuffix("\n") for file in files]
@@ -99,7 +99,7 @@ class PublicPrefixes:
         )
 
     def tokens_of(self, prompt: Sequence[int]) -> int:
-        """How many tokens at the start of a prompt are public."""
+        """Returns how many tokens at the start of a prompt are public."""
         return max((_common(prefix, prompt) for prefix in self.prefixes), default=0)
 
 

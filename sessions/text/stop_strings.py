@@ -1,7 +1,8 @@
 """Finds stop strings in a text that arrives in pieces.
 
-Owns the end of the text that may be the start of a stop string. Never holds back more.
-Invariant: the pieces do not change the result. The match that ends first wins; of two that end together, the longer.
+Owns the last characters if they may be the start of a stop string. Never holds back other text.
+Invariant: the result does not depend on the pieces. The match that ends first wins. If two end at the same place, the
+longer one wins.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ class StopOutcome:
     """The result of one piece of text."""
 
     text: str
-    """Text that cannot be part of a stop string any more."""
+    """Text that is certainly not part of a stop string."""
     matched: str | None = None
     """The stop string that follows `text`; None if none was found."""
     rest: str = ""
@@ -27,12 +28,12 @@ class StopStrings:
 
     def __init__(self, stops: Iterable[str]) -> None:
         """Raises InvalidRequest for an empty string."""
-        # Longest first, so that of two that end together the longer is found.
+        # Longest first: if two strings end at the same place, the longer one is found.
         self._cursors = [_Cursor(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._held = ""
 
     def push(self, text: str) -> StopOutcome:
-        """Read the next piece of text. After a match the search starts from the beginning."""
+        """Reads the next piece of text. After a match the search starts from the beginning."""
         if not self._cursors:
             return StopOutcome(text)
         seen = self._held + text
@@ -46,7 +47,7 @@ class StopStrings:
         return StopOutcome(seen[: len(seen) - held])
 
     def flush(self) -> str:
-        """The text that was held back, when no more text follows."""
+        """Returns the text that was held back. Call it after the last piece."""
         held = self._held
         self._restart()
         return held
@@ -58,7 +59,7 @@ class StopStrings:
 
 
 class _Cursor:
-    """One string's match so far. `matched` is the length of its longest prefix that the text ends with."""
+    """The match of one string so far. `matched` is the length of its longest prefix at the end of the text."""
 
     def __init__(self, pattern: str) -> None:
         if not pattern:
@@ -68,7 +69,7 @@ class _Cursor:
         self._fallback = _borders(pattern)
 
     def advance(self, character: str) -> bool:
-        """Read one character. True if it completes the string."""
+        """Reads one character. Returns whether it completes the string."""
         matched = self.matched
         while matched and self.pattern[matched] != character:
             matched = self._fallback[matched]
@@ -77,7 +78,7 @@ class _Cursor:
 
 
 def _borders(pattern: str) -> list[int]:
-    """For each prefix length: the length of the longest proper prefix that is also a suffix."""
+    """Returns, for each prefix of the string, the length of its longest proper prefix that is also its suffix."""
     borders = [0, 0]
     for character in pattern[1:]:
         border = borders[-1]

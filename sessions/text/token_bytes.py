@@ -20,12 +20,12 @@ class TokenBytes(Protocol):
     """How many spaces decoding removes at the start of a text."""
 
     def of(self, token: str) -> bytes:
-        """The bytes of a token that the vocabulary spells so."""
+        """Returns the bytes of a token, given its spelling in the vocabulary."""
         ...
 
 
 class ByteLevelTokens:
-    """Each character stands for one byte. A token with another character is an added token; its bytes are its UTF-8."""
+    """Each character means one byte. A token with any other character is an added token, and its bytes are its UTF-8."""
 
     leading_spaces = 0
 
@@ -56,7 +56,10 @@ class ByteFallbackTokens:
 
 
 def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
-    """The spelling that the `decoder` of a tokenizer.json describes. Raises ValidationFailed for an unknown decoder."""
+    """Returns the spelling that the `decoder` of a tokenizer.json describes.
+
+    Raises ValidationFailed for an unknown one.
+    """
     steps = _steps(decoder or {})
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -71,7 +74,10 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet, as bytes by character. Printable Latin-1 stands for itself; other bytes start at U+0100."""
+    """Returns the byte of each character in GPT-2's alphabet.
+
+    Printable Latin-1 maps to itself; other bytes start at U+0100.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

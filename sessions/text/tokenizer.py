@@ -19,14 +19,17 @@ class TextTokenizer:
     """One model's tokenizer."""
 
     def __init__(self, tokenizer_json: str, special_tokens: Iterable[str] = ()) -> None:
-        """`special_tokens` are named in other files of the model. Most of them are in the JSON too."""
+        """`special_tokens` are the special tokens that other files of the model name.
+
+        Most are also in the tokenizer's JSON.
+        """
         self.backend = _read(tokenizer_json)
         self.backend.no_truncation()
         self.backend.no_padding()
         self._declare_special(special_tokens)
         spelled = self.backend.to_str()
         self.digest = "sha256:" + hashlib.sha256(spelled.encode()).hexdigest()
-        """Hash of everything that decides which ids a text has."""
+        """The hash of everything that determines the ids of a text."""
         content = json.loads(spelled)
         self._without_added = _read(json.dumps(content | {"added_tokens": [], "post_processor": None}))
         self.bytes = token_bytes(content["decoder"])
@@ -48,10 +51,10 @@ class TextTokenizer:
     def encode(
         self, text: str, *, allow_special: bool, add_special_tokens: bool = False, continues: bool = False
     ) -> tuple[int, ...]:
-        """The ids of a text.
+        """Returns the ids of a text.
 
         `allow_special`: recognise added tokens in the text; otherwise the same as `encode_user_text`.
-        `add_special_tokens`: add what the tokenizer puts around a text, such as a leading `<s>`.
+        `add_special_tokens`: add the tokens that the tokenizer puts around a text, such as a leading `<s>`.
         `continues`: the text follows other text, so it gets no leading space.
         """
         if not allow_special:
@@ -63,7 +66,7 @@ class TextTokenizer:
         return self._ids(self.backend, well_formed(text))
 
     def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """The ids of a user's or a tool's text, without added tokens, whatever the text spells."""
+        """Returns the ids of a user's or a tool's text. They never include added tokens, even if the text spells one."""
         text = well_formed(text)
         token_ids = self._encode_plain(text, continues=continues)
         if self.added_tokens.keys().isdisjoint(token_ids):
@@ -71,7 +74,7 @@ class TextTokenizer:
         return self._encode_by_character(text, continues=continues)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Decode all tokens at once. Ids without a token are skipped."""
+        """Decodes all tokens at once. Ids without a token are skipped."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_id(self, token: str) -> int | None:
@@ -79,12 +82,12 @@ class TextTokenizer:
         return found
 
     def token_text(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; None for an id without a token."""
+        """Returns the token's spelling in the vocabulary; None for an id without a token."""
         found: str | None = self.backend.id_to_token(token_id)
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, which may be part of a character; empty for an id without a token."""
+        """Returns the bytes of a token, which may be part of a character; empty for an id without a token."""
         found = self._bytes_by_id.get(token_id)
         if found is None:
             spelling = self.token_text(token_id)
@@ -97,7 +100,7 @@ class TextTokenizer:
         self.backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
 
     def _encode_by_character(self, text: str, *, continues: bool) -> tuple[int, ...]:
-        """For a vocabulary whose plain words include a control token: a single character never is one."""
+        """Encodes each character alone, because the plain words of some vocabularies include a control token."""
         token_ids: list[int] = []
         for character in text:
             token_ids += self._encode_plain(character, continues=continues)
@@ -110,7 +113,9 @@ class TextTokenizer:
         return self._ids(self._without_added, text)
 
     def _encode_after_newline(self, text: str, *, plain: bool = False) -> tuple[int, ...]:
-        """Encodes the text after a newline, then drops the newline: so SentencePiece adds no space before the first word."""
+        """Encodes the text after a newline, then drops the newline, so that SentencePiece adds no space before the
+        first word.
+        """
         backend = self._without_added if plain else self.backend
         newline, token_ids = self._ids(backend, "\n"), self._ids(backend, "\n" + text)
         return token_ids[len(newline) :] if token_ids[: len(newline)] == newline else self._ids(backend, text)

@@ -1,8 +1,7 @@
-"""How families of models write tool calls, as data for the parsers and the grammar.
+"""Describes how families of models write tool calls, as data for the parsers and the grammar.
 
-Owns the table of formats, and the signs in a chat template by which a family is recognised.
-Never parses a call. A new family is a new entry, unless it writes neither JSON objects nor a list of Python calls; then
-it needs a parser of its own.
+Owns the table of formats, and the texts in a chat template that identify a family. Never parses a call.
+A new family needs a new entry. If it writes neither JSON objects nor a list of Python calls, it also needs a parser.
 """
 
 import json
@@ -37,7 +36,7 @@ class ToolCallFormat:
     open: str
     """The text that begins a call or a list of calls."""
     close: str
-    """The text that ends a call or a list of calls; empty if the end of the JSON object does."""
+    """The text that ends a call or a list of calls; empty if the end of the JSON object ends the call."""
     name_key: str = "name"
     arguments_key: str = "arguments"
     gap: str = ""
@@ -45,9 +44,11 @@ class ToolCallFormat:
     between: str = ""
     """Text between two calls."""
     list_opens: tuple[str, ...] = ()
-    """If one list holds all calls: the texts that may stand between `open` and the first call, the usual one first."""
+    """The texts that may come between `open` and the first call, the usual one first; empty if there is no list of
+    calls.
+    """
     is_bare: bool = False
-    """`open` is not a marker but the start of the call's JSON object."""
+    """Whether `open` is the start of the call's JSON object instead of a marker."""
     syntax: CallSyntax = CallSyntax.JSON
 
     @property
@@ -61,15 +62,21 @@ class ToolCallFormat:
         return self.syntax is CallSyntax.JSON
 
     def call_tag(self, name: str, schema: Any) -> dict[str, Any]:
-        """A call of one tool, as an entry of a structural tag."""
+        """Returns the grammar of a call of one tool, as an entry of a structural tag."""
         head = f'{{"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
         if self.is_bare or self.list_opens:
             return {"begin": head, "schema": schema, "end": "}"}
         return {"begin": self.open + self.gap + head, "schema": schema, "end": "}" + self.gap + self.close}
 
     def whole_call_tag(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The same for a bare object beside an answer that is a JSON object too: one schema describes the whole object."""
-        own_root = {"$id": _ARGUMENTS_ROOT, **schema}  # references to `#` in the schema mean the schema itself
+        """Returns the same for a bare object if the answer may be a JSON object too.
+
+        One schema describes the whole object.
+        """
+        own_root = {
+            "$id": _ARGUMENTS_ROOT,
+            **schema,
+        }  # references to `#` in the schema then still mean the schema itself
         call = {
             "type": "object",
             "properties": {self.name_key: {"const": name}, self.arguments_key: own_root},
@@ -79,7 +86,7 @@ class ToolCallFormat:
         return {"begin": "", "schema": call, "end": ""}
 
     def frame(self) -> dict[str, Any]:
-        """The parts of a structural tag that do not depend on the tools."""
+        """Returns the parts of a structural tag that do not depend on the tools."""
         around = {"opening": self.opens[0], "closing": self.close} if self.list_opens else {}
         return {"separator": self.between, **around}
 
@@ -106,11 +113,11 @@ _SIGNS = (
     ('{"name": function name, "parameters":', LLAMA3_JSON),
     ("[func_name1(", PYTHONIC),
 )
-"""Texts that only the templates of one family contain, tried in this order."""
+"""Texts that only the templates of one family contain. They are tried in this order."""
 
 
 def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> ToolCallFormat:
-    """The format with the chosen name, or the one that the template shows; Hermes if it shows none.
+    """Returns the format with the chosen name, or the format that the template contains, or else Hermes.
 
     Raises ValidationFailed for an unknown name.
     """
@@ -126,5 +133,5 @@ def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> 
 
 
 def _as_spelled(form: ToolCallFormat, source: str) -> tuple[str, ...]:
-    """The openings of the list, first the one that the template contains."""
+    """Returns the openings of the list. The one that the template contains comes first."""
     return tuple(sorted(form.list_opens, key=lambda tail: form.open + tail not in source))

@@ -1,9 +1,9 @@
 """Finds JSON tool calls in a text that arrives in pieces: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-Owns the markup from its opening to its closing. Never checks arguments against a schema.
-A call is announced when its name is known and its arguments begin; then the arguments are passed on as written. Markup
-that turns out not to be a call is returned as text. An announced call that breaks is finished with what it has.
-Invariant: the events do not depend on how the text is cut, once neighbouring pieces are joined.
+Owns the markup of a call from its opening to its closing. Never checks arguments against a schema.
+A call is announced when its name is known and its arguments begin. Then the arguments are passed on as written. Markup
+that is not a valid call is returned as text. An announced call with broken JSON ends with the arguments so far.
+Invariant: the joined events do not depend on how the text is cut into pieces.
 """
 
 import json
@@ -21,16 +21,16 @@ class JsonCallParser:
     def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
         self._format = tool_call_format
         self._opening = StopStrings(tool_call_format.opens)
-        self._space: str | None = None  # read since the last call; None once other text has come
+        self._space: str | None = None  # text since the last call; None after any other text
         self._call: _OpenCall | None = None
         self._num_calls = 0
 
     def push(self, text: str) -> list[ParserEvent]:
-        """The events of the next piece of text."""
+        """Returns the events of the next piece of text."""
         return list(_joined(self._read(text)))
 
     def flush(self) -> list[ParserEvent]:
-        """The events of what was held back, when no text follows."""
+        """Returns the events of the text that was held back. Call it after the last piece."""
         abandoned = self._call.abandon() if self._call else []
         return list(_joined([*self._settle(abandoned), *self._text(self._opening.flush())]))
 
@@ -63,7 +63,7 @@ class JsonCallParser:
                     yield event
 
     def _text(self, text: str) -> Iterator[ParserEvent]:
-        """Text outside of calls, without separators between calls."""
+        """Returns the text outside of calls, without separators between calls."""
         if self._space is not None:
             text = self._space + text
             self._space = text if self._format.between.strip().startswith(text.strip()) else None
@@ -90,7 +90,7 @@ class _OpenCall:
             self._members.feed(character)
 
     def push(self, text: str) -> tuple[list[ParserEvent], str]:
-        """The events of a piece of text, and the rest of the piece after this call."""
+        """Returns the events of a piece of text, and the rest of the piece after this call."""
         rest = self._read_members(text)
         events = self._progress()
         if not self._members.is_complete and not self._is_broken:
@@ -106,11 +106,11 @@ class _OpenCall:
         return events, outcome.rest
 
     def abandon(self) -> list[ParserEvent]:
-        """The events of a call that no more text follows."""
+        """Returns the last events of an incomplete call after the text has ended."""
         return [self._finished()] if self._is_announced else [PlainText("".join(self._unannounced))]
 
     def _read_members(self, text: str) -> str:
-        """Read the call's JSON. Returns the text after it, or after the place where it broke."""
+        """Reads the call's JSON. Returns the text after it, or the text after the first wrong character."""
         end = 0
         while end < len(text) and not self._members.is_complete and not self._is_broken:
             try:
@@ -123,7 +123,7 @@ class _OpenCall:
         return text[end:]
 
     def _take(self, character: str) -> None:
-        """Raises BrokenJson if this cannot be a call any more."""
+        """Raises BrokenJson if this text cannot be a call."""
         ended = self._members.feed(character)
         if ended is not None:
             self._check(ended, "".join(self._members.values[ended]))
@@ -133,7 +133,7 @@ class _OpenCall:
             raise BrokenJson(character)
 
     def _check(self, key: str, value: str) -> None:
-        """Check a member that has ended. Arguments of an announced call may be broken."""
+        """Checks a complete member. The arguments of an announced call may be broken JSON."""
         if key == self._format.arguments_key:
             if self._name is None and not _is_object(value):
                 raise BrokenJson(value)
@@ -147,9 +147,9 @@ class _OpenCall:
 
     @property
     def _arguments(self) -> list[str]:
-        """The characters of the arguments so far.
+        """Returns the characters of the arguments so far.
 
-        A call in markers may leave its arguments out; they count as an empty object. A bare object may not.
+        A call in markers may omit its arguments. Then they are an empty object. A bare object must have arguments.
         """
         nothing = ["{", "}"] if self._members.is_complete and not self._format.is_bare else []
         return self._members.values.get(self._format.arguments_key, nothing)
@@ -159,7 +159,7 @@ class _OpenCall:
         return self._name is not None and self._arguments[:1] == ["{"]
 
     def _progress(self) -> list[ParserEvent]:
-        """The events that can be passed on now."""
+        """Returns the events that can be passed on now."""
         if self._name is None or not self._is_ready:
             return []
         events: list[ParserEvent] = [] if self._is_announced else [CallStarted(self._index, self._name)]
@@ -214,7 +214,7 @@ OUTSIDE_OF_STRINGS = frozenset('{}[]:,"+-.eE0123456789truefalsn' + WHITE_SPACE)
 
 
 class BrokenJson(ValueError):
-    """A character that JSON does not allow in its place."""
+    """JSON does not allow a character at its position."""
 
 
 class JsonMembers:
@@ -233,7 +233,7 @@ class JsonMembers:
         self._escaped = False
 
     def feed(self, character: str) -> str | None:
-        """Read one character. Returns the key whose value it ends. Raises BrokenJson."""
+        """Reads one character. Returns the key of the value that it ends, else None. Raises BrokenJson."""
         self._ended_key = None
         self._step(character)
         return self._ended_key

@@ -1,6 +1,6 @@
-"""The events of the tool call parsers, the same for every format.
+"""Defines the events of the tool call parsers. They are the same for every format.
 
-Owns the event types and nothing else. Never holds a call id: `output_parser.py` adds it.
+Owns only the event types. Never holds a call id: `output_parser.py` adds it.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class CallFinished:
     index: int
     name: str
     arguments: str
-    """All deltas joined."""
+    """All pieces of the arguments, joined."""
     complete: bool
     """Whether the arguments are a JSON object. False if the text ended inside them, or if their JSON is wrong."""
 

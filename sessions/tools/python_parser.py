@@ -1,8 +1,8 @@
 """Parses tool calls written as a list of Python calls: `[get_weather(city="Paris", days=3), get_time(city="Oslo")]`.
 
-Owns the whole answer while it can be such a list. Nothing is announced before the list is complete, because only then
-do its arguments become JSON. An answer that is not such a list is returned as text as soon as that is certain.
-Never runs what it reads: arguments are literals.
+Owns the whole answer as long as it can be such a list. Announces nothing before the list is complete, because the
+arguments cannot become JSON earlier. Returns the answer as text as soon as it cannot be such a list.
+Never runs the text: arguments must be literals.
 """
 
 import ast
@@ -27,7 +27,7 @@ class PythonCallParser:
         self._is_text = False
 
     def push(self, text: str) -> list[ParserEvent]:
-        """The events of the next piece of text."""
+        """Returns the events of the next piece of text."""
         if self._is_text:
             return [PlainText(text)] if text else []
         self._held += text
@@ -36,7 +36,7 @@ class PythonCallParser:
         return self._as_text()
 
     def flush(self) -> list[ParserEvent]:
-        """The events of what was held back, when no text follows."""
+        """Returns the events of the text that was held back. Call it after the last piece."""
         if self._is_text:
             return []
         try:
@@ -55,8 +55,11 @@ class PythonCallParser:
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Names, and arguments as JSON. Raises ValueError, SyntaxError or TypeError for a text that is not a list of calls."""
-    with warnings.catch_warnings(action="ignore"):  # a warning would show the text in the log
+    """Returns names, and arguments as JSON.
+
+    Raises ValueError, SyntaxError or TypeError if the text is not a list of calls.
+    """
+    with warnings.catch_warnings(action="ignore"):  # a warning would write the text to the log
         body = ast.parse(text.strip(), mode="eval").body
     if not isinstance(body, ast.List) or not body.elts:
         raise ValueError(text)

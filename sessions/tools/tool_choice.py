@@ -1,6 +1,6 @@
 """Reads `tools` and `tool_choice` of chat.completions: which tools an answer may call, and whether it must.
 
-Owns the shapes of both fields; other APIs translate theirs into these. Never reads a tool's schema.
+Owns the shapes of both fields. Other APIs translate their fields into these. Never reads a tool's schema.
 """
 
 import re
@@ -28,10 +28,10 @@ class ToolChoice:
     """The tools that an answer may call."""
 
     indices: tuple[int, ...] = ()
-    """Indices of the tools that may be called; empty if no tool may be."""
+    """Indices of the tools that may be called; empty if none may be called."""
     is_required: bool = False
     is_single: bool = False
-    """One tool was named. It is called exactly once."""
+    """Whether the request names one tool, which must be called exactly once."""
 
     @property
     def may_call(self) -> bool:
@@ -39,7 +39,10 @@ class ToolChoice:
 
 
 def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
-    """The tools' names, by index. Raises InvalidRequest for a name that is not allowed, or that two tools have."""
+    """Returns the tools' names, by index.
+
+    Raises InvalidRequest for an invalid name, or if two tools have the same name.
+    """
     names: list[str] = []
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
@@ -55,13 +58,13 @@ def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
 
 
 def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
-    """A tool as a prompt shows it, without `strict`, which is for the server and which models do not know."""
+    """Returns a tool as a prompt shows it: without `strict`, which is only for the server."""
     function = {name: value for name, value in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}
 
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
-    """Read a tool choice. Raises InvalidRequest for another shape, or for a tool that is not among `names`."""
+    """Reads a tool choice. Raises InvalidRequest for another shape, or for a tool that is not among `names`."""
     everything = tuple(range(len(names)))
     if choice in (None, "auto"):
         return ToolChoice(everything)

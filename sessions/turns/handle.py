@@ -1,7 +1,7 @@
-"""A turn for the request that started it, or that asks for it later, and the events of sessions.
+"""Reads turns and the events of sessions, for the request that started a turn and for later requests.
 
-Owns how events are read: stored ones first, then those that a running turn adds.
-Never writes anything, and never ends a turn because its reader leaves.
+Owns how events are read: first the stored events, then the events that a running turn adds.
+Never writes anything, and never ends a turn because its reader disconnects.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ class TurnReader:
     """Reads turns and events of all sessions. Any number of readers may follow one session."""
 
     def __init__(self, store: TurnStore, loader: SessionLoader, running: RunningTurns, poll_s: float) -> None:
-        """`poll_s`: seconds between two looks at a turn that runs in another process."""
+        """`poll_s`: seconds between two checks of a turn that runs in another process."""
         self.store = store
         self._loader = loader
         self._running = running
         self._poll_s = poll_s
 
     async def find(self, scope: TenantScope, turn_id: TurnId) -> "TurnHandle | None":
-        """Find a turn that was started earlier, here or elsewhere."""
+        """Finds a turn that was started earlier, in this process or another."""
         turn = await self.store.find_turn(scope, turn_id)
         return None if turn is None else TurnHandle(scope, turn, self)
 
     async def follow(self, scope: TenantScope, session_id: SessionId, after: int) -> AsyncGenerator[SessionEvent]:
-        """Read the events with numbers above `after`, until no turn runs."""
+        """Reads the events with numbers above `after`, until no turn runs."""
         while True:
             feed = self._running.feed_of(session_id)
-            # The change is taken before the page is read, so that an event between the two is not missed.
+            # Get the change before reading the page, so that an event between the two steps is not missed.
             changed = None if feed is None else feed.next_change()
             page = None if feed is None else feed.after(after)
             if page is None:
@@ -84,24 +84,27 @@ class TurnHandle:
         return () if grammar is None else grammar.unenforced
 
     async def admitted(self) -> None:
-        """Wait until the engine has admitted the prompt or the turn has ended. Raises the error of a refusal."""
+        """Waits until the engine has admitted the prompt or the turn has ended.
+
+        Raises the error if the engine refuses it.
+        """
         if self._started is not None:
             await self._started[0].admitted()
 
     def cancel(self) -> None:
-        """Cancel the turn if this request has started it."""
+        """Cancels the turn if this request has started it."""
         if self._started is not None:
             self._started[0].cancel()
 
     async def stored(self) -> Turn:
-        """Read the turn as it is stored now."""
+        """Reads the turn as it is stored now."""
         turn = await self._reader.store.find_turn(self._scope, self.turn_id)
         if turn is None:
             raise NotFound("The turn does not exist any more.", code="turn_not_found")
         return turn
 
     async def events(self, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Read the turn's events with numbers above `after`, up to its terminal one."""
+        """Reads the turn's events with numbers above `after`, up to its terminal one."""
         start = max(after, self._turn.first_seq - 1)
         async with aclosing(self._reader.follow(self._scope, self.session_id, start)) as events:
             async for event in events:
@@ -112,7 +115,7 @@ class TurnHandle:
                     return
 
     async def result(self) -> Turn:
-        """Wait for the turn's end. Raises Unavailable if its outcome could not be stored."""
+        """Waits for the turn's end. Raises Unavailable if its outcome could not be stored."""
         if self._started is None:
             async with aclosing(self.events()) as events:
                 async for _ in events:

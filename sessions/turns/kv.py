@@ -1,7 +1,7 @@
-"""Commands to the engine about a session's KV between its turns: hold, prefetch, suspend, close, read.
+"""Sends the engine commands for a session's KV between its turns: hold, prefetch, suspend, close, read.
 
-Owns how a session is named to the engine. Never stores anything.
-KV is a cache of the stored history, so an engine that does not answer is no error here: the next turn takes longer.
+Owns the name of a session in the engine. Never stores anything.
+KV is only a cache of the stored history. So it is no error if the engine does not answer: the next turn takes longer.
 """
 
 import logging
@@ -36,23 +36,23 @@ class SessionKvClient:
         self._public_prefixes = public_prefixes
 
     async def hold(self, history: History, waits: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Keep the KV after a turn that called these tools."""
+        """Keeps the KV after a turn that called these tools."""
         return await self._send(SessionVerb.HOLD, history, tuple(waits))
 
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Load the KV for the next turn. `answered`: the tools that have answered; empty means all."""
+        """Loads the KV for the next turn. `answered`: the tools that have answered; empty means all."""
         return await self._send(SessionVerb.PREFETCH, history, tuple(answered))
 
     async def suspend(self, history: History) -> SessionMemory | None:
-        """Move the KV off the device."""
+        """Moves the KV off the device."""
         return await self._send(SessionVerb.SUSPEND, history)
 
     async def close(self, history: History) -> SessionMemory | None:
-        """Free the KV of this history."""
+        """Frees the KV of this history."""
         return await self._send(SessionVerb.CLOSE, history)
 
     async def read(self, history: History) -> SessionMemory | None:
-        """Read on which tiers the KV is."""
+        """Reads on which tiers the KV is."""
         return await self._send(SessionVerb.READ, history)
 
     async def _send(

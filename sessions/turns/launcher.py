@@ -1,7 +1,7 @@
 """Plans turns and starts them.
 
-Owns what a turn asks of the engine, and the order of its start: plan, reserve with the quota, store, generate.
-Never answers a route.
+Owns the request of a turn to the engine, and the order of its start: plan, reserve quota, store, generate.
+Never handles an HTTP request.
 Invariant: nothing reaches the engine without a reservation and a stored turn.
 """
 
@@ -48,17 +48,17 @@ class TurnLauncher:
         settings: SessionSettings,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Start a turn with the session's model and these settings. A caller that is cancelled does not stop the start.
+        """Starts a turn with the session's model and these settings. The start goes on if the caller is cancelled.
 
-        Other instructions or tools than before make it encode the whole history again. Raises Conflict if the session
-        has changed; ContextLengthExceeded, LimitExceeded, Unavailable. After an error nothing has changed.
+        If the instructions or tools have changed, encodes the whole history again. Raises Conflict if the session has
+        changed; ContextLengthExceeded, LimitExceeded, Unavailable. After an error nothing has changed.
         """
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)
 
     async def plan_output(self, settings: SessionSettings) -> OutputPlan:
-        """Plan how answers under these settings are generated and parsed. Raises InvalidRequest."""
+        """Plans how answers under these settings are generated and parsed. Raises InvalidRequest."""
         return await asyncio.to_thread(self._dependencies.planner.plan, output_constraints(settings))
 
     async def _launch(
@@ -92,7 +92,7 @@ class TurnLauncher:
         settings: SessionSettings,
         turn_id: TurnId,
     ) -> tuple[TurnPlan, int]:
-        """Plan the request to the engine, and estimate its prompt and output tokens."""
+        """Plans the request to the engine, and estimates its prompt and output tokens."""
         dependencies, encoder = self._dependencies, self._encoder()
         output = await self.plan_output(settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
@@ -136,14 +136,14 @@ class TurnLauncher:
 
 
 def _charge(plan: TurnPlan) -> Charge:
-    """What the usage row of a turn says. A response's turn is charged outside sessions."""
+    """Returns the fields of a turn's usage row. The turn of a response is charged without a session."""
     session = plan.session
     session_id = None if session.kind is SessionKind.RESPONSES else session.session_id
     return Charge(plan.request.request_id, plan.principal, session.model, session_id)
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:
-    """The weights, template, tokenizer and sampling of one turn. A null seed means that the engine drew one."""
+    """Returns the weights, template, tokenizer and sampling of one turn. If the seed is null, the engine drew one."""
     version = request.resolved.version
     return {
         "base": description.fingerprint,

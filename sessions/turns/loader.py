@@ -1,6 +1,6 @@
-"""Finds the session of a client's id.
+"""Finds the session for an id that a client sent.
 
-Owns which sessions a client can see: no response chains, and no session past its time to live.
+Decides which sessions a client can see. Response chains, and sessions past their time to live, are hidden.
 Invariant: a loaded session whose status is running has a process that runs its turn.
 """
 
@@ -24,14 +24,14 @@ class SessionLoader:
         self._clock = clock
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Load a session or conversation. Raises NotFound."""
+        """Loads a session or conversation. Raises NotFound."""
         session = await self.load_any(scope, session_id)
         if session.kind is SessionKind.RESPONSES:
             raise _unknown_session()
         return session
 
     async def load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Load a session of any kind. Raises NotFound.
+        """Loads a session of any kind. Raises NotFound.
 
         Fails its turn first if the lease has expired and the turn does not run here.
         """
@@ -46,12 +46,12 @@ class SessionLoader:
         return await self._sessions.load(scope, session_id)
 
     async def history(self, scope: TenantScope, session: AgentSession) -> History:
-        """Read the session's token ids up to its head."""
+        """Reads the session's token ids up to its head."""
         return History(session, await self._turns.token_ids(scope, session))
 
 
 def may_be_id(text: str) -> bool:
-    """Whether `text` could be an id. Other texts may hold characters that PostgreSQL refuses."""
+    """Returns whether `text` could be an id. Other texts may contain characters that PostgreSQL refuses."""
     return text.isascii() and text.isprintable()
 
 

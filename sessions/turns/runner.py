@@ -4,8 +4,7 @@
         │
         └─ answered, failed or cancelled ──► record usage ──► store the outcome ──► settle the quota
 
-Owns a running turn. Only `cancel` and `shut_down` end it early; readers may come and go.
-Never plans a turn.
+Owns a running turn. Only `cancel` and `shut_down` end it early. Readers do not affect it. Never plans a turn.
 Invariant: the turn has exactly one terminal event, stored in one transaction with its outcome.
 """
 
@@ -56,7 +55,7 @@ from graftwork.sessions.turns.kv import History, SessionKvClient
 _log = logging.getLogger("graftwork.sessions")
 
 _STORE_ATTEMPTS = 40
-"""To store an outcome: 20 s in all, less than a lease lasts."""
+"""Attempts to store an outcome. They take 20 s together, which is less than the length of a lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +80,19 @@ class TurnPlan:
 
     principal: Principal
     session: AgentSession
-    """As it was read for the plan."""
+    """The session as it was read for the plan."""
     encoder: TurnEncoder
     transcript: Transcript
     new_items: tuple[Item, ...]
     new_token_ids: tuple[int, ...]
-    """What the new items and the start of the answer add to the transcript's ids."""
+    """The ids that the new items and the start of the answer add to the transcript."""
     request: GenerationRequest
     tool_hints: ToolHints = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnDependencies:
-    """What turns are planned and run with: one for a process."""
+    """The objects with which turns are planned and run. A process has one."""
 
     generator: Generator
     accounting: Accounting
@@ -107,7 +106,7 @@ class TurnDependencies:
     heartbeat_s: float
     """Seconds between two renewals of a lease."""
     planner: ConstraintPlanner = field(default_factory=ConstraintPlanner)
-    """For the same tool call format as the generator's."""
+    """Plans outputs. It must use the same tool call format as the generator."""
     pause: Pause = asyncio.sleep
     """Waits between two attempts to store an outcome."""
 
@@ -147,22 +146,25 @@ class TurnRunner:
         self._settled = asyncio.Event()
 
     def cancel(self) -> None:
-        """End the turn as cancelled, unless it has ended."""
+        """Ends the turn as cancelled, unless it has ended."""
         self._stop_wanted.set()
 
     def shut_down(self) -> None:
-        """End the turn as failed, because this process stops."""
+        """Ends the turn as failed, because this process stops."""
         self._shutting_down = True
         self._stop_wanted.set()
 
     async def admitted(self) -> None:
-        """Wait until the engine has admitted the prompt or the turn has ended. Raises the error of a refusal."""
+        """Waits until the engine has admitted the prompt or the turn has ended.
+
+        Raises the error if the engine refuses it.
+        """
         await self._settled.wait()
         if not self.is_admitted and self.failure is not None:
             raise self.failure
 
     async def run(self, generation: Generation) -> None:
-        """Generate and store the turn.
+        """Generates and stores the turn.
 
         Raises Unavailable if the outcome cannot be stored; recovery then fails the turn.
         """
@@ -176,7 +178,7 @@ class TurnRunner:
             await self.account.settle(generation.usage, "failed")
 
     async def _outcome(self, generation: Generation) -> TurnOutcome:
-        """Generate until the turn ends, and return its outcome with the events not stored yet. Raises LeaseLost."""
+        """Generates until the turn ends. Returns its outcome with the events that are not stored yet. Raises LeaseLost."""
         generating = asyncio.create_task(self._generate(generation))
         storing = asyncio.create_task(self._events.failure())
         beating = asyncio.create_task(keep_alive(self._lease, self._dependencies.store, self._dependencies.heartbeat_s))
@@ -210,7 +212,7 @@ class TurnRunner:
         raise InternalFailure("The answer broke off without saying why; send the turn again.")
 
     async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
-        """Ask the engine to keep the KV for as long as the tools usually take."""
+        """Asks the engine to keep the KV for as long as the tools usually take."""
         plan, hints = self.plan, self.plan.tool_hints
         history = History(plan.session, (*plan.request.prompt_token_ids, *answer.token_ids))
         names = dict.fromkeys(call.name for call in answer.tool_calls)
@@ -247,7 +249,7 @@ class TurnRunner:
         return {name: now + hint.deadline_ms / 1000.0 for name, hint in hints if hint.deadline_ms is not None}
 
     def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
-        """The outcome of a turn that failed with `error`, or that was stopped without one."""
+        """Returns the outcome of a turn that failed with `error`, or that was stopped if `error` is None."""
         if error is None and self._shutting_down:
             error = Unavailable(
                 "The server is shutting down: send the turn, or the tool outputs, again.",
@@ -285,7 +287,7 @@ class TurnRunner:
         )
 
     async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
-        """Store how the turn ended, after its usage: no turn ends unmetered.
+        """Stores how the turn ended. Records its usage first, so that every turn is metered.
 
         Tries again while the database does not answer. Raises LeaseLost, Unavailable.
         """
@@ -319,7 +321,7 @@ def _expected_ms(hints: ToolHints, name: str) -> float | None:
 
 
 def _answer_items(answer: GenerationFinished, turn_id: TurnId) -> tuple[Item, ...]:
-    """The items of an answer: its text, then its calls. An answer with calls alone has no text item."""
+    """Returns the items of an answer: its text, then its calls. An answer with only calls has no text item."""
     was_cut = answer.reason == "length"
     says, calls = list[Item](), list[Item]()
     if answer.text or not answer.tool_calls:
@@ -337,12 +339,12 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _error_of(task: asyncio.Task[Any]) -> GraftworkError | None:
-    """Why a task ended early."""
+    """Returns why a task ended early."""
     return None if task.cancelled() else _told(task.exception())
 
 
 def _told(error: BaseException | None) -> GraftworkError | None:
-    """The error as the client is told it. A bug is logged here and told as one."""
+    """Returns the error that the client gets. An unexpected exception is logged and becomes an internal error."""
     if error is None or isinstance(error, GraftworkError):
         return error
     _log.error("a turn failed", exc_info=error)

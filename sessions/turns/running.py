@@ -1,7 +1,7 @@
-"""The turns that run in this process.
+"""Keeps the turns that run in this process.
 
-Owns their tasks, and ends them when the process shuts down. Never plans or stores a turn.
-Invariant: a turn is listed from before its row exists until its outcome is stored, so recovery never takes it.
+Owns the tasks of turns, and ends them when the process shuts down. Never plans or stores a turn.
+Invariant: a turn is listed before its row exists and until its outcome is stored, so recovery never ends it.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ class RunningTurns:
         return frozenset((*self._tasks, *self._starting))
 
     def feed_of(self, session_id: SessionId) -> EventFeed | None:
-        """The feed of the session's turn while it runs here."""
+        """Returns the feed of the session's turn while it runs here."""
         runner = self._runners.get(session_id)
         return None if runner is None or runner.feed.is_closed else runner.feed
 
     async def launch(self, session_id: SessionId, launching: Coroutine[None, None, TurnTask]) -> TurnTask:
-        """Run a launch to its end, even if its caller is cancelled. Raises Unavailable after `close`."""
+        """Runs a launch to its end, even if its caller is cancelled. Raises Unavailable after `close`."""
         if self._is_closing:
             launching.close()
             raise Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0)
@@ -53,7 +53,7 @@ class RunningTurns:
 
     @contextmanager
     def starting(self, turn_id: TurnId) -> Iterator[None]:
-        """List a turn while its row is made."""
+        """Lists a turn while its row is made."""
         self._starting.add(turn_id)
         try:
             yield
@@ -61,7 +61,7 @@ class RunningTurns:
             self._starting.discard(turn_id)
 
     def start(self, runner: TurnRunner, generation: Generation) -> TurnTask:
-        """Run a turn in a task of its own."""
+        """Runs a turn in its own task."""
         task = asyncio.create_task(runner.run(generation))
         turn_id, session_id = runner.turn.turn_id, runner.turn.session_id
         self._runners[session_id] = runner
@@ -78,9 +78,9 @@ class RunningTurns:
         return runner, task
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
-        """Cancel the session's turn, or that turn alone, and wait for its end. Return False if it does not run here.
+        """Cancels the session's turn, or only the given turn, and waits for its end. Returns False if none runs here.
 
-        Waits for launches of the session first: the row of their turn may already be there.
+        First waits for launches of the session, because the row of their turn may already exist.
         """
         if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:
             await asyncio.wait(launches)
@@ -95,7 +95,7 @@ class RunningTurns:
         return True
 
     async def close(self) -> None:
-        """Fail the turns that run, store that, and launch no more."""
+        """Fails the running turns and stores this outcome. No turn can be launched later."""
         self._is_closing = True
         if self._launches:
             await asyncio.wait(self._launches)
@@ -107,4 +107,4 @@ class RunningTurns:
     def _forget_launch(self, launch: asyncio.Task[TurnTask]) -> None:
         del self._launches[launch]
         if not launch.cancelled():
-            launch.exception()  # marks it as seen, as the caller may have left
+            launch.exception()  # marks the exception as seen, because the caller may be gone

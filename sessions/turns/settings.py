@@ -1,8 +1,8 @@
-"""The settings of a turn: the session's, with the turn's overrides, checked.
+"""Makes and checks the settings of a turn: the session's settings with the turn's overrides.
 
-Owns which settings a session may have. The answer planner checks the schemas in them.
+Owns the rules for a session's settings. Never checks the schemas in them: the answer planner does.
 A turn's `sampling` overrides single fields; its `tool_choice` and `response_format` override the whole value.
-`tool_choice: "none"` leaves the tools in the prompt, so that the prompt stays the same. All output is then text.
+With `tool_choice: "none"` the tools stay in the prompt, so that the prompt does not change, and all output is text.
 """
 
 import json
@@ -32,7 +32,7 @@ class TurnOverrides:
     sampling: Mapping[str, Any] | None = None
 
     def over(self, settings: SessionSettings) -> SessionSettings:
-        """Apply the overrides to the session's settings, and check them. Raises ValidationFailed."""
+        """Applies the overrides to the session's settings, and checks them. Raises ValidationFailed."""
         return checked_settings(
             replace(
                 settings,
@@ -47,7 +47,7 @@ NO_OVERRIDES = TurnOverrides()
 
 
 def checked_settings(settings: SessionSettings) -> SessionSettings:
-    """Return the settings if they can be served and stored. Raises ValidationFailed with the field's name."""
+    """Returns the settings if they can be served and stored. Raises ValidationFailed with the field's name."""
     if len(settings.tools) > _MAX_TOOLS:
         raise ValidationFailed(f"tools may be at most {_MAX_TOOLS}.", param="tools")
     _check_answer(settings)
@@ -59,7 +59,7 @@ def checked_settings(settings: SessionSettings) -> SessionSettings:
 
 
 def output_constraints(settings: SessionSettings) -> OutputConstraints:
-    """The parts of the settings that constrain the output."""
+    """Returns the parts of the settings that constrain the output."""
     return OutputConstraints(
         tools=settings.tools,
         tool_choice=settings.tool_choice,
@@ -74,7 +74,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: int) -> TokenBudget:
-    """The token limit of a turn's answer: the session's `max_tokens`, cut to what the context leaves.
+    """Returns the token limit of a turn's answer: the session's `max_tokens`, but at most the free rest of the context.
 
     Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
@@ -108,7 +108,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 
 def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
-    """Read the sampling fields of a session or a turn. Raises ValidationFailed with the field's name."""
+    """Reads the sampling fields of a session or a turn. Raises ValidationFailed with the field's name."""
     served = dict(sampling)
     for name, neutral in _NEUTRAL_VALUES.items():
         param, value = f"sampling.{name}", served.pop(name, None)

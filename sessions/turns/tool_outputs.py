@@ -1,6 +1,6 @@
-"""Takes the outputs of a session's tool calls, and starts the next turn once all are there.
+"""Stores the outputs of a session's tool calls, and starts the next turn once all outputs are stored.
 
-Owns when that turn starts. A client may send outputs in any order and more than once; the store keeps each once.
+Decides when that turn starts. A client may send outputs in any order and more than once. The store keeps each once.
 Invariant: an accepted output is never lost. If its turn is refused or fails, the client sends any output again to
 start another turn.
 """
@@ -29,15 +29,15 @@ class ToolOutputsResult:
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
-    """For the calls of the request, or for all calls of the head."""
+    """The outputs for the calls of the request, or for all calls of the head."""
     missing: tuple[CallId, ...]
     """Calls that have no output yet."""
     turn: TurnHandle | None = None
-    """The turn that uses the outputs, started now or earlier. None while outputs are missing."""
+    """The turn that uses the outputs, started by this request or earlier; None while outputs are missing."""
 
 
 class ToolOutputs:
-    """Takes tool outputs for sessions of all tenants."""
+    """Accepts tool outputs for sessions of all tenants."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ToolOutputs:
         self._kv = kv
 
     async def read(self, principal: Principal, session_id: str) -> ToolOutputsResult:
-        """Read the stored outputs of the head's calls. Raises NotFound."""
+        """Reads the stored outputs of the head's calls. Raises NotFound."""
         session = await self._loader.load(principal.scope(), session_id)
         stored = [ToolOutput(call.call_id, call.output) for call in session.ledger if call.output is not None]
         return ToolOutputsResult(session, tuple(stored), session.awaited_call_ids)
@@ -62,7 +62,7 @@ class ToolOutputs:
     async def send(
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
     ) -> ToolOutputsResult:
-        """Store outputs `{call_id, output}`. The last missing one starts the next turn.
+        """Stores outputs `{call_id, output}`. The last missing one starts the next turn.
 
         Raises NotFound, Conflict; LimitExceeded, ContextLengthExceeded, Unavailable if the turn is refused.
         """
@@ -74,7 +74,7 @@ class ToolOutputs:
                 turn = await self._continue(principal, accepted.session)
                 return ToolOutputsResult(accepted.session, accepted.outputs, (), turn)
             except Conflict:
-                # Another request with the same outputs was faster, or the session was rewound. Read it again.
+                # Another request with the same outputs was faster, or the session was rewound. Read the session again.
                 accepted = await self._store.accept_outputs(scope, session.session_id, given)
                 if accepted.may_continue:
                     raise
@@ -84,12 +84,12 @@ class ToolOutputs:
         return ToolOutputsResult(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
 
     async def _continue(self, principal: Principal, session: AgentSession) -> TurnHandle:
-        """Start a turn with the outputs of the head's calls, in the order of the calls."""
+        """Starts a turn with the outputs of the head's calls, in the order of the calls."""
         answers = [function_call_output(call.call_id, call.output or "") for call in session.ledger]
         return await self._launcher.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
 
     async def _prefetch(self, principal: Principal, accepted: AcceptedOutputs, given: Sequence[ToolOutput]) -> None:
-        """Load the KV while the rest of the tools run."""
+        """Loads the KV while the other tools run."""
         session = accepted.session
         if session.awaited_call_ids:
             names = {call.call_id: call.name for call in session.ledger}

@@ -25,7 +25,7 @@ def adapter(aliases: dict[str, Any] | None = None, versions: tuple[int, ...] = (
 
 
 def test_a_folder_is_sent_as_it_is(folder: Path) -> None:
-    """Both files go up as they are, under the folder's name, and again whole on a retry."""
+    """Both files are uploaded unchanged under the folder's name, and completely again on a retry."""
     server = ScriptedServer(error(503, {"retry-after-ms": "1"}), adapter())
 
     pushed = server.client().adapters.push(folder)
@@ -50,7 +50,7 @@ async def test_the_async_client_sends_files_too(folder: Path) -> None:
 
 
 def test_a_folder_without_weights_is_not_sent(tmp_path: Path) -> None:
-    """The missing file is named before anything is sent."""
+    """A missing file is named before anything is sent."""
     (tmp_path / "adapter_config.json").write_text("{}")
     server = ScriptedServer()
 
@@ -60,7 +60,7 @@ def test_a_folder_without_weights_is_not_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [{"version": 3}, {"weights": {"3": 0.9, "10": 0.1}}])
 def test_rollback_goes_to_the_version_before(target: dict[str, Any]) -> None:
-    """The newest version older than all that the alias points at."""
+    """A rollback moves the alias to the newest version that is older than all its versions."""
     moved = {"adapter": "support", "alias": "prod", "target": {"version": 2}, "previous": target}
     server = ScriptedServer(adapter({"prod": target}, versions=(1, 2, 3, 10)), httpx.Response(200, json=moved))
 
@@ -72,7 +72,7 @@ def test_rollback_goes_to_the_version_before(target: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("aliases", [{}, {"prod": {"version": 1}}])
 def test_rollback_without_a_past_is_refused(aliases: dict[str, Any]) -> None:
-    """No alias, or none older: nothing is changed."""
+    """Without an alias or an older version, a rollback changes nothing."""
     server = ScriptedServer(adapter(aliases))
 
     with pytest.raises(ConfigurationError):
@@ -82,7 +82,7 @@ def test_rollback_without_a_past_is_refused(aliases: dict[str, Any]) -> None:
 
 
 def test_names_cannot_leave_their_path_segment() -> None:
-    """A name with a slash stays one segment."""
+    """A name with a slash is quoted as one path segment."""
     server = ScriptedServer(adapter())
 
     server.client().adapters.get("../admin")

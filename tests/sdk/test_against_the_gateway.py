@@ -1,4 +1,4 @@
-"""The SDK and the server mean the same: every resource against the real application."""
+"""Every resource of the SDK against the real application."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ def adapter_folder(path: Path, seed: int = 0) -> Path:
 
 
 async def test_chat(gateway: Gateway, client: AsyncGraftwork) -> None:
-    """Whole and in pieces, the answer is the same."""
+    """The answer is the same, streamed or not."""
     whole = await client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=50)
     stream = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=50, stream=True)
     pieces = [chunk.text async for chunk in stream]
@@ -40,7 +40,7 @@ async def test_chat(gateway: Gateway, client: AsyncGraftwork) -> None:
 
 
 async def test_errors_are_the_servers(client: AsyncGraftwork) -> None:
-    """Class, code, field and request id come from the server's answer."""
+    """An error has the class, code, field and request id of the server's answer."""
     with pytest.raises(errors.NotFoundError) as unknown:
         await client.chat.completions.create(model="nope", messages=HELLO)
     with pytest.raises(errors.BadRequestError) as bad:
@@ -69,7 +69,7 @@ async def test_keys_open_their_own_doors(gateway: Gateway, client: AsyncGraftwor
 
 
 async def test_waiting_is_the_servers_word(gateway: Gateway) -> None:
-    """A full queue says how long to wait, and the client waits so long and then succeeds."""
+    """The client waits as long as a full queue says, and then succeeds."""
     tenant = await gateway.tenant()
     waits: list[float] = []
 
@@ -129,7 +129,7 @@ async def test_session_streams(gateway: Gateway, client: AsyncGraftwork) -> None
 
 
 async def test_branches(gateway: Gateway, client: AsyncGraftwork) -> None:
-    """Forks go their own ways; a rewind takes back; what is closed answers no more."""
+    """Forks continue separately, a rewind moves the head back, and a closed session takes no turn."""
     session = await client.sessions.create(model="tiny")
     first = await session.turn("One")
     await session.turn("Two")
@@ -149,7 +149,7 @@ async def test_branches(gateway: Gateway, client: AsyncGraftwork) -> None:
 
 
 async def test_a_stale_head_is_refused(client: AsyncGraftwork) -> None:
-    """`if_head` keeps two writers apart."""
+    """With `if_head`, the second of two writers gets a conflict."""
     session = await client.sessions.create(model="tiny")
     first = await session.turn("One")
     await session.turn("Two")
@@ -159,7 +159,7 @@ async def test_a_stale_head_is_refused(client: AsyncGraftwork) -> None:
 
 
 async def test_changes(client: AsyncGraftwork) -> None:
-    """Metadata is replaced, a session is put to sleep, and its next turn wakes it."""
+    """Metadata is replaced, and a suspended session is resumed by its next turn."""
     session = await client.sessions.create(model="tiny", metadata={"a": "1"})
     await session.turn("One")
 
@@ -173,7 +173,7 @@ async def test_changes(client: AsyncGraftwork) -> None:
 
 
 async def test_session_cache(client: AsyncGraftwork) -> None:
-    """What the server holds is told by tier."""
+    """The session's cache is listed by tier."""
     session = await client.sessions.create(model="tiny")
     await session.turn("One")
 
@@ -184,7 +184,7 @@ async def test_session_cache(client: AsyncGraftwork) -> None:
 
 
 async def test_adapters(client: AsyncGraftwork, tmp_path: Path) -> None:
-    """Push, push again, promote, roll back, share, delete."""
+    """Adapters are pushed, promoted, rolled back, shared by weight and deleted."""
     first = adapter_folder(tmp_path / "pirate")
     await client.adapters.push(first)
     await client.adapters.push(first)
@@ -212,7 +212,7 @@ async def test_adapters(client: AsyncGraftwork, tmp_path: Path) -> None:
 
 
 async def test_a_bad_adapter_names_its_tensor(client: AsyncGraftwork, tmp_path: Path) -> None:
-    """The refusal says which tensor, and nothing is published."""
+    """A bad adapter is refused with the tensor's name, and nothing is published."""
     folder = adapter_folder(tmp_path / "cut")
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
@@ -225,7 +225,7 @@ async def test_a_bad_adapter_names_its_tensor(client: AsyncGraftwork, tmp_path: 
 
 
 async def test_admin(client: AsyncGraftwork) -> None:
-    """Tenants, keys, quotas, audit and replicas, read and changed."""
+    """Tenants, keys, quotas, audit entries and replicas can be read and changed."""
     tenant = await client.admin.tenants.create("acme", weight=2.0)
     key = await client.admin.keys.create(tenant.id, name="laptop", expires_at="2100-01-01T00:00:00Z")
     rotated = await client.admin.keys.rotate(tenant.id, key.id)
@@ -251,7 +251,7 @@ async def test_admin(client: AsyncGraftwork) -> None:
 
 
 async def test_usage_and_quota(client: AsyncGraftwork) -> None:
-    """What was used is listed by group, and a tenant can see its limits."""
+    """Usage is listed by group, and a tenant can read its limits."""
     session = await client.sessions.create(model="tiny")
     await session.turn("One")
     await client.chat.completions.create(model="tiny", messages=HELLO)
@@ -265,7 +265,7 @@ async def test_usage_and_quota(client: AsyncGraftwork) -> None:
 
 
 async def test_creating_again_creates_once(gateway: Gateway) -> None:
-    """With the answer lost on the way, the retry is answered with the first result."""
+    """If an answer is lost, the retry gets the first result."""
     tenant = await gateway.tenant()
 
     async def sleep(_: float) -> None:
@@ -279,7 +279,7 @@ async def test_creating_again_creates_once(gateway: Gateway) -> None:
 
 
 async def test_a_lost_answer_loses_no_turn(gateway: Gateway) -> None:
-    """With the answers to a question and to a tool's output lost on the way, a run has each turn once."""
+    """If answers to a turn and a tool output are lost, a run still has each turn once."""
     tenant = await gateway.tenant()
     gateway.engine.text = CALL
     transport = LossyTransport(gateway)
@@ -304,7 +304,7 @@ async def test_a_lost_answer_loses_no_turn(gateway: Gateway) -> None:
 
 
 async def test_a_session_is_resumed_by_another_program(gateway: Gateway, client: AsyncGraftwork) -> None:
-    """What one program left at its tools, another finishes with the same call."""
+    """Another program can finish a run that stopped at its tools."""
     gateway.engine.text = TWO_CALLS
     session = await client.sessions.create(model="tiny", tools=[TOOL])
     left = await session.turn("Weather?")

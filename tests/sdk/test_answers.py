@@ -32,7 +32,7 @@ def test_missing_and_unknown_fields_are_tolerated() -> None:
 
 
 def test_unexpected_kinds_are_handed_through() -> None:
-    """A field that has become something else does not break the rest."""
+    """A field of an unexpected kind does not break the others."""
     read = Adapter.read({"name": "a", "versions": "many", "aliases": {"prod": {"version": 1}}})
 
     assert read.raw["versions"] == "many"
@@ -40,7 +40,7 @@ def test_unexpected_kinds_are_handed_through() -> None:
 
 
 def test_cached_share_needs_no_prompt() -> None:
-    """An empty prompt has a share of nothing, not a division by zero."""
+    """An empty prompt has a cached share of 0."""
     usage = Usage.read({"prompt_tokens": 8, "prompt_tokens_details": {"cached_tokens": 6}})
 
     assert usage.cached_share == 0.75

@@ -1,4 +1,4 @@
-"""Chat completions through the SDK, whole and in pieces."""
+"""Chat completions through the SDK, streamed or not."""
 
 import json
 
@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def test_a_stream_is_its_chunks() -> None:
-    """Chunks come up to [DONE], which is none of them."""
+    """A stream yields all chunks before [DONE]."""
     server = ScriptedServer(stream(chunk("Hel"), chunk("lo"), DONE))
 
     chunks = server.client().chat.completions.create(model="base", messages=HELLO, stream=True)
@@ -28,7 +28,7 @@ def test_a_stream_is_its_chunks() -> None:
 
 
 def test_chunks_bring_their_logprobs() -> None:
-    """What a chunk says of its tokens' scores is kept."""
+    """A chunk keeps its logprobs."""
     choice = {"index": 0, "delta": {"content": "x"}, "logprobs": {"content": [{"token": "x", "logprob": -1.5}]}}
     scored = f"data: {json.dumps({'id': 'c', 'choices': [choice]})}\n\n".encode()
     server = ScriptedServer(stream(scored, DONE))
@@ -41,7 +41,7 @@ def test_chunks_bring_their_logprobs() -> None:
 
 
 def test_a_broken_stream_is_an_error() -> None:
-    """Without [DONE] the answer is not complete, even where the body ends politely."""
+    """A stream that ends without [DONE] raises an error."""
     server = ScriptedServer(stream(chunk("Hel")))
 
     with pytest.raises(APIConnectionError):
@@ -73,7 +73,7 @@ def test_extra_body_reaches_the_server() -> None:
 
 
 async def test_async_chunks() -> None:
-    """The same, with `async for`."""
+    """An asynchronous stream yields the same chunks."""
     server = ScriptedServer(stream(chunk("Hel"), chunk("lo"), DONE))
 
     async with server.async_client() as client:

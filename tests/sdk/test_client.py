@@ -14,7 +14,7 @@ EMPTY = {"object": "list", "data": [], "has_more": False}
 
 
 def test_the_environment_fills_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Address and keys come from the arguments, else from GRAFTWORK_*."""
+    """Address and keys come from the arguments, or from GRAFTWORK_* variables."""
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -38,12 +38,12 @@ def test_the_environment_fills_what_is_not_given(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("url", ["http://host:8", "http://host:8/", "http://host:8/v1", "http://host:8/v1/"])
 def test_the_address_forgives_v1(url: str) -> None:
-    """What OpenAI's SDK wants as base_url works here as well."""
+    """A base_url with /v1, as OpenAI's SDK needs it, works too."""
     assert Graftwork(url, "k").base_url == "http://host:8"
 
 
 def test_none_is_not_sent_as_a_query() -> None:
-    """Only what was given reaches the URL."""
+    """Query parameters that are None are left out."""
     server = ScriptedServer(httpx.Response(200, json=EMPTY))
 
     server.client().usage.list(start=5, group_by="day")
@@ -52,7 +52,7 @@ def test_none_is_not_sent_as_a_query() -> None:
 
 
 def test_pages_are_iterable() -> None:
-    """A page is its entries, and says where the next one starts."""
+    """A page iterates over its entries, and has the cursor of the next page."""
     body = {"data": [{"id": "a"}, {"id": "b"}], "has_more": True, "last_id": "b"}
     server = ScriptedServer(httpx.Response(200, json=body))
 

@@ -1,4 +1,4 @@
-"""Every refusal of the server has its own class, and brings what the server said."""
+"""Each error of the server has its own class and the server's details."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_status_decides_the_class(status: int, expected: type[errors.APIError]) 
 
 
 def test_every_error_of_the_server_has_a_class() -> None:
-    """No class of the platform's tree falls back to the SDK's bare APIError."""
+    """Each error class of the server has a class in the SDK."""
     statuses = {error_class.status for error_class in error_classes().values()}
 
     found = {status: type(errors.error_from_description({}, status)) for status in statuses}
@@ -83,7 +83,7 @@ def test_foreign_bodies_become_the_message(response: httpx.Response, message: st
     ],
 )
 def test_transport_failures_are_typed(failure: Any, expected: type[errors.APIError], code: str) -> None:
-    """What httpx raises never reaches the caller."""
+    """Errors of httpx are converted."""
     with pytest.raises(expected) as caught:
         ScriptedServer(failure).client(max_retries=0).models.list()
 

@@ -23,7 +23,7 @@ def ok() -> httpx.Response:
 
 
 def test_retry_after_ms_wins_over_retry_after() -> None:
-    """The finer header is obeyed to the millisecond."""
+    """`retry-after-ms` is obeyed to the millisecond."""
     server = ScriptedServer(error(429, {"retry-after": "2", "retry-after-ms": "1250"}), ok())
 
     server.client().models.list()
@@ -32,7 +32,7 @@ def test_retry_after_ms_wins_over_retry_after() -> None:
 
 
 def test_retry_after_is_obeyed() -> None:
-    """Seconds, where there are no milliseconds."""
+    """Without `retry-after-ms`, `retry-after` is obeyed."""
     server = ScriptedServer(error(503, {"retry-after": "7"}), ok())
 
     server.client().models.list()
@@ -41,7 +41,7 @@ def test_retry_after_is_obeyed() -> None:
 
 
 def test_without_a_header_waits_grow() -> None:
-    """Backoff doubles from half a second, less at most a quarter."""
+    """The backoff doubles from half a second, minus at most a quarter."""
     server = ScriptedServer(error(503), error(503), ok())
 
     server.client().models.list()
@@ -52,7 +52,7 @@ def test_without_a_header_waits_grow() -> None:
 
 
 def test_backoff_has_a_ceiling() -> None:
-    """However many tries, no wait is longer than the longest."""
+    """The backoff has an upper limit."""
     policy = RetryPolicy(max_retries=100, random=Random(0))
 
     assert max(policy.backoff(attempt) for attempt in range(60)) <= LONGEST_BACKOFF_S
@@ -60,7 +60,7 @@ def test_backoff_has_a_ceiling() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_spent_budget_is_not_retried(status: int) -> None:
-    """`x-should-retry: false` ends it, whatever the status."""
+    """`x-should-retry: false` prevents a retry, whatever the status."""
     server = ScriptedServer(error(status, {"x-should-retry": "false", "retry-after": "1"}))
 
     with pytest.raises((RateLimitError, ServerError)):
@@ -70,7 +70,7 @@ def test_a_spent_budget_is_not_retried(status: int) -> None:
 
 
 def test_the_server_may_ask_for_a_retry() -> None:
-    """`x-should-retry: true` allows it where the status alone would not."""
+    """`x-should-retry: true` allows a retry of any status."""
     server = ScriptedServer(error(409, {"x-should-retry": "true", "retry-after-ms": "10"}), ok())
 
     server.client().models.list()
@@ -79,7 +79,7 @@ def test_the_server_may_ask_for_a_retry() -> None:
 
 
 def test_conflicts_are_not_retried() -> None:
-    """The state has moved on; the same request would meet it again."""
+    """A conflict is not retried."""
     server = ScriptedServer(error(409))
 
     with pytest.raises(ConflictError):
@@ -89,7 +89,7 @@ def test_conflicts_are_not_retried() -> None:
 
 
 def test_a_request_still_under_way_is_asked_for_again() -> None:
-    """A conflict that names a wait is the first try of the same request: its answer is worth waiting for."""
+    """A conflict with `retry-after` is retried, because the first try still runs."""
     server = ScriptedServer(error(409, {"retry-after": "1", "retry-after-ms": "1000"}), ok())
 
     server.client().models.list()
@@ -98,7 +98,7 @@ def test_a_request_still_under_way_is_asked_for_again() -> None:
 
 
 def test_waits_of_minutes_are_left_to_the_caller() -> None:
-    """Asked to wait longer than a minute, the client raises at once."""
+    """If the server asks for more than a minute, the client raises at once."""
     server = ScriptedServer(error(429, {"retry-after": "3600"}))
 
     with pytest.raises(RateLimitError):
@@ -119,7 +119,7 @@ def test_a_dropped_connection_is_tried_again() -> None:
 
 
 def test_a_timeout_is_not_tried_again() -> None:
-    """What took too long once would take as long again."""
+    """A timeout is not retried."""
     server = ScriptedServer(httpx.ReadTimeout("slow"))
 
     with pytest.raises(APITimeoutError):

@@ -16,19 +16,19 @@ def frames_of(*chunks: bytes) -> list[Frame]:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_all_line_ends_are_read(end: bytes) -> None:
-    """LF, CRLF and CR all end a line."""
+    """LF, CRLF and CR end a line."""
     text = end.join([b"id: 3", b"event: ping", b"data: a", b"data: b", b"", b""]) + b"\n"
 
     assert frames_of(text) == [Frame("ping", "a\nb", "3")]
 
 
 def test_comments_and_empty_events_are_passed_over() -> None:
-    """A comment says nothing, and an event without data is none."""
+    """Comments and events without data are ignored."""
     assert frames_of(b": hello\n\nevent: x\n\ndata: 1\n\n") == [Frame("message", "1")]
 
 
 def test_an_unfinished_event_is_held_back() -> None:
-    """Without its blank line, an event has not been sent."""
+    """An event without a final blank line is not yielded."""
     assert frames_of(b"data: 1\n") == []
 
 

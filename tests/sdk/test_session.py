@@ -1,4 +1,4 @@
-"""A session object: turns, the tool loop, branches."""
+"""A session object: turns, the tool loop and forks."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def awaiting(*calls: dict[str, str]) -> httpx.Response:
 def given(
     outputs: list[dict[str, str]], calls: Sequence[dict[str, str]] = (), status: str = "awaiting_tool"
 ) -> httpx.Response:
-    """What the server says of the calls that the history ends in."""
+    """The open calls and stored outputs come from the server."""
     body = {"object": "tool_outputs", "session_id": "ses_1", "status": status}
     return httpx.Response(200, json=body | {"outputs": outputs, "tool_calls": list(calls)})
 
@@ -76,7 +76,7 @@ def test_failures_are_answers() -> None:
 
 
 def test_a_slow_tool_is_given_up() -> None:
-    """Past its time a call is answered with an error, and the others keep their results."""
+    """A call over its time limit is answered with an error, and the others keep their results."""
     server = ScriptedServer(session(), awaiting(call("a", "hang"), call("b", "quick")), turn(text="Late."))
     released = threading.Event()
     tools = {"hang": lambda: released.wait(30), "quick": lambda: "ok"}
@@ -103,7 +103,7 @@ def test_endless_calls_are_stopped() -> None:
 
 
 def test_each_tool_has_its_own_time() -> None:
-    """A limit by name holds for that tool alone; a tool that is not named has the usual one."""
+    """A limit by name applies to that tool; other tools have the default limit."""
     server = ScriptedServer(session(), awaiting(call("a", "hang"), call("b", "waits")), turn(text="Late."))
     hung, released = threading.Event(), threading.Event()
 
@@ -170,7 +170,7 @@ async def test_no_tool_breaks_the_loop(result: Any, error: str, is_async: bool) 
 
 
 async def test_a_cancelled_run_stops_its_tools() -> None:
-    """A program that gives up is not answered by its tools: they are cancelled with it."""
+    """Cancelling a run cancels its tools."""
     started, stopped = asyncio.Event(), asyncio.Event()
 
     async def hang() -> None:
@@ -199,7 +199,7 @@ def interrupted(code: str = "turn_interrupted") -> httpx.Response:
 def test_a_turn_cut_off_by_a_restart_is_started_again(code: str) -> None:
     """The same input, and the same outputs, go out under a new key; the tools are not run twice.
 
-    It is all one whether the server was killed, or stopped in order.
+    The server may have been killed, or stopped in order.
     """
     cut_off = interrupted(code)
     server = ScriptedServer(session(), cut_off, awaiting(call("a", "f")), cut_off, cut_off, turn(text="Done."))
@@ -215,7 +215,7 @@ def test_a_turn_cut_off_by_a_restart_is_started_again(code: str) -> None:
 
 
 def test_a_server_that_keeps_restarting_is_given_up() -> None:
-    """After `max_retries` new starts the failed turn is the caller's to know."""
+    """After `max_retries` new starts the failed turn is raised."""
     server = ScriptedServer(session(), interrupted(), interrupted())
 
     with pytest.raises(TurnFailedError, match="cut off"):
@@ -223,7 +223,7 @@ def test_a_server_that_keeps_restarting_is_given_up() -> None:
 
 
 def test_a_session_is_resumed_at_its_open_calls() -> None:
-    """Another program runs the calls that are not answered yet, and goes on to the answer."""
+    """Another program runs the open calls and continues to the answer."""
     stored = given([{"call_id": "a", "output": "7"}], [call("b", "add", x=1, y=2)])
     server = ScriptedServer(session(status="awaiting_tool"), stored, turn(text="It is 3."))
 
@@ -246,7 +246,7 @@ def test_outputs_that_were_never_gone_on_with_are_resumed() -> None:
 
 
 def test_a_failed_turn_of_outputs_leaves_the_session_waiting() -> None:
-    """Only a turn that went well moves what is known of its session."""
+    """Only a successful turn changes the session's known state."""
     server = ScriptedServer(session(), awaiting(call("a", "f")), turn("failed", checkpoint_id=None))
     talk = server.client().sessions.create(model="base")
     talk.turn("Go")
@@ -306,7 +306,7 @@ def test_async_tools_work_in_the_plain_client() -> None:
 
 
 def test_turn_options_are_sent() -> None:
-    """What a turn sets for itself stands beside its input."""
+    """A turn's options are sent beside its input."""
     server = ScriptedServer(session(), turn(text="Hi"))
 
     server.client().sessions.create(model="base").turn("Hi", if_head="ckp_0", sampling={"temperature": 0})
@@ -316,7 +316,7 @@ def test_turn_options_are_sent() -> None:
 
 
 def test_branches_are_sessions() -> None:
-    """A fork answers as many sessions as were asked for, each ready for a turn."""
+    """A fork returns the requested number of sessions, each ready for a turn."""
     branches = [{"id": f"ses_{number}", "status": "idle", "head": "ckp_1"} for number in (2, 3)]
     server = ScriptedServer(session(), httpx.Response(201, json={"data": branches}), turn(text="Left"))
 

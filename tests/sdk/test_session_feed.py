@@ -51,7 +51,7 @@ def test_events_are_typed() -> None:
 
 
 def test_a_break_is_resumed_from_the_last_event() -> None:
-    """The replay is asked for after the last event seen, and what it repeats is dropped."""
+    """After a break, events are requested after the last one seen, and repeated ones are dropped."""
     replayed = stream(*EVENTS[1:])
     server = ScriptedServer(session(), stream(*EVENTS[:2], EVENTS[2][:20], broken=True), replayed)
 
@@ -63,7 +63,7 @@ def test_a_break_is_resumed_from_the_last_event() -> None:
 
 
 def test_a_clean_end_before_the_turns_end_is_a_break() -> None:
-    """A proxy that ends the body politely has still cut the turn."""
+    """A body that ends before the turn does is resumed."""
     server = ScriptedServer(session(), stream(*EVENTS[:3]), stream(EVENTS[3]))
 
     events = list(server.client().sessions.create(model="base").turn("Hi", stream=True))
@@ -72,7 +72,7 @@ def test_a_clean_end_before_the_turns_end_is_a_break() -> None:
 
 
 def test_pings_are_not_events() -> None:
-    """They keep the connection alive and nothing else."""
+    """Pings are not emitted."""
     server = ScriptedServer(session(), stream(PING, *EVENTS, PING))
 
     events = list(server.client().sessions.create(model="base").turn("Hi", stream=True))
@@ -81,7 +81,7 @@ def test_pings_are_not_events() -> None:
 
 
 def test_a_server_that_stays_away_ends_the_stream() -> None:
-    """After `max_retries` resumptions without one new event, the break is the caller's to know."""
+    """After `max_retries` resumptions without a new event, the error is raised."""
     server = ScriptedServer(session(), stream(EVENTS[0], broken=True), *[stream(broken=True) for _ in range(2)])
 
     reading = server.client(max_retries=1).sessions.create(model="base").turn("Hi", stream=True)
@@ -124,7 +124,7 @@ def test_a_found_session_knows_its_position() -> None:
 
 
 def test_a_break_before_the_first_event_leads_to_no_other_turn() -> None:
-    """What others said since the session was looked at is not taken for the answer: the same turn is asked for."""
+    """Events of other clients' turns are not taken for this turn's events."""
     turn = [frame(seq + 4, event.type, delta="") for seq, event in enumerate(read(EVENTS), 1)]
 
     def answer(request: httpx.Request) -> Reply:
@@ -142,7 +142,7 @@ def test_a_break_before_the_first_event_leads_to_no_other_turn() -> None:
 
 
 def test_some_of_the_outputs_start_no_turn() -> None:
-    """Where calls still wait there is nothing to stream: no event, no error, and no second request."""
+    """If calls still wait, the stream has no event, no error, and sends no second request."""
     stored = {"object": "tool_outputs", "status": "awaiting_tool", "outputs": [], "tool_calls": []}
     server = ScriptedServer(session(status="awaiting_tool"), httpx.Response(200, json=stored))
     talk = server.client().sessions.get("ses_1")
@@ -190,7 +190,7 @@ def test_an_error_event_is_raised() -> None:
 
 
 def test_leaving_early_closes_the_connection() -> None:
-    """A `with` that ends gives the connection back, which cancels nothing and leaks nothing."""
+    """Leaving the `with` releases the connection, and does not cancel the turn."""
     reply = stream(*EVENTS)
     server = ScriptedServer(session(), reply)
 
@@ -217,7 +217,7 @@ async def test_an_ended_stream_holds_no_connection(last: bytes) -> None:
 
 
 async def test_the_async_stream_is_the_same() -> None:
-    """Iterated without an await before it, it opens itself; breaks are resumed alike."""
+    """Iterating an asynchronous stream opens it, and resumes it after breaks."""
     server = ScriptedServer(session(), stream(*EVENTS[:2], broken=True), stream(*EVENTS[1:]))
 
     async with server.async_client() as client:
@@ -228,7 +228,7 @@ async def test_the_async_stream_is_the_same() -> None:
 
 
 async def test_awaiting_a_stream_opens_it() -> None:
-    """A refusal is met at the await."""
+    """A refusal is raised by the await."""
     server = ScriptedServer(session(), error(404))
 
     async with server.async_client() as client:

@@ -1,7 +1,7 @@
-"""The SDK's I/O as data.
+"""Describes the SDK's input and output as data.
 
-Each operation is a generator that yields effects and receives their results. `runtimes.py` performs them, with or
-without `await`, so both clients share all other code. This module does no I/O.
+Each operation is a generator. It yields effects and receives their results. `runtimes.py` performs the effects, with
+or without `await`, so both clients share all other code. This module itself never reads or sends anything.
 """
 
 from collections.abc import Generator, Mapping
@@ -18,30 +18,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request that is still to be sent."""
+    """One HTTP request that the SDK has not sent yet."""
 
     method: str
     path: str
     json: Mapping[str, Any] | None = None
     query: Mapping[str, Any] = field(default_factory=dict)
-    """None values are left out."""
+    """The query parameters. The SDK does not send parameters with the value None."""
     form: Mapping[str, str] | None = None
     files: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     admin: bool = False
-    """Sent with the admin key instead of the tenant's."""
+    """Whether to send the admin key instead of the tenant's key."""
     creates: bool = False
-    """A POST that creates something. It has an Idempotency-Key, so that it can be repeated."""
+    """Whether the call creates something. The SDK then adds an Idempotency-Key, so that it can repeat the call."""
 
     def with_headers(self, **headers: str) -> "Call":
-        """A copy with more headers; `idempotency_key` is sent as `idempotency-key`."""
+        """Return a copy with more headers. `_` in a name becomes `-`: `idempotency_key` sets `idempotency-key`."""
         added = {name.replace("_", "-"): value for name, value in headers.items()}
         return replace(self, headers={**self.headers, **added})
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """The response that a stream reads. A runtime sets it and closes it."""
+    """Holds the response that a stream reads. A runtime sets the response and closes it."""
 
     response: httpx.Response | None = None
     chunks: Any = None
@@ -49,14 +49,17 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send, and read the whole answer. Result: httpx.Response. Raises APIConnectionError."""
+    """Sends the call and reads the whole answer. Result: httpx.Response. Raises APIConnectionError."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Send, and read only the headers of a success. Result: httpx.Response. Raises APIConnectionError."""
+    """Sends the call and opens its answer as a stream. Result: httpx.Response. Raises APIConnectionError.
+
+    Reads only the headers of a successful answer, but the whole body of an error.
+    """
 
     call: Call
     connection: Connection
@@ -64,21 +67,21 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class ReadStream:
-    """Result: the next bytes, or None at the end. Raises APIConnectionError."""
+    """Reads from an open stream. Result: the next bytes, or None at the end. Raises APIConnectionError."""
 
     connection: Connection
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Result: None."""
+    """Waits for some seconds. Result: None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Run the user's functions at the same time. Result: list of ToolOutput, in the order of the calls."""
+    """Runs the user's functions, all at the same time. Result: list of ToolOutput, in the order of the calls."""
 
     calls: tuple[PendingCall, ...]
     tools: Tools
@@ -87,16 +90,16 @@ class RunTools:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream's request was accepted, so the caller gets its stream."""
+    """Reports that the server accepted a stream's request. The caller now gets the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emit(Generic[T]):
-    """Give one event to the code that iterates the stream."""
+    """Gives one event to the code that iterates over the stream."""
 
     event: T
 
 
 Effect = Send | OpenStream | ReadStream | Sleep | RunTools | Opened | Emit[Any]
 Steps = Generator[Effect, Any, T]
-"""An operation that ends with a T."""
+"""A generator of effects that returns a T."""

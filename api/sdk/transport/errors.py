@@ -1,34 +1,35 @@
-"""Every error that the SDK raises.
+"""Defines every error that the SDK raises.
 
     GraftworkError
-    ├── ConfigurationError          nothing was sent: a key, a folder or an argument is missing
-    ├── ToolLoopError               `session.run` took more turns than it was allowed to; `turns` holds them
-    ├── TurnFailedError             the turn ended as failed or cancelled; `turn` holds it
-    └── APIError                    status_code, code, param, request_id, message, details
-        ├── APIConnectionError      no answer, or one that broke off; status_code is None
+    ├── ConfigurationError          a key, a folder or an argument is missing; the SDK sent nothing
+    ├── ToolLoopError               `session.run` reached its limit of turns; `turns` holds the turns
+    ├── TurnFailedError             the turn failed or was cancelled; `turn` holds the turn
+    └── APIError                    has status_code, code, param, request_id, message and details
+        ├── APIConnectionError      no answer came, or the answer broke off; status_code is None
         │   └── APITimeoutError     the answer took longer than `timeout`
-        ├── BadRequestError         400  a value that cannot be served; `param` names it
-        ├── AuthenticationError     401  the key is wrong, expired or revoked
-        ├── PermissionDeniedError   403  the key is right, but not for this
-        ├── NotFoundError           404  unknown, or another tenant's
-        ├── ConflictError           409  the state has moved on; `details` says where it is now
-        ├── PayloadTooLargeError    413
+        ├── BadRequestError         400  the server cannot use a value; `param` names the field
+        ├── AuthenticationError     401  the key is missing, wrong, expired or revoked
+        ├── PermissionDeniedError   403  the key is valid, but does not allow this call
+        ├── NotFoundError           404  the object does not exist, or another tenant owns it
+        ├── ConflictError           409  the object's state does not allow this; `details` has the state
+        ├── PayloadTooLargeError    413  the body is too large
         ├── ValidationError         422  a field or an adapter's file is wrong; `param` names it
-        ├── RateLimitError          429  your limit, or capacity that others hold now
-        └── ServerError             5xx  the server failed, or has no engine
+        ├── RateLimitError          429  the tenant reached a limit, or the engine is full
+        └── ServerError             5xx  the server failed, or no engine can serve the request
 
-The statuses are those of `graftwork.platform.errors`, which the SDK does not import: it runs without the server.
+`graftwork.platform.errors` defines the same statuses. The SDK does not import that module, because the SDK runs
+without the server.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the command line imports these errors on every start, and httpx only where it talks to a server
+if TYPE_CHECKING:  # the command line imports this module at every start, but needs httpx only for calls to a server
     import httpx
 
 
 class GraftworkError(Exception):
-    """Base of all errors of the SDK. `message` says what is wrong."""
+    """The base of all errors of the SDK. `message` says what is wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -36,11 +37,11 @@ class GraftworkError(Exception):
 
 
 class ConfigurationError(GraftworkError):
-    """A key, a folder or an argument is missing. Nothing was sent."""
+    """A key, a folder or an argument is missing. The SDK sent nothing."""
 
 
 class ToolLoopError(GraftworkError):
-    """The model still called tools in the last allowed turn. The session waits for their outputs."""
+    """The model still called tools in the last allowed turn. The session now waits for the tools' outputs."""
 
     def __init__(self, message: str, turns: Sequence[Any]) -> None:
         super().__init__(message)
@@ -56,7 +57,7 @@ class TurnFailedError(GraftworkError):
 
 
 class APIError(GraftworkError):
-    """The server answered with an error, or did not answer."""
+    """The server answered with an error, or sent no complete answer."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class APIError(GraftworkError):
 
 
 class APIConnectionError(APIError):
-    """No server answers, or the connection broke."""
+    """The SDK could not reach the server, or the connection broke."""
 
 
 class APITimeoutError(APIConnectionError):
@@ -90,7 +91,7 @@ class APITimeoutError(APIConnectionError):
 
 
 class BadRequestError(APIError):
-    """400: a value that cannot be served. `param` names it."""
+    """400: the server cannot use a value. `param` names the field."""
 
 
 class AuthenticationError(APIError):
@@ -98,15 +99,15 @@ class AuthenticationError(APIError):
 
 
 class PermissionDeniedError(APIError):
-    """403: the key does not allow this."""
+    """403: the key does not allow this call."""
 
 
 class NotFoundError(APIError):
-    """404: it does not exist, or belongs to another tenant."""
+    """404: the object does not exist, or another tenant owns it."""
 
 
 class ConflictError(APIError):
-    """409: the state does not allow this now. `details` has the current state."""
+    """409: the object's state does not allow this now. `details` has the current state."""
 
 
 class PayloadTooLargeError(APIError):
@@ -118,11 +119,11 @@ class ValidationError(APIError):
 
 
 class RateLimitError(APIError):
-    """429: a limit is reached, or the engine is full."""
+    """429: the tenant reached a limit, or the engine is full."""
 
 
 class ServerError(APIError):
-    """500 and above: the server failed, or no engine can serve."""
+    """500 and above: the server failed, or no engine can serve the request."""
 
 
 ERROR_BY_STATUS: Mapping[int, type[APIError]] = {
@@ -148,11 +149,11 @@ STATUS_BY_TYPE: Mapping[str, int] = {
     "timeout_error": 504,
     "internal_error": 500,
 }
-"""The status of an `error` event in a stream, by its type."""
+"""Maps the type of an `error` event in a stream to a status. Such an event has no status."""
 
 
 def error_from_response(response: "httpx.Response") -> APIError:
-    """The typed error of an unsuccessful answer. Its body must have been read."""
+    """Return the error for an unsuccessful answer. The caller must have read the answer's body."""
     body = _json_or_none(response)
     described = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     fallback = response.text.strip()[:500] or response.reason_phrase
@@ -160,7 +161,10 @@ def error_from_response(response: "httpx.Response") -> APIError:
 
 
 def error_from_description(described: object, status: int | None, request_id: str | None = None) -> APIError:
-    """The typed error of `{"message", "type", "param", "code", …}`. Any other value becomes the message."""
+    """Return the error for `{"message": …, "type": …, "param": …, "code": …}`.
+
+    `details` gets the other fields. A value that is not a mapping becomes the message.
+    """
     fields = dict(described) if isinstance(described, Mapping) else {"message": str(described)}
     message, kind = str(fields.pop("message", "The server gave no reason.")), str(fields.pop("type", ""))
     code, param = fields.pop("code", None), fields.pop("param", None)

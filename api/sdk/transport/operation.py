@@ -1,7 +1,8 @@
-"""Lets one method serve both clients.
+"""Lets one method work in both clients.
 
-A method decorated with `operation` is written once, as steps. `Graftwork` returns its result T, `AsyncGraftwork` an
-awaitable T. Type checkers know which, because a resource is generic in its runtime.
+A method with the decorator `operation` exists once, as a generator of effects. In `Graftwork` a call returns the
+result. In `AsyncGraftwork` a call returns an awaitable. Type checkers see the difference, because a resource is
+generic in its runtime.
 """
 
 import functools
@@ -30,28 +31,28 @@ A = TypeVar("A", bound=Answer)
 
 
 class Resource(Generic[R]):
-    """A group of operations on one runtime."""
+    """Groups operations that use the same runtime."""
 
     def __init__(self, runtime: R) -> None:
         self._runtime: R = runtime
 
     def _json(self, call: Call) -> Steps[Mapping[str, Any]]:
-        """Send, and read the answer's JSON. An empty answer is an empty object."""
+        """Send the call and return the answer's JSON. An empty answer becomes an empty object."""
         response = yield from send(call, self._runtime.policy)
         body: Mapping[str, Any] = response.json() if response.content else {}
         return body
 
     def _read(self, answer_class: type[A], call: Call) -> Steps[A]:
-        """Send, and read one answer."""
+        """Send the call and return its answer as an `answer_class`."""
         return answer_class.read((yield from self._json(call)))
 
     def _page(self, answer_class: type[A], call: Call) -> Steps[Page[A]]:
-        """Send, and read a list of answers."""
+        """Send the call and return one page of answers."""
         return Page[answer_class].read((yield from self._json(call)))  # type: ignore[valid-type]  # known at run time
 
 
-class operation(Generic[S, P, T]):  # noqa: N801 - a decorator, read like a verb
-    """Decorates a method written as steps. A call lets the resource's runtime perform them."""
+class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in lower case
+    """Decorates a method that is a generator of effects. A call lets the resource's runtime perform the effects."""
 
     def __init__(self, steps: Callable[Concatenate[S, P], Steps[T]]) -> None:
         self._steps = steps
@@ -75,5 +76,5 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator, read like a verb
 
 
 def path_segment(name: str) -> str:
-    """Quote a name as one segment of a path."""
+    """Quote a name, so that it fills exactly one segment of a URL path."""
     return quote(name, safe="@")

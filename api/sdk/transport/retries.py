@@ -1,7 +1,7 @@
-"""When to send a request again, and how long to wait.
+"""Decides when to send a request again, and how long to wait before that.
 
-The server's `retry-after` decides. Without one, the wait doubles with each try. This module never sleeps: waiting is
-an effect.
+The server's `retry-after` sets the wait. Without that header, the wait doubles with each try. This module never
+sleeps. It yields a `Sleep` effect.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,27 @@ from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutErr
 FIRST_WAIT_S = 0.5
 LONGEST_BACKOFF_S = 8.0
 LONGEST_WAIT_S = 60.0
-"""If the server asks for a longer wait, the error is raised instead."""
+"""If the server asks for a longer wait, the SDK raises the error and does not try again."""
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often to retry, and with what jitter. With `max_retries` 0 a request is sent once."""
+    """Sets how often to try again, and the random part of the wait. With `max_retries` 0, there is only one try."""
 
     max_retries: int = 2
     random: Random = field(default_factory=Random, repr=False)
 
     def backoff(self, attempt: int) -> float:
-        """Seconds before try number `attempt` + 2. They double with each try, minus up to a quarter at random."""
+        """Return how many seconds to wait after try number `attempt`, counted from 0.
+
+        The wait doubles with each try up to LONGEST_BACKOFF_S. Then a random part of at most a quarter is subtracted.
+        """
         wait = min(FIRST_WAIT_S * 2.0**attempt, LONGEST_BACKOFF_S)
         return wait * (1 - self.random.random() / 4)
 
     def wait_after(self, response: httpx.Response, attempt: int) -> float | None:
-        """Seconds to wait before sending again, or None if that is pointless."""
+        """Return how many seconds to wait before the next try. Return None if there must be no next try."""
         if attempt >= self.max_retries or not _may_retry(response):
             return None
         asked = asked_wait(response.headers)
@@ -43,14 +46,17 @@ class RetryPolicy:
         return asked if asked <= LONGEST_WAIT_S else None
 
     def wait_after_drop(self, error: APIConnectionError, call: Call, attempt: int) -> float | None:
-        """Like `wait_after`, if no answer came. A timeout is not retried."""
+        """Return the same as `wait_after` for a try without an answer. After a timeout there is no next try."""
         if attempt >= self.max_retries or isinstance(error, APITimeoutError):
             return None
         return self.backoff(attempt)
 
 
 def _may_retry(response: httpx.Response) -> bool:
-    """Whether a retry may help. A 409 with `retry-after` means that the first try of this request still runs."""
+    """Return whether another try can help.
+
+    A 409 with `retry-after` means that the server still works on an earlier try of this request.
+    """
     told = response.headers.get("x-should-retry")
     if told in ("true", "false"):
         return bool(told == "true")
@@ -59,23 +65,23 @@ def _may_retry(response: httpx.Response) -> bool:
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds from `retry-after-ms`, else from `retry-after`."""
+    """Return the wait in seconds from `retry-after-ms`, or else from `retry-after`. Return None without both."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(float(headers[name]) * unit, 0.0)
         except (KeyError, ValueError):
-            continue  # absent, or a date: the backoff will do
+            continue  # the header is missing, or it holds a date: the caller uses the backoff
     return None
 
 
 def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Send a call until it succeeds. Raises the typed error of the last try."""
+    """Send a call until it succeeds, and return the response. Raises the error of the last try."""
     call = with_key(call)
     return (yield from _try_until_answered(Send(call), call, policy))
 
 
 def open_stream(call: Call, connection: Connection, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Like `send`, for an answer that is read in pieces through `connection`."""
+    """Do the same as `send`, but open the answer as a stream. The caller reads it through `connection`."""
     call = with_key(call)
     return (yield from _try_until_answered(OpenStream(call, connection), call, policy))
 

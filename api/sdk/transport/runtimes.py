@@ -1,4 +1,4 @@
-"""Performs effects. Only here does the SDK use the network, a clock or threads.
+"""Performs effects. Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
 
 `SyncRuntime` and `AsyncRuntime` differ only in `await`.
 """
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The two kinds of keys. A call raises ConfigurationError if its key is missing."""
+    """Holds the tenant's key and the admin key. A call raises ConfigurationError if its key is missing."""
 
     tenant: str | None
     admin: str | None
@@ -48,13 +48,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """The result of steps that have returned."""
+    """Holds the result of steps that have ended."""
 
     value: T
 
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:
-    """Build the httpx request of a call, again for each try."""
+    """Build the httpx request of a call. Each try needs a new request."""
     query = {name: value for name, value in call.query.items() if value is not None}
     headers = {**keys.header(call), **call.headers}
     return http.build_request(
@@ -63,7 +63,7 @@ def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys
 
 
 def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APIConnectionError:
-    """Convert an error of httpx."""
+    """Convert an httpx error to an error of the SDK."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return APIConnectionError(f"No Graftwork server answers at {base_url}", code="unreachable")
     if isinstance(error, httpx.TimeoutException):
@@ -72,7 +72,7 @@ def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APICon
 
 
 class SyncRuntime:
-    """Performs effects in sequence, on the caller's thread."""
+    """Performs effects one after another on the caller's thread. Only tools run on threads of their own."""
 
     def __init__(self, http: httpx.Client, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], None]) -> None:
         self.http = http
@@ -81,7 +81,7 @@ class SyncRuntime:
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
-        """Perform steps that emit no events, and return their result."""
+        """Perform steps that emit no events, and return the result of the steps."""
         ended = self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
@@ -113,7 +113,7 @@ class SyncRuntime:
             case Sleep(seconds):
                 return self._sleep(seconds)
             case RunTools(calls, tools, timeout):
-                # On a thread of its own, because the caller's may already run an event loop (a notebook does).
+                # This uses a new thread, because the caller's thread may already run an event loop, as in a notebook.
                 with ThreadPoolExecutor(max_workers=1) as executor:
                     return executor.submit(asyncio.run, run_tools(calls, tools, timeout)).result()
         raise AssertionError(f"unknown effect {effect!r}")
@@ -134,7 +134,7 @@ class SyncRuntime:
 
 
 class AsyncRuntime:
-    """Performs effects with `await`. Many operations may run at once."""
+    """Performs effects with `await`. Many operations can run at the same time."""
 
     def __init__(
         self, http: httpx.AsyncClient, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], Awaitable[None]]
@@ -145,7 +145,7 @@ class AsyncRuntime:
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
-        """Perform steps that emit no events, and return their result."""
+        """Perform steps that emit no events, and return the result of the steps."""
         ended = await self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value

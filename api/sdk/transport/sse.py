@@ -1,4 +1,4 @@
-"""Parses server-sent events from bytes that arrive in any pieces. Source: the HTML standard, section 9.2."""
+"""Parses server-sent events. The bytes may arrive in pieces of any size. Source: the HTML standard, section 9.2."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One event. `event` is "message" and `id` is None by default."""
+    """One server-sent event. `event` is "message" and `id` is None if the server did not send them."""
 
     event: str
     data: str
@@ -15,7 +15,7 @@ class Frame:
 
 @dataclass(slots=True)
 class FrameParser:
-    """Parses bytes. Yields each frame as soon as its blank line has arrived."""
+    """Parses bytes to frames. A blank line ends a frame, and `feed` yields the frame when that line arrives."""
 
     _rest: bytes = b""
     _event: str = ""
@@ -24,7 +24,7 @@ class FrameParser:
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
         text = self._rest + chunk
-        # A carriage return at the very end may be half of a line end: it waits for what follows.
+        # The chunk may end between a carriage return and its line feed. So keep a last carriage return for later.
         held = len(text) - 1 if text.endswith(b"\r") else len(text)
         lines = text[:held].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop() + text[held:]

@@ -1,6 +1,6 @@
-"""Streams of events that a caller iterates, with and without `await`.
+"""Defines streams of events for `for` loops and for `async for` loops.
 
-Invariant: a stream that ends, fails or is closed releases its connection.
+Invariant: a stream releases its connection when it ends, fails or is closed.
 """
 
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -15,7 +15,7 @@ E = TypeVar("E")
 
 
 class Stream(Iterator[E]):
-    """Iterates over events as they arrive. Close it, or leave its `with`, to stop early."""
+    """Yields events as they arrive. To stop early, close the stream or leave its `with` block."""
 
     def __init__(self, runtime: SyncRuntime, steps: Steps[None], connection: Connection) -> None:
         self._runtime = runtime
@@ -23,7 +23,7 @@ class Stream(Iterator[E]):
         self._connection = connection
 
     def open(self) -> Self:
-        """Send the request. Raises its typed error if it is refused."""
+        """Send the request. Raises the server's error if the server refuses the request."""
         self._runtime.advance(self._steps)
         return self
 
@@ -53,7 +53,10 @@ class Stream(Iterator[E]):
 
 
 class AsyncStream(AsyncIterator[E]):
-    """Like Stream. Iterating sends the request. `await` it first to learn whether it was accepted."""
+    """Yields events as they arrive, like Stream. The first step of a loop sends the request.
+
+    To learn first whether the server accepts the request, `await` the stream.
+    """
 
     def __init__(self, runtime: AsyncRuntime, steps: Steps[None], connection: Connection) -> None:
         self._runtime = runtime
@@ -62,7 +65,7 @@ class AsyncStream(AsyncIterator[E]):
         self._is_open = False
 
     async def open(self) -> Self:
-        """Send the request, once. Raises its typed error if it is refused."""
+        """Send the request, unless it was already sent. Raises the server's error if the server refuses the request."""
         if not self._is_open:
             self._is_open = True
             await self._runtime.advance(self._steps)
@@ -98,7 +101,7 @@ class AsyncStream(AsyncIterator[E]):
 
 
 def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
-    """Start a stream on this runtime. The steps must yield Opened once their request is accepted."""
+    """Start a stream on this runtime. The steps must yield Opened when the server has accepted their request."""
     if isinstance(runtime, SyncRuntime):
         return Stream[Any](runtime, steps, connection).open()
     return AsyncStream[Any](runtime, steps, connection)

@@ -1,6 +1,6 @@
-"""Runs the caller's tools: all calls of a turn at once, each with a time limit.
+"""Runs the caller's tools. All calls of a turn run at the same time, and each has a time limit.
 
-Invariant: each call gets exactly one output, in the order of the calls. A tool that fails answers with its error.
+Invariant: each call gets exactly one output, in the order of the calls. If a tool fails, the output is its error.
 """
 
 import asyncio
@@ -15,17 +15,19 @@ from typing import Any
 from graftwork.platform.answers.sessions import PendingCall
 
 Tools = Mapping[str, Callable[..., Any]]
-"""Functions, plain or async, by the name that the model calls. They get the arguments as keywords."""
+"""Maps the name that the model calls to a plain or async function. The function gets the arguments as keywords."""
 
 TOOL_TIMEOUT_S = 60.0
 ToolTimeout = float | None | Mapping[str, float | None]
-"""The limit of each call in seconds, None for no limit, or a mapping from tool names to limits. Tools that the mapping
-lacks have TOOL_TIMEOUT_S."""
+"""The time limit of a call in seconds. None means no limit.
+
+A mapping sets a limit for each tool by name. For a tool that it lacks, the limit is TOOL_TIMEOUT_S.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """The output of one call."""
+    """The output of one tool call."""
 
     call_id: str
     output: str
@@ -35,9 +37,9 @@ class ToolOutput:
 
 
 async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTimeout) -> list[ToolOutput]:
-    """Run all calls at the same time.
+    """Run all calls at the same time, and return their outputs in order.
 
-    A plain function that exceeds its limit keeps its thread until it returns, because threads cannot be stopped.
+    Python cannot stop a thread. So a plain function that exceeds its time limit keeps its thread until it returns.
     """
     if not calls:
         return []
@@ -49,24 +51,24 @@ async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTime
 
 
 def limit_of(name: str, limits: ToolTimeout) -> float | None:
-    """The limit of one tool in seconds."""
+    """Return the time limit of one tool in seconds. None means no limit."""
     return limits.get(name, TOOL_TIMEOUT_S) if isinstance(limits, Mapping) else limits
 
 
 async def _answer(call: PendingCall, tools: Tools, limit_s: float | None, executor: ThreadPoolExecutor) -> ToolOutput:
-    """Run one tool. Its output is what it returned, or `{"error": …}`."""
+    """Run one tool. The output is the tool's result, or `{"error": …}` if the tool failed."""
     try:
         async with asyncio.timeout(limit_s) as limit:
             result = await _run(call, tools, executor)
         return ToolOutput(call.call_id, _text(result))
     except TimeoutError as error:
-        was_late = limit_s is not None and limit.expired()  # a tool may have timeouts of its own
+        was_late = limit_s is not None and limit.expired()  # if false, the tool itself raised TimeoutError
         return _failure(call, f"{call.name} did not answer within {limit_s:g} seconds" if was_late else _told(error))
     except asyncio.CancelledError as error:
         if _is_cancelled():
             raise
         return _failure(call, _told(error))
-    except Exception as error:  # noqa: BLE001 - whatever a tool raises is for the model to hear
+    except Exception as error:  # noqa: BLE001 - the model gets every error of a tool
         return _failure(call, _told(error))
 
 
@@ -87,20 +89,23 @@ async def _run(call: PendingCall, tools: Tools, executor: ThreadPoolExecutor) ->
 def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     try:
         return function(**arguments)
-    except StopIteration as error:  # no future can hold one
+    except StopIteration as error:  # a future cannot hold a StopIteration
         raise RuntimeError("the tool raised StopIteration") from error
 
 
 def _is_cancelled() -> bool:
-    """Whether the program cancels this task, and not the tool."""
+    """Return whether the program cancelled this task. If not, the tool itself raised CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _text(result: object) -> str:
-    """Convert a result to text: a text stays, any other value becomes JSON. Raises ValueError or TypeError."""
+    """Convert a tool's result to text. Text stays as it is, and any other value becomes JSON.
+
+    Raises ValueError or TypeError for a value that has no JSON form or no UTF-8 form.
+    """
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-    text.encode()  # half a surrogate pair could not be sent
+    text.encode()  # raises UnicodeEncodeError for half a surrogate pair, which the SDK cannot send
     return text
 
 

@@ -1,14 +1,14 @@
 """Chooses the files to remove when the disk store needs room.
 
-A domain's limit is the most that it may have. Its reserve is what other domains cannot take from it. Files go in this
-order:
+A domain's limit is the most bytes that it may have. Its reserve is the bytes that other domains cannot take from it.
+Files are removed in this order:
 
-    1. the oldest file of domains that are over their limit
-    2. the oldest file of domains that keep their whole reserve without it
-    3. the oldest file of domains that have more than their reserve
-    4. the oldest file of the domain that asks
+    1. the oldest file of all domains that are over their limit
+    2. the oldest file of all domains that keep their whole reserve without that file
+    3. the oldest file of all domains that have more than their reserve
+    4. the oldest file of the domain that needs room
 
-"Oldest" means least recently used. Touches no file.
+"Oldest" means least recently used. This module never reads, writes or removes a file.
 """
 
 from collections import OrderedDict, defaultdict
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from graftwork.engine.kv.disk.file_format import PageFile
 
 FileDomain = bytes | None
-"""A domain's digest. None stands for files whose domain cannot be read."""
+"""The digest of a domain; None for files whose domain cannot be read."""
 
 
 class DomainUsage:
@@ -56,7 +56,7 @@ class DomainUsage:
         self._reserves[domain] = num_bytes
 
     def is_over_limit(self, domain: FileDomain, num_bytes: int) -> bool:
-        """Whether `num_bytes` exceed a domain's limit."""
+        """Returns whether `num_bytes` exceed a domain's limit."""
         return domain in self._limits and num_bytes > self._limits[domain]
 
     def reserve_of(self, domain: FileDomain) -> int:
@@ -114,7 +114,7 @@ class VictimSearch:
         return self._usage.is_over_limit(domain, self._bytes[domain])
 
     def _keeps_reserve_without_oldest(self, domain: FileDomain) -> bool:
-        """Whether a domain keeps its reserve without its oldest file."""
+        """Returns whether a domain keeps its reserve without its oldest file."""
         oldest = self._oldest[domain]
         return oldest is not None and self._bytes[domain] - oldest.num_bytes >= self._usage.reserve_of(domain)
 
@@ -122,7 +122,7 @@ class VictimSearch:
         return self._bytes[domain] > self._usage.reserve_of(domain)
 
     def _choose_oldest(self, may_lose: Callable[[FileDomain], bool]) -> bool:
-        """Adds the oldest file of all domains for which `may_lose` is true. Returns False if there is none."""
+        """Adds the oldest file among the domains for which `may_lose` is true. Returns False if there is none."""
         oldest = [file for domain, file in self._oldest.items() if file is not None and may_lose(domain)]
         if not oldest:
             return False

@@ -4,7 +4,7 @@
       8       4       4        8         32      32        32 + 16                16         to 4096
 
 Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
-page is checked when it is read. A file never changes after it was renamed to its final name.
+page is checked when it is read. A file never changes after it got its final name.
 
 Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128; a CRC would miss
 it with 2^-32. On processors with SHA instructions it is the fastest digest of the standard library
@@ -37,7 +37,7 @@ _ENTRY_BYTES = KEY_BYTES + CHECKSUM_BYTES
 
 
 class DamagedFile(Exception):
-    """The content is wrong: cut off, changed, or never a file of pages."""
+    """The content is wrong: the file was cut off or changed, or it is not a file of pages."""
 
 
 class ForeignFile(Exception):
@@ -142,11 +142,11 @@ class PageFile:
     """None if the pages cannot be used: the file has another layout, or could not be removed."""
     used_at_ns: int
     num_live: int = 0
-    """Pages that the index still finds in this file."""
+    """The number of pages that the index still finds in this file."""
 
     @property
     def num_pages(self) -> int:
-        """Pages in the file, forgotten ones included."""
+        """The number of pages in the file, including forgotten pages."""
         return len(self.header.keys) if self.header is not None else 0
 
     @property

@@ -123,14 +123,15 @@ class FaultTolerantFiles:
 
     def entries(self) -> list[FileEntry]:
         """Returns all regular files. Raises InvalidRequest if the folder cannot be listed, since no budget could be
-        kept."""
+        kept.
+        """
         try:
             return self._files.entries()
         except OSError as error:
             raise InvalidRequest(f"The folder for KV pages cannot be listed: {error.strerror}.") from error
 
     def put(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> bool:
-        """Writes a file that appears under its name complete or not at all. Returns whether it appeared."""
+        """Writes a file. It gets its name only when it is complete. Returns whether this succeeded."""
         draft = name + DRAFT_SUFFIX
         try:
             self._files.create(draft, contents, used_at_ns)

@@ -1,14 +1,14 @@
 """Knows which file holds which page, and counts the bytes of the disk store.
 
-Owns the life of each file entry:
+Owns the entry of each file. An entry is in one of these states:
 
     claimed    its bytes are counted, but its pages are not found yet
     published  its pages are found, and it may be evicted
     retired    its pages are no longer found, but its bytes are counted until the file is gone
     freed      it is forgotten
 
-Never touches a file. Each method is one step under one lock, which is never held during I/O, so the engine's loop may
-ask while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less than the bytes in the
+Never touches a file. Each method is atomic: it holds one lock, but never during I/O, so the engine's loop may call it
+while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less than the bytes in the
 folder.
 """
 
@@ -31,9 +31,9 @@ class DiskIndex:
         self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
         self._usage = DomainUsage(shared_reserve_bytes)
         self._hidden: dict[str, PageFile] = {}
-        """Claimed or retired files: counted, but not found."""
+        """Claimed or retired files. Their bytes are counted, but their pages are not found."""
         self._empty: dict[str, PageFile] = {}
-        """Published files of which no page is found any more."""
+        """Published files without findable pages."""
         self._last_stamp_ns = 0
 
     @property
@@ -98,8 +98,10 @@ class DiskIndex:
             self._usage.add_bytes(file.domain, -file.num_bytes)
 
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
-        """Lists a retired file again, without pages or domain, because it could not be removed. Its bytes stay counted,
-        and it is tried again when room is needed."""
+        """Lists a retired file again, without pages or domain, because it could not be removed. Its bytes stay counted.
+
+        The store tries to remove it again when it needs room.
+        """
         with self._lock:
             del self._hidden[file.name]
             self._usage.add_bytes(file.domain, -file.num_bytes)
@@ -133,7 +135,7 @@ class DiskIndex:
             return file.used_at_ns
 
     def new_stamp(self, now_ns: int) -> int:
-        """Returns a timestamp that is later than all before it: the time, or a little more."""
+        """Returns a timestamp that is later than all earlier ones: the time now, or a little more."""
         with self._lock:
             return self._new_stamp(now_ns)
 
@@ -159,7 +161,7 @@ class DiskIndex:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Returns the files of which no page is found any more."""
+        """Returns the files whose pages are all forgotten or stored elsewhere."""
         with self._lock:
             return list(self._empty.values())
 
@@ -217,7 +219,7 @@ class DiskIndex:
         self._usage.add_bytes(file.domain, file.num_bytes)
 
     def _publish(self, file: PageFile) -> None:
-        """Lists a claimed file as the last used one, even if others were used while it was written."""
+        """Lists a claimed file as the last used file, even if other files were used while it was written."""
         del self._hidden[file.name]
         self._last_stamp_ns = file.used_at_ns = max(self._last_stamp_ns, file.used_at_ns)
         self._queues.setdefault(file.domain, OrderedDict())[file.name] = file

@@ -1,4 +1,4 @@
-"""Gives one process a folder for itself. The system removes the lock when the process ends, however it ends."""
+"""Locks a folder for one process. The operating system removes the lock when the process ends, even after a crash."""
 
 import fcntl
 import os

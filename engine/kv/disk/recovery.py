@@ -24,12 +24,12 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
 
 
 def file_name(last_key: PageKey, stamp: int) -> str:
-    """Returns a unique name for a file. The last page's key stands for all pages before it."""
+    """Returns a unique name for a file. The last page's key identifies all pages before it."""
     return f"{last_key.hex()}-{stamp:016x}{_SUFFIX}"
 
 
 def is_our_name(name: str) -> bool:
-    """Whether the store may have created a file of this name, complete or not."""
+    """Returns whether the store may have created a file of this name, complete or not."""
     return _NAME.fullmatch(name.removesuffix(DRAFT_SUFFIX)) is not None
 
 
@@ -47,7 +47,7 @@ class FolderScan:
         return sorted(found, key=lambda file: (file.used_at_ns, file.name))
 
     def _read_page_file(self, entry: FileEntry) -> PageFile | None:
-        """Returns None if the file does not count: other programs made it, or it was damaged and is removed."""
+        """Returns None if the file is not usable: another program made it, or it was damaged and is now removed."""
         file = PageFile(entry.name, entry.num_bytes, None, entry.used_at_ns)
         try:
             if not is_our_name(entry.name):

@@ -4,17 +4,17 @@ DiskStore owns its folder: only it writes, reads and removes files there.
 
 Invariants:
 
-    A page is answered with exactly the bytes that were written under its key, or not at all. This holds after a crash
-    at any point, on a full disk, and for files that were changed, cut off, swapped or removed.
+    A read returns exactly the bytes that were written under the page's key, or nothing. This holds after a crash at
+    any point, on a full disk, and for files that were changed, cut off, swapped or removed.
     The folder never holds more than `max_bytes` of pages, not even while a file is being written.
-    No method raises an error because of what the disk does, except `open`.
+    Only `open` raises an error when the disk fails. All other methods handle the failure.
 
-A file is written under another name, synced and renamed, so it appears complete or not at all. Its modification time is
-its time of last use, so the order of eviction survives a restart.
+A file is written under another name, synced and renamed, so only complete files have their final name. A file's
+modification time is its time of last use, so the order of eviction survives a restart.
 
-Writes and removals run one at a time, reads run beside them; all of these belong on worker threads. `holds`, `forget`,
-`forget_domain` and the counts touch no file and may be called from any thread. A reader that has opened a file can
-finish even if the file is evicted.
+Writes and removals run one at a time. Reads run at the same time as them. Call all of these on worker threads. `holds`,
+`forget`, `forget_domain` and the counts touch no file and may be called from any thread. A reader that has opened a
+file can finish even if the file is evicted.
 """
 
 import threading
@@ -39,7 +39,7 @@ from graftwork.engine.kv.disk.recovery import FolderScan, file_name, is_our_name
 from graftwork.platform.clock import Clock, SystemClock
 
 _FILE_BYTES = 64 * 2**20
-"""The size at which a file is closed. A file is evicted as a whole and lost as a whole to one bad sector."""
+"""The size at which a file is closed. A file is evicted as a whole, and one bad sector loses the whole file."""
 _FILES_AT_LEAST = 16
 """A small budget still has room for this many files, so that an eviction never takes all of it."""
 _DIGEST_BYTES = 32
@@ -74,7 +74,7 @@ class DiskStore:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes in the folder, a file that is being written included."""
+        """Bytes in the folder, with the file that is being written."""
         return self._index.bytes_used
 
     @property
@@ -93,7 +93,7 @@ class DiskStore:
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
         """Sets the most that a domain may have. None removes the limit.
 
-        What exceeds the limit goes first when room is needed, or with `enforce_limits`.
+        Files above the limit are evicted first when room is needed, or when `enforce_limits` is called.
         """
         self._index.set_limit(domain, num_bytes)
 
@@ -119,7 +119,7 @@ class DiskStore:
         self._folder_lock.release()
 
     def holds(self, key: PageKey) -> bool:
-        """Whether a page is stored, as far as is known without reading it. O(1), from any thread."""
+        """Returns whether a page is stored, without reading it. O(1). Any thread may call it."""
         return self._index.holds(key)
 
     def write(
@@ -127,9 +127,9 @@ class DiskStore:
     ) -> int:
         """Stores pages that follow each other in one prompt, first page first. Returns how many are new.
 
-        `above` are the keys of all pages before them; without those the new pages are worthless. All pages of one call
-        have the same size. Pages that are stored already are skipped. None of these pages is evicted during the call,
-        and all of them count as just used. Stores less if no more room can be made, and stops when the disk refuses.
+        `above` are the keys of all pages before them. The new pages are useless without those. All pages of one call
+        have the same size. Skips pages that are stored already. Evicts none of these pages during the call, and
+        marks all of them as just used. Stores fewer pages if there is too little room or the disk fails.
         """
         assert len(domain) == _DIGEST_BYTES, "a domain is a digest of 32 bytes"
         path = [*above, *keys]
@@ -155,8 +155,7 @@ class DiskStore:
     def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
         """Reads the longest available prefix of `keys` into `into`, which must have room for all of them.
 
-        Returns how many pages are correct; the bytes after them are undefined. Removes a file in which anything is
-        wrong.
+        Returns how many pages are correct. The bytes after them are undefined. Removes a file that has any error.
         """
         space = into.cast("B")
         spans = self._index.spans(keys)
@@ -177,21 +176,23 @@ class DiskStore:
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Stops answering for a page. Its bytes go when all pages of its file are forgotten; a restart before that
-        finds it again."""
+        """Forgets a page. Its bytes are removed when all pages of its file are forgotten.
+
+        After a restart before that, the page is found again.
+        """
         self._index.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Stops answering for all pages of a domain. Returns how many there were."""
+        """Forgets all pages of a domain. Returns how many there were."""
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
-        """Removes files of which every page was forgotten."""
+        """Removes the files whose pages were all forgotten."""
         with self._writing:
             self._remove_all(self._index.empty_files())
 
     def enforce_limits(self) -> int:
-        """Evicts what domains have above their limits. Returns how many pages were evicted."""
+        """Evicts files of domains that are above their limits. Returns how many pages were evicted."""
         with self._writing:
             return self._evict(self._index.victims_over_limits())
 
@@ -232,7 +233,8 @@ class DiskStore:
 
     def _put(self, file: PageFile, contents: Sequence[Buffer]) -> bool:
         """Writes and publishes a claimed file. If a failed write cannot be cleaned up, its bytes stay counted until a
-        restart."""
+        restart.
+        """
         if self._files.put(file.name, contents, file.used_at_ns):
             self._index.publish(file)
             return True
@@ -289,7 +291,7 @@ class DiskStore:
         return lost
 
     def _remove(self, file: PageFile) -> bool:
-        """Hides a file and then removes it. Returns False if another thread has hidden it already."""
+        """Retires a file in the index and then removes it. Returns False if another thread has retired it already."""
         if not self._index.retire(file):
             return False
         if self._files.remove(file.name):

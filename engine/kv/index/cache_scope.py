@@ -1,8 +1,8 @@
 """Decides which requests may share cached KV: those with the same cache scope.
 
 A scope is a digest of the model, the KV layout, the isolation domain and the adapters. Every part is preceded by its
-length and the whole by a tag, so two different lists of parts never hash the same bytes. Source: vllm#44701, where an
-adapter's name and a salt were joined without lengths and two caches were mixed.
+length and the whole by a tag, so two different lists of parts never hash the same bytes. Source: vllm#44701: an
+adapter's name and a salt were joined without lengths, so two adapters could share a cache.
 """
 
 import hashlib

@@ -4,8 +4,8 @@ Owns the estimated costs. A load costs a fixed time and a time for each page. A 
 each token, and a time for each position that a token attends to. The engine measures its own device at start
 (`fit_transfer`, `fit_prefill`) and corrects the estimates while it runs (CostTracker).
 
-A token can only be computed after all tokens before it. So what is loaded is always the first part of what is missing,
-and the rest is computed.
+A token can only be computed after all tokens before it. So the first part of the missing tokens is loaded, and the rest
+is computed.
 """
 
 import math
@@ -21,7 +21,7 @@ _MIN_SECONDS = 1e-9
 """The lower bound of every cost. Without it, a fit to noise could make an operation look free."""
 
 _MAX_RATIO = 8.0
-"""One observation counts at most as this many times slower or faster than expected."""
+"""An observation is limited to this many times slower or faster than expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class LoadCost:
         `pages_by_tier` is the nearest tier of each page of the cached prefix. `total_tokens` is the length of the
         prompt, uncached tokens included. Among equally fast choices it returns the smallest.
 
-        Only the borders between tiers are tried. Within one tier, load time grows linearly and the time saved per page
-        rises, because later tokens attend to more. So the minimum is at a border.
+        Only the borders between tiers are tried. Within one tier, load time grows linearly, and the time saved per page
+        rises, because later tokens attend to more positions. So the minimum of the total time is at a border.
         """
         best, best_s = 0, float("inf")
         counts = dict.fromkeys(Tier, 0)
@@ -134,10 +134,10 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
 
 
 class CostTracker:
-    """The present estimate. It follows the observed times.
+    """The present estimate. It is corrected by observed times.
 
-    An observation scales all costs of its kind by one factor: the ratio of seen to expected time, to the power of
-    `smoothing`. The ratio is limited to 8, so one stall does not reverse a decision.
+    An observation multiplies all costs of its kind by one factor: the ratio of observed to expected time, to the power
+    of `smoothing`. The ratio is limited to 8, so one stall does not reverse a decision.
     """
 
     def __init__(self, cost: LoadCost, smoothing: float = 0.1) -> None:
@@ -146,7 +146,7 @@ class CostTracker:
 
     @property
     def cost(self) -> LoadCost:
-        """The costs to decide with now."""
+        """The present costs."""
         return self._cost
 
     def start_from(self, cost: LoadCost) -> None:
@@ -179,16 +179,18 @@ class CostTracker:
 
 
 def _attended(num_tokens: int, context_tokens: int) -> float:
-    """Returns how many positions all new tokens attend to together: the context and, on average, half of the new
-    tokens."""
+    """Returns the number of pairs of a new token and a position that it attends to.
+
+    Each new token attends to the context and, on average, to half of the new tokens.
+    """
     return num_tokens * (context_tokens + num_tokens / 2)
 
 
 def fit_costs(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Returns non-negative weights of the features whose sums are nearest to the measured seconds, by relative error.
+    """Returns non-negative weights of the features. Their weighted sums have the least relative error to the seconds.
 
-    Relative error lets short measurements determine the fixed cost as well as long ones determine the rest. Tries every
-    subset of features, which is exact and cheap for two or three of them.
+    With relative error, short measurements count as much as long ones, so the fixed cost is fitted well too. Tries
+    every subset of features. This is exact, and cheap for two or three features.
     """
     assert features, "costs cannot be fitted to nothing"
     scale = 1.0 / np.maximum(np.asarray(seconds, dtype=np.float64), 1e-12)

@@ -7,8 +7,8 @@ Changes nothing. On the device, pages are evicted in this order of classes:
     LAPSED       a session's history contains the page, no lease protects it, and a lower tier has a copy
     VALUED       all others, by expected loss: probability of reuse × seconds to bring the page back
 
-On the host the classes are the same; the lower tier is the disk. All pages have the same size, so no class divides by
-bytes. A lease raises a page's rank and never makes an allocation fail.
+On the host the classes are the same; the lower tier is the disk. All pages have the same size, so ranks
+need no division by bytes. A lease raises a page's rank and never makes an allocation fail.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.platform.clock import Clock
 
 _REUSE_WITHOUT_LEASE = 0.1
-"""Probability that a page without a lease is used again. Only its order against leased pages matters."""
+"""The assumed probability that a page without a lease is used again. It only ranks such pages against leased ones."""
 
 
 class EvictionClass(IntEnum):
@@ -46,7 +46,7 @@ class EvictionPolicy:
     """Whether the history of some session contains a page."""
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
-    """Whether a running request holds a page. Such a page is not superseded, even if no history contains it yet."""
+    """Returns whether a running request holds a page. Such a page is not superseded, even if no history contains it."""
 
     def rank(self, node: Node, tier: Tier) -> EvictionRank:
         """Returns a page's rank among the pages of a tier."""
@@ -65,7 +65,7 @@ class EvictionPolicy:
         return EvictionClass.VALUED if tier is Tier.DEVICE and self._is_leased(node) else EvictionClass.LAPSED
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
-        """Whether a lower tier has a copy, so that eviction loses nothing."""
+        """Returns whether a lower tier has a copy, so that eviction loses nothing."""
         return (tier is Tier.DEVICE and node.host is not None) or self.is_on_disk(node.key)
 
     def _value(self, node: Node, tier: Tier) -> float:

@@ -1,14 +1,14 @@
-"""Finds the idle page of a tier that is evicted next.
+"""Finds the idle page that a tier evicts next.
 
 Owns the order of the idle pages of one tier, and counts the pages of each domain.
 
-Each domain has a reserve: an equal part of `reserve_share` of the tier. A page is taken from a domain that holds more
-than its reserve, or from the domain that asks. An adapter that needs frames belongs to no domain; KvSizes limits
-adapters so that all reserves fit. Among the pages that may go, the lowest rank is evicted first (see EvictionPolicy),
-and only pages without a child on the tier.
+Each domain has a reserve: an equal part of `reserve_share` of the tier. A page may be evicted if its domain holds
+more than its reserve, or if its domain needs the room itself. An adapter that needs frames belongs to no domain.
+KvSizes limits adapters so that all reserves fit. Among the pages that may be evicted, the lowest rank is first (see
+EvictionPolicy). A page that has a child on the tier is never evicted.
 
-Domains are kept in a heap by a lower bound of their lowest rank, and a bound is raised only when it is read. So the
-cost of an eviction does not grow with the number of domains.
+A heap sorts domains by a lower bound of their lowest rank. A bound is raised only when it is read. So the cost of an
+eviction does not grow with the number of domains.
 
 Invariant: no domain falls below its reserve because of another one.
 """
@@ -46,7 +46,7 @@ class EvictionQueue:
         self._bounds: dict[Domain, EvictionRank] = {}
         """The bound of each domain's valid entry in `_domain_heap`."""
         self._protected_domains: set[Domain] = set()
-        """Domains that were found at or below their reserve and are not in `_domain_heap`."""
+        """Domains at or below their reserve when last read. They are not in `_domain_heap`."""
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
@@ -54,11 +54,11 @@ class EvictionQueue:
         return self._used.get(domain, 0)
 
     def reserve_pages(self) -> int:
-        """Returns how many pages each present domain cannot lose to others."""
+        """Returns the reserve of each domain that has pages: how many pages other domains cannot evict."""
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Returns how many pages may be impossible to evict for others.
+        """Returns how many pages other domains may be unable to evict.
 
         These are each domain's pages up to its reserve, and all public pages, because other pages may depend on them.
         """
@@ -80,7 +80,7 @@ class EvictionQueue:
             self._protected_domains.discard(domain)
 
     def add(self, node: Node) -> None:
-        """Queues a page if it is evictable. Call it when a page became idle, became a leaf, or lost rank."""
+        """Queues a page if it is evictable. Call it when a page becomes idle or a leaf, and when its rank falls."""
         if self._is_evictable(node):
             heap = self._heaps.setdefault(node.domain, [])
             heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
@@ -91,9 +91,9 @@ class EvictionQueue:
     # ---- victims ----------------------------------------------------------------------------------------------
 
     def victim_domain(self, domain: Domain | None) -> Domain | None:
-        """Returns the domain that loses a page so that `domain` gets one; None if no page may go.
+        """Returns the domain whose page is evicted for `domain`; None if no page may be evicted.
 
-        None as `domain` stands for an adapter.
+        `domain` is None if an adapter needs the room.
         """
         first = self._first_above_reserve()
         own = None if domain is None else self._lowest_entry(domain)
@@ -107,11 +107,11 @@ class EvictionQueue:
         return min(tops)[2] if tops else None
 
     def lowest_rank(self, domain: Domain) -> EvictionRank:
-        """Returns the rank of a domain's first page. Call it only after `victim_domain` has named the domain."""
+        """Returns the lowest rank of a domain's pages. Call it only for a domain that `victim_domain` returned."""
         return self._heaps[domain][0][0]
 
     def pop(self, domain: Domain) -> Node:
-        """Removes and returns that page. The caller must evict it or add it again."""
+        """Removes and returns the page with that rank. The caller must evict it or add it again."""
         return heapq.heappop(self._heaps[domain])[2]
 
     def pop_or_none(self, domain: Domain) -> Node | None:
@@ -123,7 +123,7 @@ class EvictionQueue:
         while self._domain_heap:
             bound, _, domain = self._domain_heap[0]
             if self._bounds.get(domain) != bound:
-                heapq.heappop(self._domain_heap)  # a smaller bound was entered since
+                heapq.heappop(self._domain_heap)  # a smaller bound was added since
                 continue
             top = self._lowest_entry(domain) if self.used_pages(domain) > reserve else None
             if top is not None and top[0] == bound:
@@ -137,7 +137,7 @@ class EvictionQueue:
         return None
 
     def _enqueue(self, domain: Domain) -> None:
-        """Puts a domain into `_domain_heap`, or lowers its bound, to match its first entry."""
+        """Puts a domain into `_domain_heap`, or lowers its bound to the rank of its first entry."""
         heap = self._heaps.get(domain)
         if not heap or domain in self._protected_domains:
             return
@@ -153,8 +153,9 @@ class EvictionQueue:
             self._enqueue(domain)
 
     def _lowest_entry(self, domain: Domain) -> _Entry | None:
-        """Returns the first valid entry of a domain's heap and leaves it there. Removes or updates stale entries before
-        it."""
+        """Returns the first valid entry of a domain's heap without removing it. Removes or updates stale entries before
+        it.
+        """
         heap = self._heaps.get(domain, [])
         while heap:
             rank, _, node = heap[0]
@@ -176,7 +177,7 @@ class EvictionQueue:
         heapq.heapify(self._heaps[domain])
 
     def check_integrity(self, nodes: list[Node]) -> None:
-        """Checks counts and that every evictable page can be found. `nodes` are all that have a copy on the tier."""
+        """Checks the counts, and that every evictable page is queued. `nodes` are all nodes with a copy on the tier."""
         used: dict[Domain, int] = {}
         for node in nodes:
             used[node.domain] = used.get(node.domain, 0) + 1
@@ -198,7 +199,7 @@ class EvictionQueue:
 class LeaseExpiryQueue:
     """Remembers when each lease ends, so that the rank of its pages is lowered then.
 
-    A path is remembered by its last node. Leases that have ended stay here until `pop_expired` returns them.
+    It stores a path as its last node. An ended lease stays here until `pop_expired` returns it.
     """
 
     def __init__(self) -> None:
@@ -206,11 +207,11 @@ class LeaseExpiryQueue:
         self._numbers = count()
 
     def add(self, until: float, last: Node) -> None:
-        """Enters a lease on a path. It ends at `until`, in seconds; `last` is the path's last node."""
+        """Adds a lease on a path. It ends at `until`, in seconds. `last` is the path's last node."""
         heapq.heappush(self._ends, (until, next(self._numbers), last))
 
     def pop_expired(self, now: float) -> Iterator[Node]:
-        """Yields the last node of each path whose lease has ended by `now`, and forgets it."""
+        """Removes all leases that have ended by `now`. Yields the last node of each path."""
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[2]
 
@@ -221,33 +222,33 @@ class LeaseExpiryQueue:
 
 
 class Evictable(Protocol):
-    """Something that holds memory which it can give up in parts."""
+    """A user of memory that can free it in parts."""
 
     def next_rank(self) -> EvictionRank | None:
-        """Returns the rank of what it would evict next; None if it cannot evict anything."""
+        """Returns the rank of the part that it would evict next; None if it cannot evict anything."""
         ...
 
     def evict_next(self) -> None:
-        """Evicts what the last `next_rank` described."""
+        """Evicts the part whose rank the last `next_rank` returned."""
         ...
 
 
 class FrameUser(Evictable, Protocol):
-    """Uses frames of a tier beside the pages, and evicts in the same order as they do."""
+    """A user of frames besides KV pages, such as adapters. Its parts are evicted in one order with the pages."""
 
     @property
     def evictable_pages(self) -> int:
-        """Pages that would become free if it evicted all that it can."""
+        """How many pages would become free if it evicted as much as possible."""
         ...
 
     @property
     def claimed_pages(self) -> int:
-        """Pages that it has waited for so long that no new request may take them."""
+        """How many pages are reserved for it because it has waited too long. No new request may take them."""
         ...
 
 
 class NoFrameUser:
-    """The frame user of a tier that holds pages only."""
+    """The frame user of a tier that holds only pages."""
 
     evictable_pages = 0
     claimed_pages = 0
@@ -260,7 +261,9 @@ class NoFrameUser:
 
 
 def evict_one(candidates: Sequence[Evictable]) -> bool:
-    """Evicts the lowest-ranked of all candidates, the first one at a tie. Returns False if none can evict anything."""
+    """Evicts the part with the lowest rank among all candidates. At a tie, the first candidate evicts. Returns False if
+    no candidate can evict anything.
+    """
     ranked = [
         (rank, place) for place, candidate in enumerate(candidates) if (rank := candidate.next_rank()) is not None
     ]

@@ -1,12 +1,12 @@
 """Allocates runs of consecutive frames to adapters. Adapters and KV pages share the frames of one device.
 
-Free frames may lie anywhere, so pages inside the chosen run are moved to free frames and get new numbers, even pages in
-use. If adapters are so scattered that no run fits between them, they are moved to the top of the device. All moves run
-on the loop's thread between steps and in the order of the device's stream, so a step sees old numbers or new numbers
-only.
+Free frames may be anywhere. So the allocator moves the pages inside the chosen run to free frames, even pages in use,
+and they get new numbers. If no run fits between the adapters, it moves adapters to the top of the device. All moves run
+on the loop's thread between steps and in the order of the device's stream. So a step sees either only old numbers or
+only new numbers.
 
-Invariants: a page that is being copied never moves; no frame has two users; all listeners know the new places when
-`allocate` returns.
+Invariants: a page that is being copied never moves. No frame has two users. All callbacks have run when `allocate`
+returns.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,14 +44,14 @@ class FrameMover(Protocol):
 
 
 class FrameAllocator:
-    """Owns the runs that adapters hold, and moves pages and runs to make place for new ones."""
+    """Owns the runs that adapters hold, and moves pages and runs to make room for new runs."""
 
     def __init__(self, page_store: PageStore, frames: FrameMover) -> None:
         self._page_store = page_store
         self._frames = frames
         self._runs: set[FrameRun] = set()
         self.on_pages_moved: Callable[[Mapping[PageId, PageId]], None] = lambda moves: None
-        """Called with the new number of each moved page, by its old number. The tree is up to date by then."""
+        """Called with the new number of each moved page, by its old number, after the tree has been updated."""
         self.on_runs_moved: Callable[[Mapping[FrameRun, FrameRun]], None] = lambda moves: None
         """Called with the new run of each moved run."""
         self.num_relocated_pages = 0
@@ -60,8 +60,8 @@ class FrameAllocator:
     def allocate(self, num_frames: int) -> FrameRun | None:
         """Returns a run of frames. At least `num_frames` frames must be free, anywhere on the device.
 
-        Returns None and changes nothing if running copies block every run. They end by themselves, so try again after
-        the next message.
+        Returns None and changes nothing if running copies block every run. Try again after the next message, because a
+        message reports the end of a copy.
         """
         pool = self._page_store.device
         assert num_frames <= pool.free_pages, f"{num_frames} frames wanted, {pool.free_pages} free"
@@ -142,7 +142,7 @@ class FrameAllocator:
 def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
     """Returns where the best window of `num_frames` frames starts; None if there is none.
 
-    A window contains no fixed frame. The best one has the fewest held frames; at a tie the highest one.
+    A window contains no fixed frame. The best window has the fewest held frames. At a tie, it is the highest one.
     """
     if num_frames > len(occupancy.is_fixed):
         return None
@@ -164,8 +164,10 @@ def _count_in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]
 
 
 def compacted_runs(runs: Iterable[FrameRun], in_flight: NDArray[np.bool_]) -> dict[FrameRun, FrameRun]:
-    """Returns the new places of runs that move when all runs slide to the top. Runs keep their order and never pass a
-    page that is being copied."""
+    """Returns the new places of the runs that move when all runs are moved to the top.
+
+    Runs keep their order and never move past a page that is being copied.
+    """
     moves: dict[FrameRun, FrameRun] = {}
     top = len(in_flight)
     for run in sorted(runs, reverse=True):

@@ -1,17 +1,17 @@
 """Allocates the KV pages of one tier and counts their holders.
 
-Owns the state of every page number. Never touches memory: the code in kv/transfer knows what a number means there.
+Owns the state of every page number. Never touches memory: the code in kv/transfer maps numbers to memory.
 
 A page is in one of these states:
 
-    free       no holder
+    free       nothing holds it
     in flight  a copy reads or writes it
     idle       only the prefix tree holds it, so it can be evicted; admission counts it as available
     active     a request or a transfer holds it
     lent       its frame is part of an adapter
 
-A page that loses its last holder in flight becomes free when the copy ends. Allocation takes the lowest numbers first,
-so long runs of free pages are at the top.
+If a page loses its last holder while it is in flight, it becomes free when the copy ends. Allocation takes the lowest
+numbers first, so long runs of free pages are at the top.
 
 Invariant: total = free + in flight + idle + active + lent.
 """
@@ -44,7 +44,10 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free_heap = [PageId(page) for page in range(num_pages)]
-        """A heap of all free pages. It may also contain pages that were lent or moved to since they were free."""
+        """A heap of all free pages.
+
+        It may also contain pages that are no longer free because they were lent or moved to.
+        """
         self._in_free_heap = [True] * num_pages
         self._holders = array("i", [0]) * num_pages
         self._num_copies = array("i", [0]) * num_pages
@@ -89,7 +92,7 @@ class PagePool:
         return self._holders[page]
 
     def is_idle(self, page: PageId) -> bool:
-        """Whether only the prefix tree holds the page and no copy uses it."""
+        """Returns whether only the prefix tree holds the page and no copy uses it."""
         return self._in_tree[page] and self._holders[page] == 1 and self._num_copies[page] == 0
 
     def is_in_flight(self, page: PageId) -> bool:
@@ -189,7 +192,7 @@ class PagePool:
         self._set_free(source)
 
     def occupancy(self) -> Occupancy:
-        """Returns which pages must stay where they are and which may be moved."""
+        """Returns which pages must not move and which may move."""
         in_flight = np.frombuffer(self._num_copies, dtype=np.intc) > 0
         is_held = np.frombuffer(self._holders, dtype=np.intc) > 0
         return Occupancy(np.frombuffer(self._lent, dtype=np.bool_) | in_flight, is_held & ~in_flight)

@@ -1,10 +1,10 @@
 """Holds the pages of the device and the host: allocation, eviction and the prefix tree.
 
-Owns both page pools, the tree, the eviction queues and the limits of each domain. Never copies a page: what must be
-saved before it is evicted is the offloader's job.
+Owns both page pools, the tree, the eviction queues and the limits of each domain. Never copies a page: the offloader
+saves pages before they are evicted.
 
-Invariant: an eviction queue notices when a page's rank rises, but must be told when it falls. Every change that lowers
-a rank therefore ends in `requeue`, and expired leases are requeued before room is made.
+Invariant: an eviction queue detects a page's higher rank by itself, but not a lower one. So every change that lowers a
+rank calls `requeue`, and the pages of expired leases are requeued before any eviction.
 """
 
 from bisect import bisect_left
@@ -34,7 +34,7 @@ from graftwork.platform.clock import Clock
 
 
 class DiskPages(Protocol):
-    """What the engine's loop needs to know of the pages on disk. No method waits for the disk."""
+    """The part of the disk store that the engine's loop calls. No method waits for the disk."""
 
     @property
     def num_pages(self) -> int: ...
@@ -46,15 +46,15 @@ class DiskPages(Protocol):
     def counters(self) -> DiskCounters: ...
 
     def holds(self, key: PageKey) -> bool:
-        """Whether the page is on disk, as far as is known without reading it."""
+        """Returns whether the page is on disk, without reading it."""
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Stops answering for a page at once. A later sweep removes its bytes."""
+        """Forgets a page at once. A later sweep removes its bytes."""
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Stops answering for all pages of a domain, given its digest. Returns how many there were."""
+        """Forgets all pages of a domain, given its digest. Returns how many there were."""
         ...
 
 
@@ -81,10 +81,10 @@ _DEVICE_SIZES = range(1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """The sizes of the tiers in memory, and which part is guaranteed to whom.
+    """The sizes of the tiers in memory, and their guaranteed parts.
 
-    Pages and adapters share the frames of the device. KV is sure of `context_pages` and of the reserve, adapters are
-    sure of the floor. Whoever needs the rest takes it.
+    Pages and adapters share the frames of the device. KV always gets `context_pages` and the reserve. Adapters always
+    get the floor. Both may use the rest.
     """
 
     page_tokens: int
@@ -95,9 +95,12 @@ class KvSizes:
     context_pages: int
     """Pages of one context of full length."""
     reserve_share: float = 0.5
-    """Share of each tier, in [0, 1]. It is divided equally among the present domains; others cannot evict it."""
+    """Share of each tier, in [0, 1].
+
+    It is divided equally among the domains that have pages. Other domains cannot evict it.
+    """
     lora_floor_share: float = 0.0
-    """Share of the device, in [0, 1], that KV leaves to adapters."""
+    """Share of the device, in [0, 1], that is reserved for adapters."""
 
     @property
     def lora_floor_pages(self) -> int:
@@ -105,7 +108,7 @@ class KvSizes:
 
     @property
     def device_reserve_pages(self) -> int:
-        """Pages of the device that are divided among the present domains."""
+        """Pages of the device that are divided among the domains that have pages."""
         most = self.device_pages - self.context_pages - self.lora_floor_pages
         return max(min(int(self.reserve_share * self.device_pages), most), 0)
 
@@ -139,7 +142,7 @@ class PageStore:
             Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
         self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
-        """What else uses the frames of each tier."""
+        """The user of frames besides KV pages, by tier."""
         self._clock = clock
         self._lease_expiries = LeaseExpiryQueue()
         self._limits: dict[Domain, KvLimits] = {}
@@ -154,13 +157,13 @@ class PageStore:
         return self._queues[tier].used_pages(domain)
 
     def reserve_pages(self, tier: Tier) -> int:
-        """Returns how many pages of the tier each present domain cannot lose to others."""
+        """Returns the reserve of each domain that has pages on the tier: how many pages other domains cannot evict."""
         return self._queues[tier].reserve_pages()
 
     # ---- room -------------------------------------------------------------------------------------------------
 
     def make_room(self, tier: Tier, num_pages: int, domain: Domain) -> int:
-        """Evicts the lowest-ranked pages until `num_pages` are free or none may go.
+        """Evicts the lowest-ranked pages until `num_pages` are free or no page may be evicted.
 
         Returns how many of the `num_pages` are free.
         """
@@ -171,8 +174,9 @@ class PageStore:
     def make_room_for_frames(self, tier: Tier, num_pages: int, frame_user: Evictable) -> bool:
         """Evicts pages and parts of `frame_user` until `num_pages` are free. Returns whether they are.
 
-        Takes pages from domains above their reserve first. If that is too little although nothing is in use, reserved
-        pages follow public ones in the tree, and then any idle page may go: KvSizes leaves enough for KV in every case.
+        First evicts pages of domains above their reserve. This can be too little although no page is in use, if reserved
+        pages come after public pages in the tree. Then any idle page may be evicted, because KvSizes leaves enough for
+        KV in every case.
         """
         queue, pool = self._queues[tier], self.pool(tier)
         self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
@@ -191,18 +195,18 @@ class PageStore:
         return min(pool.free_pages, num_pages)
 
     def lowest_rank(self, tier: Tier, domain: Domain) -> EvictionRank:
-        """Returns the rank of a domain's first evictable page."""
+        """Returns the rank of the domain's lowest-ranked evictable page."""
         return self._queues[tier].lowest_rank(domain)
 
     def evict_lowest(self, tier: Tier, domain: Domain) -> None:
-        """Evicts that page."""
+        """Evicts the domain's evictable page with the lowest rank."""
         self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
 
     def could_allocate(self, tier: Tier, num_pages: int) -> bool:
-        """Whether `num_pages` are free, idle or evictable from the frame user. Reserves may still prevent the
-        allocation.
+        """Returns whether `num_pages` are free, idle or evictable from the frame user.
 
-        Leaves the frame user what it claims, in addition to the pages that it could never get.
+        If the frame user has claimed pages, these and all protected pages do not count. Reserves may still prevent the
+        allocation.
         """
         pool, frame_user = self.pool(tier), self.frame_users[tier]
         claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
@@ -257,7 +261,7 @@ class PageStore:
         self._queue_pages(tier, self.pool(tier).end_copy(pages))
 
     def requeue(self, keys: Iterable[PageKey]) -> None:
-        """Queues pages again because their rank has fallen: a session left them, or a lease ended."""
+        """Queues pages again because their rank has fallen: a session no longer uses them, or a lease ended."""
         for key in keys:
             node = self.tree.find(key)
             if node is not None:
@@ -315,7 +319,7 @@ class PageStore:
             self._eviction_reasons.pop(node.key, None)
         elif node.parent is not None:
             queue.add(node.parent)
-        self._requeue_node(node)  # the rank of the copy on the other tier has changed
+        self._requeue_node(node)  # the rank of the node's copy on the other tier has changed
 
     def check_integrity(self) -> None:
         """Checks the pools, the tree and the queues."""

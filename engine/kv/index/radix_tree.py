@@ -1,11 +1,11 @@
 """Maps token prefixes to the pages that hold their KV, on the device and on the host.
 
-Owns the nodes. A node is one page of tokens after a prefix, an edge is one whole page in one scope, so nodes are never
+Owns the nodes. A node is one page of tokens after a prefix. An edge is one whole page in one scope, so nodes are never
 split. A node has a copy on the device, on the host or on both. The tree is one holder of each copy. Never decides what
 is evicted, and never contains a partial page.
 
-Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts); a
-node without copies is not in the tree. So pages leave a tier leaf by leaf, and every node that `walk` finds is usable.
+Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts). A
+node without copies is not in the tree. So leaves are evicted first, and every node that `walk` finds is usable.
 Source: the radix cache of SGLang (Zheng et al. 2023), with whole pages as edges as in vLLM's prefix caching.
 """
 
@@ -32,28 +32,28 @@ class Node:
     tokens: PageTokens
     key: PageKey
     depth: int
-    """Number of pages before it."""
+    """The number of pages before this page."""
     domain: Domain
     last_used: int
     device: PageId | None = None
     host: PageId | None = None
     is_loading: bool = False
-    """A copy into the device page has not ended."""
+    """Whether a copy into the device page is still running."""
     is_saving: bool = False
-    """A copy to the host has not ended."""
+    """Whether a copy to the host is still running."""
     in_tree: bool = True
     children: "dict[Edge, Node]" = field(default_factory=dict)
     device_children: int = 0
     host_children: int = 0
     outlives_sessions: bool = False
-    """A request without a session has used the page, so closing sessions does not remove it."""
+    """Whether a request without a session has used the page. Then closing a session does not remove it."""
     lease: "Lease | None" = None
 
     def page(self, tier: Tier) -> PageId | None:
         return self.device if tier is Tier.DEVICE else self.host
 
     def is_leaf_on(self, tier: Tier) -> bool:
-        """Whether no child has a copy on the tier."""
+        """Returns whether no child has a copy on the tier."""
         return (self.device_children if tier is Tier.DEVICE else self.host_children) == 0
 
 
@@ -117,9 +117,9 @@ class RadixTree:
     def insert(
         self, scope: PrefixScope, token_ids: Sequence[int], pages: Sequence[PageId], domain: Domain
     ) -> list[Node]:
-        """Enters the whole pages of computed tokens and returns their nodes.
+        """Adds the whole pages of computed tokens and returns their nodes.
 
-        If the tree has a device page for a prefix already, it keeps its own. Otherwise the caller's page becomes the
+        If the tree already has a device page for a prefix, it keeps that page. Otherwise the caller's page becomes the
         node's device copy. The caller keeps its holds and must release them later.
         """
         nodes: list[Node] = []
@@ -183,7 +183,10 @@ class RadixTree:
             self._detach(node)
 
     def remove_subtree(self, node: Node) -> list[Node]:
-        """Removes a node and all nodes after it, even if other holders keep their pages. Returns them, leaves first."""
+        """Removes a node and all its descendants, even if other holders keep their pages.
+
+        Returns the nodes, leaves first.
+        """
         below = list(_leaves_first(node))
         for one in below:
             for tier in (Tier.DEVICE, Tier.HOST):
@@ -192,7 +195,7 @@ class RadixTree:
         return below
 
     def check_integrity(self) -> None:
-        """Recounts the nodes. Checks that each is reachable and held, and that its ancestors have copies where it has."""
+        """Recounts the nodes. Checks that each is reachable and held, and that its ancestors have copies on its tiers."""
         seen: dict[Tier, set[PageId]] = {Tier.DEVICE: set(), Tier.HOST: set()}
         waiting = list(self._roots.values())
         while waiting:

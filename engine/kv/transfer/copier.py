@@ -1,11 +1,11 @@
-"""Carries transfers out on two threads: one copies between device and host, the other reads and writes the disk.
+"""Runs transfers on two threads: one copies between device and host, the other reads and writes the disk.
 
-Owns the two threads and their queues. Decides nothing and owns no page: a plan names all pages that it uses, and the
-planner keeps them in flight until the report. Each thread carries out urgent plans before background plans.
+Owns the two threads and their queues. Never chooses or owns a page: a plan names all pages that it uses, and the
+planner keeps them in flight until the transfer is reported as done. Each thread runs urgent plans first.
 
-On CUDA the copies run on a stream of their own. It waits for the compute that wrote the sources, and the report waits
-for the stream, so everything that is reported as done is done. Loads from the host are readable earlier: they are
-copied in groups of layers, and a step that reads them waits for each layer (see layer_gates).
+On CUDA the copies run on their own stream. The stream waits for the compute that wrote the sources. The report waits
+for the stream, so a reported copy is complete. Steps can read a load from the host earlier: its layers are copied in
+groups, and the step waits for each layer (see layer_gates).
 """
 
 import logging
@@ -37,9 +37,9 @@ from graftwork.platform.clock import Clock
 _log = logging.getLogger(__name__)
 
 _LOAD_GROUPS = 4
-"""Groups of layers per load. With more groups a step begins sooner, but each page needs two calls per group."""
+"""Groups of layers per load. With more groups a step begins sooner, but each page needs more copy calls: two per group."""
 _FETCH_BYTES = 16 * 2**20
-"""Bytes that are read from the disk before the first of them is copied to the device."""
+"""Bytes that are read from the disk before they are copied to the device."""
 
 
 class DiskIO(Protocol):
@@ -49,15 +49,16 @@ class DiskIO(Protocol):
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview], above: Sequence[PageKey] = ()
     ) -> int:
         """Stores pages that follow each other in one prompt. `above` are the keys of the pages before them. Returns how
-        many pages are new."""
+        many pages are new.
+        """
         ...
 
     def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
-        """Reads consecutive pages into one buffer. Returns how many are good, counted from the first."""
+        """Reads consecutive pages into one buffer. Returns how many pages are correct, counted from the first."""
         ...
 
     def sweep(self) -> None:
-        """Removes files of which every page was forgotten."""
+        """Removes the files whose pages were all forgotten."""
         ...
 
     def close(self) -> None:
@@ -66,7 +67,7 @@ class DiskIO(Protocol):
 
 
 class PageCopier:
-    """A CopyEngine over real memory. It calls `report` on its own threads."""
+    """A CopyEngine that copies real memory. It calls `report` on its own threads."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class PageCopier:
         return len(plan.moves)
 
     def _stream_wait(self) -> StreamWait:
-        """Returns a function that makes its caller's stream wait for all copies that this thread has queued so far."""
+        """Returns a function that makes the caller's stream wait for all copies that this thread has queued so far."""
         if self._cache.device.type != "cuda":
             return _no_wait
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -172,7 +173,7 @@ class PageCopier:
         return event.wait
 
     def _store(self, plan: TransferPlan) -> int:
-        """Writes one file for each sequence of pages that have one path and one domain."""
+        """Writes one file for each sequence of pages of the same path and domain."""
         start = 0
         for end in range(1, len(plan.nodes) + 1):
             if end == len(plan.nodes) or not _is_next(plan.nodes[end - 1], plan.nodes[end]):
@@ -187,7 +188,7 @@ class PageCopier:
         self._disk.write(domain_digest(nodes[0].domain), keys, pages, _keys_above(nodes[0]))
 
     def _fetch(self, plan: TransferPlan) -> int:
-        """Reads a limited number of pages at a time, because the buffer comes on top of the host's budget."""
+        """Reads a limited number of pages at a time, because the host's budget does not include the buffer."""
         assert self._disk is not None
         at_once = min(max(_FETCH_BYTES // self._host.page_bytes, 1), len(plan.moves))
         scratch = HostMemory(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
@@ -204,11 +205,11 @@ class PageCopier:
 
 
 def _no_wait() -> None:
-    """No wait is needed: the copies are done."""
+    """Does nothing, because the copies are done."""
 
 
 class _Priority(IntEnum):
-    """The order of jobs on a thread; the lowest first."""
+    """The order of jobs on a thread. The lowest number runs first."""
 
     URGENT = 0
     """A request waits for it."""
@@ -217,9 +218,9 @@ class _Priority(IntEnum):
 
 
 class _CopyThread:
-    """A thread that runs jobs by priority, and jobs of one priority in their order. No job may raise.
+    """A thread that runs jobs by priority. Jobs of the same priority keep their order. No job may raise.
 
-    Plans of different kinds may overtake each other: no page is a source of one queued plan and a target of another.
+    Plans may run in any order, because no page is a source of one queued plan and a target of another.
     """
 
     def __init__(self, name: str) -> None:
@@ -241,7 +242,7 @@ class _CopyThread:
 
 
 def _is_next(node: Node, following: Node) -> bool:
-    """Whether two pages may be in one file: one follows the other, and both have one domain."""
+    """Returns whether two pages may be in the same file: one follows the other, and both have the same domain."""
     return following.parent is node and following.domain == node.domain
 
 

@@ -1,8 +1,8 @@
-"""The memory of one device, cut into frames, and the view of it as KV pages.
+"""Divides the memory of one device into frames, and shows frames as KV pages.
 
-DeviceMemory owns the memory. A frame holds one KV page of all layers; an adapter uses a run of consecutive frames. Two
-more frames follow the numbered ones: the null frame is always zero, the scratch frame is never read. Neither class
-knows who uses a frame: PagePool does.
+DeviceMemory owns the memory. A frame holds one KV page of all layers. An adapter uses a run of consecutive frames. Two
+more frames follow the numbered frames: the null frame is always zero, and the scratch frame is never read. Neither
+class records the users of a frame: PagePool does.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,10 +47,10 @@ class DeviceMemory:
         return self.frames.flatten()[start : start + num_bytes]
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Moves frames as if all moves happened at once, in stream order.
+        """Moves frames as if all moves happened at the same time. Runs in stream order.
 
-        `moves` are pairs (source, target). No frame is a source twice or a target twice. A target that is no source is
-        overwritten.
+        `moves` are pairs (source, target). No frame is a source twice or a target twice. The old content of a target is
+        lost unless the target is also a source.
         """
         for source, target in _in_safe_order(moves, self.scratch_frame):
             self.frames[target].copy_(self.frames[source])
@@ -68,7 +68,7 @@ def frame_bytes_for(used_bytes: int) -> int:
 def _in_safe_order(moves: Iterable[tuple[int, int]], scratch: int) -> Iterator[tuple[int, int]]:
     """Orders moves so that no frame is overwritten before it is read.
 
-    Yields chains from their end. A cycle is opened by moving its first frame to `scratch`.
+    Yields each chain of moves from its end. Breaks a cycle by moving its first frame to `scratch`.
     """
     source_of = {target: source for source, target in moves}
     waiting = set(source_of.values())
@@ -90,7 +90,8 @@ def _in_safe_order(moves: Iterable[tuple[int, int]], scratch: int) -> Iterator[t
 
 class KvCache:
     """Keys and values of all layers, as pages. Page n is frame n; the null frame is the page of zeros that pads block
-    tables."""
+    tables.
+    """
 
     def __init__(self, config: ModelConfig, device_memory: DeviceMemory, page_tokens: int, dtype: torch.dtype) -> None:
         """A frame of `device_memory` must have at least `bytes_per_page` bytes."""
@@ -100,7 +101,7 @@ class KvCache:
         frames = device_memory.frames.view(dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
         self.gates = LayerGates()
-        """What attention waits for before it reads a layer."""
+        """The gates that attention waits for before it reads a layer."""
 
     @property
     def num_layers(self) -> int:
@@ -124,7 +125,8 @@ class KvCache:
 
     def write_layers(self, page: int, source: torch.Tensor, layers: range) -> None:
         """Copies some layers of `source`, a tensor of `page_shape`, into one page. On CUDA returns before the copy is
-        done."""
+        done.
+        """
         for part in range(2):  # keys, then values: each is one block of bytes
             target = self._pages[page, part, layers.start : layers.stop]
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)

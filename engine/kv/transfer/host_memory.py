@@ -1,7 +1,7 @@
 """The memory of the host's KV pages.
 
-Owns one block of memory with one row per page. A page has the same layout as on the device, so one copy moves it, and
-its bytes are consecutive, so it is written to disk as it is. With CUDA the block is pinned: copies run beside compute.
+Owns one block of memory with one row per page. A page has the same layout as on the device, so one copy moves it. Its
+bytes are consecutive, so they are written to disk unchanged. On CUDA the block is pinned, so copies overlap compute.
 """
 
 import torch

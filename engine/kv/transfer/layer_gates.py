@@ -1,11 +1,11 @@
-"""Lets a step read a load before the load has ended: attention waits in each layer for that layer's KV only.
+"""Lets a step use a load before the load has ended: in each layer, attention waits only for that layer's KV.
 
-    copier     creates a gate, copies groups of layers from the first on, and opens each group when it is copied
-    loop       adds the gate when the pages become readable, and selects it for the steps that read them
+    copier     creates a gate, copies groups of layers from the first on, and opens each group after its copy
+    loop       adds the gate when the pages become readable, and selects it for the steps that read the pages
     attention  waits in each layer for the selected gates
 
-LayerGates owns the gates of all running loads. On CUDA no thread waits for a copy: the gate gives the compute stream
-the event that the copy stream recorded. Invariant: a layer is never read before its KV has arrived.
+LayerGates owns the gates of all running loads. On CUDA no thread waits for a copy: the compute stream waits for the
+event that the copy stream recorded. Invariant: a layer is never read before its KV has arrived.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from threading import Condition
 
 StreamWait = Callable[[], None]
-"""Makes the calling thread's stream wait for copies. Does nothing where copies are done at once."""
+"""Makes the calling thread's stream wait for copies. Does nothing on a device whose copies are synchronous."""
 
 
 class LoadFailed(Exception):
-    """KV that a step should read did not arrive, so the step cannot be computed."""
+    """A load failed to copy KV that a step reads, so the step cannot be computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenLayers:
-    """Layers below `end` may be read after `wait` was called."""
+    """Layers below `end` are open. They may be read after `wait` was called."""
 
     end: int
     wait: StreamWait
@@ -45,13 +45,13 @@ class LayerGate:
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Makes all waits for closed layers raise LoadFailed."""
+        """Makes every wait for a layer that is not open raise LoadFailed."""
         with self._changed:
             self._has_failed = True
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Returns when this thread's next work may read a layer. Raises LoadFailed."""
+        """Waits until later work of the calling thread may read a layer. Raises LoadFailed."""
         with self._changed:
             self._changed.wait_for(lambda: self._end > layer or self._has_failed)
             opened = next((one for one in self._opened if one.end > layer), None)
@@ -86,11 +86,11 @@ class LayerGates:
         self._gates.pop(load, None)
 
     def select(self, loads: Iterable[Hashable]) -> None:
-        """Makes the next step wait for these loads and for no others."""
+        """Makes the next step wait for exactly these loads."""
         self._selected = tuple(self._gates[load] for load in loads if load in self._gates)
 
     def wait(self, layer: int) -> None:
-        """Returns when a layer of every selected load may be read. Raises LoadFailed."""
+        """Waits until a layer of every selected load may be read. Raises LoadFailed."""
         for gate in self._selected:
             gate.wait(layer)
 

@@ -1,7 +1,7 @@
 """Allocates pages to requests and loads cached KV from the host and the disk to the device.
 
-Owns the loads that are in flight. A page that is being loaded already is never loaded twice: others wait for the same
-load. Invariant: the source pages of a load are in flight before room is made, and its target pages before it begins.
+Owns the loads that are in flight. Never loads a page twice at the same time: further requests wait for the first load.
+Invariant: the source pages of a load are in flight before any eviction for it, and its targets before it begins.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenPath:
-    """Tokens from the start of a prompt, with the scopes of their pages and the domain that pays for them."""
+    """Tokens from the start of a prompt, with the scopes of their pages and the domain that the pages are charged to."""
 
     scope: PrefixScope
     token_ids: Sequence[int]
@@ -44,7 +44,7 @@ class PageAllocation:
 
     pages: list[PageId]
     tiers: tuple[Tier, ...]
-    """The tiers on which the KV of the first pages was found. The pages hold it when `loads` have ended."""
+    """The tiers on which the KV of the first pages was found. The pages contain this KV once all `loads` have ended."""
     loads: frozenset[TransferPlan]
 
 
@@ -60,8 +60,7 @@ class PageLoader:
     def allocate(self, path: TokenPath, match: PrefixMatch, num_tokens: int) -> PageAllocation | None:
         """Allocates pages for the first `num_tokens` of a path, cached pages first. Each gets one holder: the caller.
 
-        Loads that are worth their time have begun when this returns. Returns None and holds nothing if there is no
-        room.
+        Starts the loads that are faster than computing. Returns None and holds nothing if there is no room.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
@@ -82,7 +81,7 @@ class PageLoader:
         return PageAllocation(held + pages, tuple(tiers), pending)
 
     def prefetch(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
-        """Loads the pages of a path to the device, as many as there is room for. The caller holds none of them.
+        """Loads the pages of a path to the device, as many as fit. The caller does not hold them.
 
         Returns the nodes that are on the device or being loaded.
         """
@@ -99,7 +98,7 @@ class PageLoader:
         return nodes
 
     def finish(self, done: TransferDone) -> int | None:
-        """Takes in a load that has ended. Returns the depth of the first page that failed; None if all are good."""
+        """Processes the end of a load. Returns the depth of the first page that failed; None if no page failed."""
         plan, page_store = done.plan, self._page_store
         for node in plan.nodes:
             node.is_loading = False
@@ -142,8 +141,10 @@ class PageLoader:
         return below[: self._costs.cost.best_prefix(tiers, num_tokens, page_tokens)]
 
     def _make_room(self, loads: "list[tuple[Tier, Node | None]]", num_pages: int, domain: Domain) -> int:
-        """Makes room on the device and returns how many of `num_pages` are free. Keeps the sources of `loads` from
-        eviction."""
+        """Makes room on the device. Returns how many of `num_pages` are free.
+
+        Never evicts the source pages of `loads`.
+        """
         page_store = self._page_store
         sources = [node.host for _, node in loads if node is not None and node.host is not None]
         page_store.host.begin_copy(sources)

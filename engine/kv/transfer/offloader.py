@@ -1,7 +1,7 @@
-"""Copies pages down: from the device to the host, and from the host to disk.
+"""Copies pages to lower tiers: from the device to the host, and from the host to disk.
 
-Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends, all others in the
-background when free pages run short. So an eviction under pressure mostly finds a copy below and moves no bytes.
+Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends. Other pages are copied
+in the background when few pages are free. So most evicted pages already have a copy on a lower tier.
 Invariant: a page is on the host only if its parent is.
 """
 
@@ -16,11 +16,11 @@ from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
 
 LOW_WATER = 0.25
-"""Share of a tier's pages. With fewer free pages than this, idle pages are copied down."""
+"""Share of a tier's pages. If fewer pages are free, idle pages are copied to the lower tier."""
 _BATCH_PAGES = 64
 """The most pages of one background copy."""
 _SLACK = 64
-"""Nodes that a queue may hold in addition to twice its tier's pages, before nodes that left the tier are removed."""
+"""A queue longer than twice its tier's pages plus this number is cleaned of nodes that left the tier."""
 
 
 class PageOffloader:
@@ -40,7 +40,7 @@ class PageOffloader:
         self._saves = self._stores = 0
 
     def mark_dirty(self, nodes: Iterable[Node]) -> None:
-        """Queues those nodes of a path that have no copy on the host. `nodes` start at the root."""
+        """Queues the nodes of a path that have no copy on the host. `nodes` start at the root."""
         if not self._page_store.host.num_pages:
             return
         self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_saving)
@@ -48,7 +48,7 @@ class PageOffloader:
             self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
 
     def start_background_copies(self) -> None:
-        """Copies some idle pages down if free pages run short and no background copy is running."""
+        """Copies some idle pages to lower tiers if few pages are free and no background copy is running."""
         if not self._saves and self._dirty and _runs_short(self._page_store, Tier.DEVICE):
             self._save_oldest()
         self._begin_store()
@@ -74,8 +74,10 @@ class PageOffloader:
             self.start_background_copies()
 
     def enforce_limits(self, domain: Domain) -> None:
-        """Brings a domain within its limits. Pages without a copy below are copied down first, where there is a tier
-        below."""
+        """Removes a domain's pages above its limits.
+
+        If there is a lower tier, pages without a copy there are copied first.
+        """
         page_store = self._page_store
         if page_store.excess_pages(Tier.DEVICE, domain):
             dirty = [node for node in self._dirty if node.domain == domain and _can_be_saved(node)]
@@ -88,7 +90,7 @@ class PageOffloader:
                 page_store.enforce_limit(Tier.HOST, domain)
 
     def finish(self, done: TransferDone) -> None:
-        """Takes in a copy that has ended, and begins the next."""
+        """Processes the end of a copy, and begins the next one."""
         if done.plan.kind is TransferKind.SAVE:
             self._saves -= 1
             self._finish_save(done)
@@ -102,9 +104,9 @@ class PageOffloader:
     def _save_oldest(self) -> None:
         """Saves the nodes that have been dirty longest.
 
-        A node that does not fit on the host must not block others. While other copies use the host, it goes to the end
-        of the queue. Otherwise it leaves the queue until its path is used again; else two paths that are too large for
-        the host would evict each other for ever.
+        A node that does not fit on the host must not block others. While other copies use the host, it moves to the end
+        of the queue. Otherwise it leaves the queue until its path is used again. This keeps two paths that are too
+        large for the host from evicting each other for ever.
         """
         is_busy = self._page_store.host.in_flight_pages > 0
         oldest = self._oldest_dirty()
@@ -185,14 +187,14 @@ class PageOffloader:
     # ---- host to disk -----------------------------------------------------------------------------------------
 
     def _begin_store(self) -> None:
-        """Begins a store if none is running: queued pages first, else pages that the host may soon evict."""
+        """Begins a store if none is running. Stores queued pages first, then pages that the host may soon evict."""
         if not self._stores and self._to_store:
             self._store(self._to_store)
         elif not self._stores and self._only_on_host and _runs_short(self._page_store, Tier.HOST):
             self._store(self._only_on_host)
 
     def _queue_store(self, nodes: Iterable[Node]) -> None:
-        """Queues those nodes for the disk that are on the host."""
+        """Queues the nodes that are on the host for a copy to disk."""
         self._to_store.update(_on_host(nodes))
         if self._is_too_long(self._to_store, Tier.HOST):
             self._to_store = _on_host(self._to_store)
@@ -255,7 +257,7 @@ def _runs_short(page_store: PageStore, tier: Tier) -> bool:
 
 
 def _dirty_path(node: Node) -> list[Node]:
-    """Returns a node after those of its ancestors that must be saved before it."""
+    """Returns the ancestors of a node that must be saved before it, then the node."""
     path = [node]
     while (parent := path[-1].parent) is not None and _can_be_saved(parent):
         path.append(parent)

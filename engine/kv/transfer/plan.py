@@ -3,9 +3,9 @@
     SAVE   device → host      STORE  host → disk
     LOAD   host → device      FETCH  disk → device
 
-A TransferPlan is immutable and names all pages that it uses. The planner marks them as in flight before the first byte
-moves, and nothing is evicted while a plan is made. A CopyEngine carries plans out on other threads, and a TransferDone
-message tells the loop when one has ended.
+A TransferPlan is immutable and names all pages that it uses. The planner marks them as in flight before the copy
+begins, and evicts nothing while it makes a plan. A CopyEngine runs plans on other threads. A TransferDone message
+reports the end of a plan to the loop.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class TransferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """The copy of one page. On the disk, the key names the page and its number is None."""
+    """The copy of one page. A page on disk is named by its key, and its number is None."""
 
     key: PageKey
     source: PageId | None
@@ -54,7 +54,7 @@ class TransferPlan:
     domain: Domain
     moves: tuple[PageMove, ...]
     nodes: tuple[Node, ...] = field(repr=False)
-    """The nodes whose copies they are, in the order of `moves`."""
+    """The node of each page, in the order of `moves`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +69,32 @@ class TransferDone:
 
 @dataclass(frozen=True, slots=True)
 class LoadReadable:
-    """A load has begun and steps may read its pages: at the gate, each layer waits for its KV."""
+    """A load has begun and steps may use its pages. The gate makes each layer wait for its KV."""
 
     plan: TransferPlan
     gate: LayerGate
 
 
 Report = Callable[[TransferDone | LoadReadable], None]
-"""Receives messages about transfers. Called on the thread that carries them out."""
+"""Receives messages about transfers. It is called on the thread that runs the transfer."""
 
 
 class CopyEngine(Protocol):
-    """Moves bytes. Plans of one kind are carried out in the order in which they begin."""
+    """Copies pages. Plans of the same kind run in the order in which they begin."""
 
     def begin(self, plan: TransferPlan) -> None:
-        """Starts a plan and returns at once. Its end is reported exactly once, whatever happens.
+        """Starts a plan and returns at once. The end of the plan is reported exactly once, even after a failure.
 
-        Before that, a load may be reported as readable once.
+        Before that, a load may be reported once as readable.
         """
         ...
 
     def sweep(self) -> None:
-        """Removes forgotten pages from the disk, after the plans that write there. Returns at once."""
+        """Removes forgotten pages from the disk after all queued writes. Returns at once."""
         ...
 
     def close(self) -> None:
-        """Finishes all plans that have begun, and stops."""
+        """Finishes all plans that have begun, and stops the threads."""
         ...
 
 

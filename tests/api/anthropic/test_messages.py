@@ -1,4 +1,4 @@
-"""`POST /v1/messages` on the wire: how conversations are read, what is refused, and how a stream says it lives."""
+"""`POST /v1/messages` on the wire: how conversations are read, what is refused, and how streams stay alive."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def text(words: str) -> dict[str, Any]:
 
 
 async def test_prompts_are_those_of_chat_completions(gateway: Gateway, tenant: TestTenant) -> None:
-    """A conversation with tools makes the same prompt, token for token, whichever way it is told."""
+    """A conversation with tools makes the same prompt as in chat.completions, token for token."""
     conversation = [
         {"role": "user", "content": [text("Weather?")]},
         {
@@ -75,7 +75,7 @@ async def test_prompts_are_those_of_chat_completions(gateway: Gateway, tenant: T
 
 
 def test_results_come_before_what_is_said_about_them() -> None:
-    """The order of the blocks is the order of the messages; errors say that they are."""
+    """The messages have the order of the blocks, and a tool's error is marked as an error."""
     message = said(
         "user",
         {"type": "tool_result", "tool_use_id": "a", "content": [text("one"), text("two")]},
@@ -114,7 +114,7 @@ def test_results_come_before_what_is_said_about_them() -> None:
     ],
 )
 def test_a_block_that_cannot_be_read_is_named(role: str, block: dict[str, Any], param: str) -> None:
-    """Nothing is left out silently: the refusal says where the block stands."""
+    """Each unsupported block is refused by its position."""
     with pytest.raises(InvalidRequest) as refused:
         chat_messages(None, [said(role, text("Look:"), block)])
 
@@ -166,7 +166,7 @@ async def test_images_are_refused_in_their_own_words(tenant: TestTenant) -> None
 async def test_what_is_not_served_is_named(
     gateway: Gateway, tenant: TestTenant, fields: dict[str, Any], complaint: str
 ) -> None:
-    """A value that cannot be obeyed is a 400 that names the field as Anthropic does, and generates nothing."""
+    """An unsupported value is a 400 that names Anthropic's field, and nothing is generated."""
     answer = await tenant.client.post("/v1/messages", json=body(**fields))
 
     assert answer.status_code == 400, answer.text
@@ -177,7 +177,7 @@ async def test_what_is_not_served_is_named(
 
 
 async def test_what_changes_nothing_is_taken(gateway: Gateway, tenant: TestTenant) -> None:
-    """Cache marks, metadata, versions, neutral values and fields of the future are no reason to refuse."""
+    """Cache marks, metadata, versions, neutral values and unknown fields are accepted."""
     fields = body(
         metadata={"user_id": "u"},
         cache_control={"type": "ephemeral"},
@@ -207,7 +207,7 @@ async def test_what_changes_nothing_is_taken(gateway: Gateway, tenant: TestTenan
     ],
 )
 def test_tool_choice_is_chat_completions_own(choice: dict[str, Any], translated: object) -> None:
-    """Every choice has its counterpart, so that what is served there is served here."""
+    """Each `tool_choice` has its counterpart in chat.completions."""
     request = MessagesRequest.model_validate(body(tools=[TOOL], tool_choice=choice))
 
     assert chat_body(request)["tool_choice"] == translated
@@ -222,7 +222,7 @@ def test_a_schema_for_the_answer_is_passed_on() -> None:
 
 
 async def test_blocks_of_an_answer_with_calls(gateway: Gateway, tenant: TestTenant) -> None:
-    """Text and calls are blocks of their own, indexed one after another, and whole in both shapes."""
+    """Text and calls are separate blocks with consecutive indices, streamed or not."""
     gateway.engine.text = f"One moment.\n{CALL}\n{CALL.replace('Paris', 'Lyon')}"
     whole = (await tenant.client.post("/v1/messages", json=body(max_tokens=500, tools=[TOOL]))).json()
 
@@ -247,7 +247,7 @@ async def test_blocks_of_an_answer_with_calls(gateway: Gateway, tenant: TestTena
 
 
 async def test_a_call_that_the_limit_cut(gateway: Gateway, tenant: TestTenant) -> None:
-    """The reason is the limit, and arguments that are no object are an empty one."""
+    """A call that the limit cuts has the reason max_tokens and an empty input."""
     gateway.engine.text = CALL
     whole = (await tenant.client.post("/v1/messages", json=body(tools=[TOOL], max_tokens=500))).json()
     limit = whole["usage"]["output_tokens"] - 8
@@ -258,7 +258,7 @@ async def test_a_call_that_the_limit_cut(gateway: Gateway, tenant: TestTenant) -
 
 
 async def test_count_tokens(gateway: Gateway, tenant: TestTenant) -> None:
-    """The count is the length of the prompt that an answer is made to; the last message may be anybody's."""
+    """The count is the length of the generated prompt. The last message may have any role."""
     prompt = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "system": "Be brief.", "tools": [TOOL]}
     await tenant.client.post("/v1/messages", json={**prompt, "max_tokens": 3})
     longer = {**prompt, "messages": [*prompt["messages"], {"role": "assistant", "content": "Hello"}]}
@@ -274,7 +274,7 @@ async def test_count_tokens(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_every_error_has_the_form(gateway: Gateway, tenant: TestTenant) -> None:
-    """Bodies that are no JSON, and strangers, are answered in Anthropic's form too, with both request ids."""
+    """Invalid JSON and unknown keys get errors in Anthropic's shape, with both request ids."""
     json_type = {"content-type": "application/json"}
     broken = await tenant.client.post("/v1/messages", content=b"{", headers=json_type)
     stranger = await gateway.anonymous.post("/v1/messages", json=body())
@@ -290,7 +290,7 @@ async def test_every_error_has_the_form(gateway: Gateway, tenant: TestTenant) ->
 
 
 async def test_metering_is_that_of_every_answer(tenant: TestTenant) -> None:
-    """What a message used is in the ledger as it stands in its usage."""
+    """The usage ledger has the same counts as the message's usage."""
     usage = (await tenant.client.post("/v1/messages", json=body())).json()["usage"]
 
     (row,) = await tenant.usage()
@@ -299,7 +299,7 @@ async def test_metering_is_that_of_every_answer(tenant: TestTenant) -> None:
 
 
 async def test_ping(sqlite_database: Database) -> None:
-    """While nothing happens a stream is kept alive by pings; then it goes on where it was."""
+    """While nothing happens a stream sends pings, and continues afterwards."""
     engine, tasks = FakeEngine(holds_after=2), ServerTasks()
     job = a_job(engine, sqlite_database)
     job.start(tasks)

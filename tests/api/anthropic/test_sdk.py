@@ -37,7 +37,7 @@ async def client(url: str, tenant: TestTenant) -> AsyncIterator[AsyncAnthropic]:
 
 
 async def test_message(gateway: Gateway, client: AsyncAnthropic) -> None:
-    """An answer parses; the cached part of the prompt is counted apart from the rest."""
+    """An answer parses, and counts the cached part of the prompt separately."""
     gateway.engine.cached_tokens = 5
 
     message = await client.messages.create(model="tiny", max_tokens=100, messages=[HELLO])
@@ -52,7 +52,7 @@ async def test_message(gateway: Gateway, client: AsyncAnthropic) -> None:
 
 
 async def test_stream_helper(gateway: Gateway, client: AsyncAnthropic) -> None:
-    """The SDK's stream helper spells the text, and its final message is the one that is answered whole."""
+    """The SDK's stream helper yields the text, and its final message equals the answer without streaming."""
     gateway.engine.cached_tokens = 5
     whole = await client.messages.create(model="tiny", max_tokens=100, messages=[HELLO])
 
@@ -154,7 +154,7 @@ async def test_plain_client(gateway: Gateway, url: str, tenant: TestTenant) -> N
 
 
 async def test_stop_sequences_and_limits(gateway: Gateway, client: AsyncAnthropic) -> None:
-    """What ended an answer is said: the string that was found, or the limit."""
+    """An answer names the stop string or the limit that ended it."""
     gateway.engine.text = "One, two, three."
 
     found = await client.messages.create(
@@ -202,7 +202,7 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncAnthropic)
 
 
 async def test_failure_in_a_stream(gateway: Gateway, client: AsyncAnthropic) -> None:
-    """A stream that fails after it began raises in the SDK too, and does not end as if it were whole."""
+    """A stream that fails after its start raises in the SDK."""
     gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine is gone.")
     stream = await client.messages.create(model="tiny", max_tokens=50, messages=[HELLO], stream=True)
 
@@ -212,7 +212,7 @@ async def test_failure_in_a_stream(gateway: Gateway, client: AsyncAnthropic) -> 
 
 
 async def test_retries(gateway: Gateway, client: AsyncAnthropic) -> None:
-    """The SDK tries again after the milliseconds that a refusal names, and gets its answer."""
+    """The SDK retries after the milliseconds that the refusal names, and gets its answer."""
     refusal = CapacityContended("The queue is full.", retry_after_s=0.002)
     generate = gateway.engine.generate
     gateway.engine.refusal = refusal
@@ -231,7 +231,7 @@ async def test_retries(gateway: Gateway, client: AsyncAnthropic) -> None:
 
 
 async def test_leaving_a_stream(gateway: Gateway, client: AsyncAnthropic, tenant: TestTenant) -> None:
-    """Closing the SDK's stream closes the connection, cancels the engine's work and meters what was made."""
+    """Closing the SDK's stream cancels the engine's work, and the generated tokens are metered."""
     gateway.engine.holds_after = 2
     stream = await client.messages.create(model="tiny", max_tokens=50, messages=[HELLO], stream=True)
     await gateway.engine.held.wait()

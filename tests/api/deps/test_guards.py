@@ -1,4 +1,4 @@
-"""Who gets in, what gets in, and in what shape everything else is turned away."""
+"""Authentication, limits on bodies, and the shape of errors."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ async def test_request_id_is_on_every_answer(gateway: Gateway, tenant: TestTenan
 
 
 async def test_missing_and_wrong_keys(gateway: Gateway) -> None:
-    """No key, a malformed one and an unknown one are a 401, on every route but the operational ones."""
+    """Without a key, or with a malformed or unknown one, every route under /v1 is a 401."""
     wrong: list[Any] = [
         {},
         {"authorization": "Basic abc"},
@@ -65,7 +65,7 @@ async def test_api_key_header(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_wrong_kind_of_key(gateway: Gateway, tenant: TestTenant) -> None:
-    """The admin key runs no inference, a tenant's key administers nothing."""
+    """The admin key cannot run inference, and a tenant's key cannot use admin routes."""
     infer = await gateway.admin.post("/v1/chat/completions", json=chat())
     administer = await tenant.client.get("/v1/admin/tenants")
 
@@ -73,7 +73,7 @@ async def test_wrong_kind_of_key(gateway: Gateway, tenant: TestTenant) -> None:
         assert (answer.status_code, check_shape(answer)["code"]) == (403, "wrong_key_kind")
 
 
-async def test_every_route_is_guarded(gateway: Gateway) -> None:
+async def test_every_route_needs_a_key(gateway: Gateway) -> None:
     """Without a key every route under /v1 is a 401 before its body is looked at."""
     for path, operations in gateway.app.openapi()["paths"].items():
         if not path.startswith("/v1"):
@@ -94,7 +94,7 @@ async def test_suspended_tenant(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_unknown_routes(gateway: Gateway, tenant: TestTenant) -> None:
-    """What is no route is a 404 in the same shape; a wrong method is a 405."""
+    """An unknown route is a 404 in our shape, and a wrong method a 405."""
     for path in ("/", "/v1", "/v1/embeddings", "/v1/models/", "/v2/models", "/v1/adapters/a/b/c/d", "/doc"):
         answer = await tenant.client.get(path)
 
@@ -120,7 +120,7 @@ BROKEN: list[bytes] = [
 
 
 async def test_broken_bodies(tenant: TestTenant) -> None:
-    """A body that is no sound JSON object is a 400 on OpenAI's routes and a 422 on ours."""
+    """A body that is not a valid JSON object is a 400 on OpenAI's routes and a 422 on ours."""
     for body in BROKEN:
         for path, status in (("/v1/chat/completions", 400), ("/v1/sessions", 422)):
             answer = await tenant.client.post(path, content=body, headers=JSON)
@@ -130,7 +130,7 @@ async def test_broken_bodies(tenant: TestTenant) -> None:
 
 
 async def test_body_without_content_type(tenant: TestTenant) -> None:
-    """A form where JSON is wanted is refused with a hint, not misread."""
+    """A form body is refused with a hint where JSON is expected."""
     headers = {"content-type": "application/x-www-form-urlencoded"}
     answer = await tenant.client.post("/v1/chat/completions", content=json.dumps(chat()), headers=headers)
 
@@ -139,7 +139,7 @@ async def test_body_without_content_type(tenant: TestTenant) -> None:
 
 
 async def test_large_bodies(tenant: TestTenant) -> None:
-    """A body over the limit is a 413, whether it says its length or comes in chunks."""
+    """A body over the limit is a 413, with a declared length or in chunks."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         for _ in range(JSON_BODY_BYTES // (1 << 20) + 1):
@@ -153,14 +153,14 @@ async def test_large_bodies(tenant: TestTenant) -> None:
 
 
 async def test_compressed_bodies(tenant: TestTenant) -> None:
-    """A compressed body, which could unfold to anything, is refused."""
+    """A compressed body is refused, because its real size is unknown."""
     answer = await tenant.client.post("/v1/sessions", content=b"x", headers={**JSON, "content-encoding": "gzip"})
 
     assert (answer.status_code, check_shape(answer)["param"]) == (422, "content-encoding")
 
 
 async def test_null_characters(tenant: TestTenant) -> None:
-    """A NUL, which PostgreSQL cannot hold, finds nothing in a path and is refused in a query."""
+    """A NUL character is a 404 in a path and refused in a query."""
     in_path = await tenant.client.get("/v1/adapters/a%00b")
     in_query = await tenant.client.get("/v1/adapters?after=a%00b")
 
@@ -180,7 +180,7 @@ async def test_list_parameters(tenant: TestTenant) -> None:
 async def test_unexpected_failure(
     gateway: Gateway, tenant: TestTenant, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug is a 500 in our shape that tells nothing but the request id, under which the log has it."""
+    """A bug is a 500 that tells only the request id, which the log has too."""
 
     async def fail(principal: Principal, page: object) -> None:
         raise ZeroDivisionError("secret detail")
@@ -198,7 +198,7 @@ async def test_unexpected_failure(
 
 
 async def test_failure_while_generating(gateway: Gateway, tenant: TestTenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug in the middle of an answer is a 500, or in a stream its last event, and never silence."""
+    """A bug during an answer is a 500, or the last event of a stream."""
     gateway.engine.breaks_after = 1
     monkeypatch.setattr(gateway.engine, "breakage", ZeroDivisionError("secret detail"))
 
@@ -211,7 +211,7 @@ async def test_failure_while_generating(gateway: Gateway, tenant: TestTenant, mo
 
 
 async def test_logs_hold_no_prompt_and_no_key(tenant: TestTenant, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither what was asked nor the key it was asked with is logged."""
+    """Logs contain neither prompts nor keys."""
     caplog.set_level(logging.DEBUG, logger="graftwork")
     await tenant.client.post("/v1/chat/completions", json=chat("my canary phrase"))
 

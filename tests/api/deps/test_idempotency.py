@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a POST that is sent twice is done once."""
+"""`Idempotency-Key`: a POST that is sent twice runs once."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ KEY = {"idempotency-key": "k1"}
 
 
 async def test_same_request(tenant: TestTenant) -> None:
-    """The same key and body answer the first result, and nothing is made twice."""
+    """The same key and body get the first answer, and nothing is created twice."""
     first = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
     again = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
 
@@ -21,7 +21,7 @@ async def test_same_request(tenant: TestTenant) -> None:
 
 
 async def test_other_body(tenant: TestTenant) -> None:
-    """The same key with another body is a conflict that no retry helps."""
+    """The same key with another body is a conflict that must not be retried."""
     await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
 
     answer = await tenant.client.post("/v1/sessions", json={"model": "tiny", "metadata": {}}, headers=KEY)
@@ -30,7 +30,7 @@ async def test_other_body(tenant: TestTenant) -> None:
 
 
 async def test_keys_belong_to_tenants(gateway: Gateway, tenant: TestTenant) -> None:
-    """Two tenants may use the same key, and neither meets the other's answer."""
+    """Two tenants may use the same key, and each gets its own answer."""
     other = await gateway.tenant("Other")
 
     mine = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
@@ -41,7 +41,7 @@ async def test_keys_belong_to_tenants(gateway: Gateway, tenant: TestTenant) -> N
 
 
 async def test_refused_requests_free_the_key(tenant: TestTenant) -> None:
-    """A request that was refused is not remembered."""
+    """A refused request is not stored."""
     refused = await tenant.client.post("/v1/sessions", json={"model": "nobody"}, headers=KEY)
     made = await tenant.client.post("/v1/sessions", json={"model": "tiny"}, headers=KEY)
 
@@ -49,7 +49,7 @@ async def test_refused_requests_free_the_key(tenant: TestTenant) -> None:
 
 
 async def test_uploads(tenant: TestTenant) -> None:
-    """The same upload is the same request, whatever boundary its client draws."""
+    """The same upload is the same request, with any multipart boundary."""
     answers = [
         await tenant.client.post("/v1/adapters", data={"name": "a"}, files=adapter_upload(), headers=KEY)
         for _ in range(2)
@@ -60,7 +60,7 @@ async def test_uploads(tenant: TestTenant) -> None:
 
 
 async def test_turns(gateway: Gateway, tenant: TestTenant) -> None:
-    """A turn that is sent again is answered again without the engine."""
+    """A repeated turn gets the stored answer, without the engine."""
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     path = f"/v1/sessions/{session}/turns"
 
@@ -72,7 +72,7 @@ async def test_turns(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_streamed_turns(gateway: Gateway, tenant: TestTenant) -> None:
-    """A streamed turn that is sent again is streamed again from what is stored, while it runs and after."""
+    """A repeated streamed turn is streamed from the store, while it runs and afterwards."""
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     path = f"/v1/sessions/{session}/turns"
     await tenant.client.post(path, json={"input": "before"})
@@ -98,7 +98,7 @@ async def test_streamed_turns(gateway: Gateway, tenant: TestTenant) -> None:
 async def test_a_lost_connection_loses_no_turn(
     gateway: Gateway, tenant: TestTenant, stream: bool, holds_queue: bool
 ) -> None:
-    """Whoever lost the answer, in the queue or later, and asks again under the same key meets the turn that runs."""
+    """A client that lost the connection and repeats the request follows the same turn."""
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     path, body = f"/v1/sessions/{session}/turns", {"input": "x", "stream": stream}
     gateway.engine.holds_queue, gateway.engine.holds_after = holds_queue, 2
@@ -119,7 +119,7 @@ async def test_a_lost_connection_loses_no_turn(
 
 
 async def test_a_refused_turn_frees_its_key(gateway: Gateway, tenant: TestTenant) -> None:
-    """A turn that the queue refused is tried anew under the same key."""
+    """A turn that the full queue refused is started again under the same key."""
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     path, body = f"/v1/sessions/{session}/turns", {"input": "x"}
     gateway.engine.refusal = CapacityContended("The queue is full.", retry_after_s=1)
@@ -133,7 +133,7 @@ async def test_a_refused_turn_frees_its_key(gateway: Gateway, tenant: TestTenant
 
 
 async def test_new_keys_are_not_stored(gateway: Gateway, tenant: TestTenant) -> None:
-    """A key that was made is not made twice, and its plaintext is only in the first answer."""
+    """An API key is created once, and only the first answer has its plaintext."""
     path = f"/v1/admin/tenants/{tenant.id}/keys"
 
     first = await gateway.admin.post(path, json={"name": "ci"}, headers=KEY)

@@ -76,7 +76,7 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant) -> None:
-    """The same requests from their owner are no 404, or the test above would show nothing."""
+    """The owner's same requests are not a 404, so the test above can fail."""
     owned = await owned_ids(tenant)
     for method, path, _ in tenant_routes(gateway):
         if method == "GET":
@@ -101,7 +101,7 @@ async def test_checkpoints_of_others(gateway: Gateway, tenant: TestTenant) -> No
 
 
 async def test_models_of_others(gateway: Gateway, tenant: TestTenant) -> None:
-    """Another tenant's adapter is no model here, by none of its names, and lists do not show it."""
+    """Another tenant's adapter cannot be used under any of its names, and lists do not show it."""
     await owned_ids(tenant)
     other = await gateway.tenant("Other")
     for model in ("pirate", "pirate@1", "pirate@prod"):
@@ -114,7 +114,7 @@ async def test_models_of_others(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_cursors_of_others(gateway: Gateway, tenant: TestTenant) -> None:
-    """Another tenant's id is no cursor."""
+    """Another tenant's id is refused as a cursor."""
     adapter = await tenant.push_adapter("pirate")
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()
     other = await gateway.tenant("Other")

@@ -1,4 +1,4 @@
-"""Work that comes again and again while the server runs."""
+"""Periodic work while the server runs."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ class Pauses:
 
 
 async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    """Rounds come after each pause, a failure is logged and survived, and leaving the block ends them."""
+    """The work runs after each pause, also after a logged failure, until the block ends."""
     pauses, rounds = Pauses(), list[int]()
 
     async def work() -> None:
@@ -46,7 +46,7 @@ async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_a_round_under_way_is_cancelled() -> None:
-    """The end of the block waits for the round's own clean-up."""
+    """The end of the block waits for the running work's clean-up."""
     pauses, begun, cleaned = Pauses(), asyncio.Event(), list[bool]()
 
     async def work() -> None:

@@ -24,7 +24,7 @@ async def test_close_waits() -> None:
 
 
 async def test_close_ends_what_is_late() -> None:
-    """What outlasts the patience is cancelled, and its clean-up awaited."""
+    """Work that takes longer than the patience is cancelled, and its clean-up awaited."""
     tasks, cleaned = ServerTasks(patience_s=0.01), asyncio.Event()
 
     async def work() -> None:
@@ -40,7 +40,7 @@ async def test_close_ends_what_is_late() -> None:
 
 
 async def test_failures_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A failure that nobody awaits is logged with its task's name."""
+    """A task's failure is logged with its name."""
     tasks = ServerTasks()
 
     async def work() -> None:

@@ -41,7 +41,7 @@ async def test_ping() -> None:
 
 
 async def test_failure_to_read_on() -> None:
-    """A stream that cannot go on says so in its last event."""
+    """A stream that fails has a last event `error`."""
     client = Client()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:

@@ -1,4 +1,4 @@
-"""The way from a producing task to its reader."""
+"""The channel between a producing task and its reader."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from graftwork.api.http.channel import Channel
 
 
 async def test_order_and_end() -> None:
-    """A reader sees every item in order, then the end, however the two take turns."""
+    """A reader gets every item in order, then the end, in any interleaving of the two tasks."""
     channel: Channel[int] = Channel(limit=2)
 
     async def produce() -> None:
@@ -42,7 +42,7 @@ async def test_slow_reader() -> None:
 
 
 async def test_error_comes_last() -> None:
-    """What was put before a failure is read before it; the first end counts."""
+    """Items put before a failure are read first, and only the first end counts."""
     channel: Channel[int] = Channel()
     await channel.put(1)
     channel.finish(ValueError("first"))
@@ -54,7 +54,7 @@ async def test_error_comes_last() -> None:
 
 
 async def test_wait_for_first() -> None:
-    """Waiting takes nothing away; a fruitless failure is raised at once."""
+    """Waiting consumes no item, and a failure without items is raised at once."""
     fruitful: Channel[int] = Channel()
     waiting = asyncio.create_task(fruitful.wait_for_first())
     await fruitful.put(1)

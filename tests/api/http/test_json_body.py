@@ -1,4 +1,4 @@
-"""JSON from strangers."""
+"""Parsing of JSON bodies."""
 
 import json
 from contextlib import suppress
@@ -23,21 +23,21 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_sound_json(value: object) -> None:
-    """Whatever JSON can say of whole characters is read as it was written, escaped or not."""
+    """Every valid JSON value is read unchanged, escaped or not."""
     assert parse_json(json.dumps(value).encode()) == value
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
 
 
 @given(st.binary(max_size=64))
 def test_noise(body: bytes) -> None:
-    """Any bytes are JSON or an InvalidRequest, and never another failure."""
+    """Any bytes parse as JSON or raise InvalidRequest, and nothing else."""
     with suppress(InvalidRequest):
         parse_json(body)
 
 
 @pytest.mark.parametrize(("depth", "sound"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False), (100_000, False)])
 def test_depth(depth: int, sound: bool) -> None:
-    """The limit on nesting is exact, and far beyond it nothing overflows."""
+    """The limit on nesting is exact, and much deeper values do not overflow the stack."""
     for opening, closing in (("[", "]"), ('{"a":', "}")):
         body = (opening * depth + ("" if opening == "[" else "1") + closing * depth).encode()
         if sound:
@@ -49,6 +49,6 @@ def test_depth(depth: int, sound: bool) -> None:
 
 @pytest.mark.parametrize("body", [b"[NaN]", b"[-Infinity]", b"9" * 5000, b'"\\udc00"', b'{"\\ud800": 1}', b"\xff"])
 def test_what_fails_later(body: bytes) -> None:
-    """What Python reads and databases or tokenizers cannot hold is refused here."""
+    """Values that Python parses and databases or tokenizers cannot hold are refused."""
     with pytest.raises(InvalidRequest):
         parse_json(body)

@@ -5,6 +5,7 @@ The tools are installed for these tests alone, in pinned versions, and no test d
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -62,8 +63,9 @@ def node_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def output_of(*command: object, cwd: Path) -> str:
-    """What a tool prints; it must end well."""
-    done = run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    """What a tool prints. It must succeed; it finds the programs beside it."""
+    environment = os.environ | {"PATH": f"{Path(str(command[0])).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     return done.stdout + done.stderr
 
@@ -84,9 +86,9 @@ def test_a_typed_python_client(document: Path, python_tools: Path) -> None:
 
     generate = (python_tools / "openapi-python-client", "generate", "--path", document, "--meta", "none")
     output = output_of(*generate, "--output-path", folder, "--fail-on-warning", cwd=python_tools)
-    output_of(sys.executable, "-m", "compileall", "-q", folder, cwd=folder)
+    output_of(sys.executable, "-m", "compileall", "-q", folder, cwd=document.parent)
     checked = (folder / "models", folder / "api")  # the rest is the generator's own, the same for every document
-    output_of(python_tools / "mypy", "--follow-imports=silent", *checked, cwd=folder)
+    output_of(python_tools / "mypy", "--follow-imports=silent", *checked, cwd=document.parent)
 
     assert "WARNING" not in output
     assert (folder / "api" / "sessions" / "create_turn.py").is_file()

@@ -13,7 +13,7 @@ from tests.api.harness import Gateway, TestTenant, adapter_upload
 async def test_nothing_is_stored_that_the_engine_refuses(
     gateway: Gateway, tenant: TestTenant, refusal: GraftworkError, status: int
 ) -> None:
-    """The engine's own words reach the client; no adapter and no model is there afterwards."""
+    """The client gets the engine's message, and no adapter is stored."""
     gateway.engine.probe_refusal = refusal
 
     answer = await tenant.client.post("/v1/adapters", data={"name": "pirate"}, files=adapter_upload())

@@ -19,7 +19,7 @@ async def test_push(tenant: TestTenant) -> None:
 
 
 async def test_versions(tenant: TestTenant) -> None:
-    """Other bytes are a new version, the same bytes again answer the same one."""
+    """Other files make a new version, and the same files answer the same version."""
     await tenant.push_adapter()
 
     second = await tenant.client.post("/v1/adapters/pirate/versions", files=adapter_upload(1))
@@ -30,7 +30,7 @@ async def test_versions(tenant: TestTenant) -> None:
 
 
 async def test_version_of_unknown_adapter(tenant: TestTenant) -> None:
-    """A version needs an adapter."""
+    """A version cannot be uploaded without an adapter of that name."""
     answer = await tenant.client.post("/v1/adapters/nobody/versions", files=adapter_upload())
 
     assert answer.status_code == 404
@@ -64,7 +64,7 @@ async def test_bad_weights(tenant: TestTenant) -> None:
 
 
 async def test_bad_forms(tenant: TestTenant) -> None:
-    """A part that is missing, or a name that cannot be one, is a 422 that names it."""
+    """A missing part or an invalid name is a 422 that names it."""
     files = adapter_upload()
     bad: list[tuple[str, dict[str, Any]]] = [
         ("name", {"files": files}),
@@ -81,7 +81,7 @@ async def test_bad_forms(tenant: TestTenant) -> None:
 
 
 async def test_rank_and_count_limits(gateway: Gateway) -> None:
-    """A rank above the limit is a 422, a count above it a 429 that no retry helps."""
+    """A rank above the limit is a 422, and a count above it a 429 that must not be retried."""
     flat = await gateway.tenant(quota=Quota(max_adapter_rank=2))
     few = await gateway.tenant(quota=Quota(max_adapters=0))
 
@@ -93,7 +93,7 @@ async def test_rank_and_count_limits(gateway: Gateway) -> None:
 
 
 async def test_alias(gateway: Gateway, tenant: TestTenant) -> None:
-    """An alias leads a model name to a version, and tells where it led before."""
+    """An alias makes a model name stand for a version, and its answer tells the previous one."""
     await tenant.push_adapter()
     both = (await tenant.client.post("/v1/adapters/pirate/versions", files=adapter_upload(1))).json()["versions"]
 
@@ -110,7 +110,7 @@ async def test_alias(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_bad_aliases(tenant: TestTenant) -> None:
-    """An alias needs one target that exists; anything else is a 422 or, for what is not there, a 404."""
+    """An alias with an invalid target is a 422, and with an unknown version a 404."""
     await tenant.push_adapter()
     path = "/v1/adapters/pirate/aliases/prod"
     bad: list[tuple[str, dict[str, Any], int]] = [
@@ -160,7 +160,7 @@ async def test_delete(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_delete_version(tenant: TestTenant) -> None:
-    """A version that an alias leads to stays; another can go, and its number is not used again."""
+    """A version with an alias cannot be deleted; another can, and its number is not used again."""
     await tenant.push_adapter()
     await tenant.client.post("/v1/adapters/pirate/versions", files=adapter_upload(1))
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})

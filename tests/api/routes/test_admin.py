@@ -11,7 +11,7 @@ TENANTS = "/v1/admin/tenants"
 
 
 async def test_tenant_life(gateway: Gateway) -> None:
-    """A tenant is made, read, changed, suspended, resumed and deleted."""
+    """A tenant is created, read, changed, suspended, resumed and deleted."""
     admin = gateway.admin
 
     made = await admin.post(TENANTS, json={"name": "Acme", "weight": 2})
@@ -74,7 +74,7 @@ async def test_scopes(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_quota(gateway: Gateway, tenant: TestTenant) -> None:
-    """A quota is replaced whole, holds at once, and its tenant can read it."""
+    """A quota is replaced as a whole, applies at once, and its tenant can read it."""
     path = f"{TENANTS}/{tenant.id}/quota"
 
     put = await gateway.admin.put(path, json={"requests_per_minute": 1, "max_sessions": None})
@@ -150,7 +150,7 @@ async def test_replicas(gateway: Gateway) -> None:
 
 
 async def test_deleted_tenant(gateway: Gateway, tenant: TestTenant) -> None:
-    """A deleted tenant's keys end, its adapters go and the KV of its requests, its usage stays."""
+    """Deleting a tenant ends its keys and deletes its adapters and KV; its usage stays."""
     await tenant.push_adapter()
     await tenant.client.post("/v1/chat/completions", json=chat())
 
@@ -166,7 +166,7 @@ async def test_deleted_tenant(gateway: Gateway, tenant: TestTenant) -> None:
 async def test_deleted_tenant_without_an_engine(
     gateway: Gateway, tenant: TestTenant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tenant can be deleted while no engine answers; the log says that its KV lies there still."""
+    """A tenant can be deleted while no engine answers; the log says that its KV remains."""
     gateway.engine.absence = Unavailable("No engine answers at present.", retry_after_s=1.0)
 
     deleted = await gateway.admin.delete(f"{TENANTS}/{tenant.id}")

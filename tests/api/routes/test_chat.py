@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, over an engine that says what it is told to."""
+"""`POST /v1/chat/completions`, over a fake engine with given answers."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def test_answer(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_stream(gateway: Gateway, tenant: TestTenant) -> None:
-    """A stream begins with the role, ends with the reason and [DONE], and spells the same text as an answer."""
+    """A stream begins with the role, ends with the reason and [DONE], and has the text of the answer."""
     answer = await tenant.client.post("/v1/chat/completions", json=chat(stream=True, max_tokens=100))
 
     found = chunks(answer.text)
@@ -50,7 +50,7 @@ async def test_stream(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_stream_with_usage(tenant: TestTenant) -> None:
-    """Asked for, usage comes in one chunk without choices, after all others."""
+    """If requested, usage is in a last chunk without choices."""
     body = chat(stream=True, stream_options={"include_usage": True})
 
     found = chunks((await tenant.client.post("/v1/chat/completions", json=body)).text)
@@ -95,7 +95,7 @@ async def test_streamed_tool_call(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_tool_choice_none(gateway: Gateway, tenant: TestTenant) -> None:
-    """With tool_choice none the tools are not shown to the model, and what looks like a call is text."""
+    """With tool_choice none the prompt has no tools, and a call in the output is text."""
     gateway.engine.text = CALL
 
     body = (await tenant.client.post("/v1/chat/completions", json=chat(tools=[TOOL], tool_choice="none"))).json()
@@ -106,7 +106,7 @@ async def test_tool_choice_none(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_choices(gateway: Gateway, tenant: TestTenant) -> None:
-    """n choices are n sequences of one prompt, each with noise of its own; the prompt counts once."""
+    """n choices share one prompt and have different random numbers; the prompt counts once."""
     body = (await tenant.client.post("/v1/chat/completions", json=chat(n=3, seed=7, max_tokens=4))).json()
 
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
@@ -117,7 +117,7 @@ async def test_choices(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_first_choice_computes_the_prompt(gateway: Gateway, tenant: TestTenant) -> None:
-    """The others are not sent before its first token, so that they meet the prompt in the cache."""
+    """Further choices start after the first token, so that they find the prompt in the cache."""
     gateway.engine.holds_after = 0
     asking = asyncio.create_task(tenant.client.post("/v1/chat/completions", json=chat(n=3, max_tokens=4)))
     await gateway.engine.held.wait()
@@ -131,7 +131,7 @@ async def test_first_choice_computes_the_prompt(gateway: Gateway, tenant: TestTe
 
 
 async def test_every_sampling_field_reaches_the_engine(gateway: Gateway, tenant: TestTenant) -> None:
-    """What is asked for is what the engine is asked for."""
+    """The engine gets the sampling that the request has."""
     counting: dict[str, Any] = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
     biased: dict[str, Any] = {"logit_bias": {"7": -100, "5": 1.5}, "stop_token_ids": [9]}
 
@@ -164,7 +164,7 @@ async def test_stop_string(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_sampling_reaches_the_engine(gateway: Gateway, tenant: TestTenant) -> None:
-    """Every served sampling field arrives as it was sent; the younger name of max_tokens wins."""
+    """Every sampling field reaches the engine, and max_completion_tokens has priority over max_tokens."""
     fields: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": -1, "min_tokens": 2}
 
     answer = await tenant.client.post(
@@ -199,7 +199,7 @@ async def test_service_tier(gateway: Gateway, ceiling: str, asked: str | None, s
 
 
 async def test_unknown_fields_are_ignored(tenant: TestTenant) -> None:
-    """Fields of any vintage that ask for nothing we refuse are no error."""
+    """Unknown fields and neutral values are accepted."""
     fields: dict[str, Any] = {
         "store": True,
         "metadata": {"a": "b"},
@@ -310,7 +310,7 @@ async def test_context_limit(tenant: TestTenant) -> None:
 
 
 async def test_engine_refusal_is_a_status(gateway: Gateway, tenant: TestTenant) -> None:
-    """What the engine refuses before it begins is an HTTP status, streamed or not, and gives its tokens back."""
+    """A refusal by the engine before its start is an HTTP status, streamed or not, and refunds the tokens."""
     gateway.engine.refusal = CapacityContended("The queue is full.", retry_after_s=1.5)
 
     for stream in (False, True):
@@ -323,7 +323,7 @@ async def test_engine_refusal_is_a_status(gateway: Gateway, tenant: TestTenant) 
 
 
 async def test_failure_in_a_stream(gateway: Gateway, tenant: TestTenant) -> None:
-    """Once a stream has begun a failure is its last event, without [DONE]; what was made is metered."""
+    """A failure during a stream is its last event, without [DONE]; the generated tokens are metered."""
     gateway.engine.breaks_after, gateway.engine.breakage = 3, Unavailable("The engine is gone.", retry_after_s=1)
 
     answer = await tenant.client.post("/v1/chat/completions", json=chat(stream=True))
@@ -352,7 +352,7 @@ async def test_rate_limit(gateway: Gateway) -> None:
 
 
 async def test_tokens_settle(gateway: Gateway) -> None:
-    """A reservation counts the prompt and what may be made, and gives back what was not."""
+    """A reservation counts the prompt and the limit, and unused tokens are given back."""
     tenant = await gateway.tenant(quota=Quota(tokens_per_minute=1000))
 
     await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=900))
@@ -364,7 +364,7 @@ async def test_tokens_settle(gateway: Gateway) -> None:
 
 
 async def test_budget_spent(gateway: Gateway) -> None:
-    """A spent month is a 429 that tells clients not to try again."""
+    """A spent monthly budget is a 429 that must not be retried."""
     tenant = await gateway.tenant(quota=Quota(monthly_tokens=10))
 
     answer = await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=100))
@@ -375,7 +375,7 @@ async def test_budget_spent(gateway: Gateway) -> None:
 
 
 async def test_usage_row(tenant: TestTenant) -> None:
-    """One request, however many choices it has, is one row of usage, and there when its answer is."""
+    """One request with many choices is one usage row, stored before its answer."""
     usage = (await tenant.client.post("/v1/chat/completions", json=chat(n=2))).json()["usage"]
 
     row = (await tenant.usage())[0]
@@ -388,7 +388,7 @@ async def test_usage_row(tenant: TestTenant) -> None:
 @pytest.mark.parametrize("holds_queue", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_disconnect(gateway: Gateway, tenant: TestTenant, stream: bool, holds_queue: bool) -> None:
-    """A client that leaves cancels the engine's work at once; what was made is metered, and the slot is free."""
+    """When a client leaves, the engine's work is cancelled, its tokens metered, and the slot freed."""
     engine = gateway.engine
     engine.holds_after, engine.holds_queue = 4, holds_queue
     await gateway.resources.account.tenancy.set_quota(tenant.id, Quota(max_concurrent_requests=1))

@@ -16,7 +16,7 @@ def body(prompt: Any = TEXT, **fields: Any) -> dict[str, Any]:
 
 
 async def test_forms_of_a_prompt(gateway: Gateway, tenant: TestTenant) -> None:
-    """Text, texts, ids and lists of ids are prompts; each is answered, in order."""
+    """Text, texts, ids and lists of ids are prompts, answered in order."""
     forms: list[Any] = [TEXT, [TEXT, "Paris"], IDS, [IDS, IDS[:1]], [TEXT, IDS]]
     counts = []
     for form in forms:
@@ -41,7 +41,7 @@ async def test_answer(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_default_length(gateway: Gateway, tenant: TestTenant) -> None:
-    """Without max_tokens sixteen are made, as OpenAI does."""
+    """The default of max_tokens is 16, as in OpenAI's API."""
     await tenant.client.post("/v1/completions", json=body())
 
     assert gateway.engine.requests[0].sampling.max_tokens == 16
@@ -82,7 +82,7 @@ async def test_stream(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_bad_values(gateway: Gateway, tenant: TestTenant) -> None:
-    """What is wrong or not served is a 400 that names the field."""
+    """An invalid or unsupported value is a 400 that names the field."""
     vocab_size = gateway.resources.inference.description.vocab_size
     bad: list[tuple[str, Any]] = [
         ("suffix", "the end"),
@@ -122,7 +122,7 @@ async def test_too_many_choices(tenant: TestTenant) -> None:
 
 
 async def test_tokenize_text(tenant: TestTenant) -> None:
-    """Text becomes the ids that a completion would be made from, and detokenize takes them back."""
+    """tokenize returns the ids of a completion's prompt, and detokenize reverses it."""
     found = (await tenant.client.post("/v1/tokenize", json={"model": "tiny", "prompt": TEXT})).json()
     back = (await tenant.client.post("/v1/detokenize", json={"model": "tiny", "tokens": found["tokens"]})).json()
 
@@ -131,7 +131,7 @@ async def test_tokenize_text(tenant: TestTenant) -> None:
 
 
 async def test_tokenize_messages(gateway: Gateway, tenant: TestTenant) -> None:
-    """Messages become the very prompt that chat.completions sends to the engine."""
+    """Messages become the same prompt as in chat.completions."""
     await tenant.client.post("/v1/chat/completions", json=chat("Hello <|im_end|>"))
 
     found = (await tenant.client.post("/v1/tokenize", json=chat("Hello <|im_end|>"))).json()

@@ -1,4 +1,4 @@
-"""What machines ask: health, readiness, metrics, the API's own description."""
+"""Health, readiness, metrics and the API's description."""
 
 import sys
 from subprocess import run
@@ -16,7 +16,7 @@ async def test_health(gateway: Gateway) -> None:
 
 
 async def test_readiness(gateway: Gateway) -> None:
-    """Ready means a real token from the engine; the check is repeated, but not for every question."""
+    """Ready means a token from the engine; the check is repeated after a second, not for each request."""
     ready = await gateway.anonymous.get("/readyz")
     await gateway.anonymous.get("/readyz")
     asked_once = len(gateway.engine.requests)
@@ -34,7 +34,7 @@ async def test_readiness(gateway: Gateway) -> None:
 
 
 async def test_readiness_of_the_schema(gateway: Gateway) -> None:
-    """A database behind this code's schema is not ready, and says what to do."""
+    """With an old database schema the server is not ready, and says what to do."""
     await gateway.resources.server.database.downgrade("0002_adapters")
 
     answer = await gateway.anonymous.get("/readyz")

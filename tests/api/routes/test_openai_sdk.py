@@ -130,7 +130,7 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncOpenAI) ->
 
 
 async def test_retries(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """The SDK tries again after the milliseconds that a refusal names, and gets its answer."""
+    """The SDK retries after the milliseconds that the refusal names, and gets its answer."""
     refusal = CapacityContended("The queue is full.", retry_after_s=0.002)
     describe = gateway.engine.generate
     gateway.engine.refusal = refusal
@@ -149,7 +149,7 @@ async def test_retries(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_failure_in_a_stream(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """A stream that fails after it began raises in the SDK too, and does not end as if it were whole."""
+    """A stream that fails after its start raises in the SDK."""
     gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine is gone.")
     stream = await client.completions.create(model="tiny", prompt="x", stream=True)
 
@@ -159,7 +159,7 @@ async def test_failure_in_a_stream(gateway: Gateway, client: AsyncOpenAI) -> Non
 
 
 async def test_leaving_a_stream(gateway: Gateway, client: AsyncOpenAI, tenant: TestTenant) -> None:
-    """Closing the SDK's stream closes the connection, cancels the engine's work and meters what was made."""
+    """Closing the SDK's stream cancels the engine's work, and the generated tokens are metered."""
     gateway.engine.holds_after = 2
     stream = await client.completions.create(model="tiny", prompt="x", stream=True)
     await gateway.engine.held.wait()

@@ -29,7 +29,7 @@ async def test_a_prediction_reaches_the_engine_as_tokens(
 
 
 async def test_a_prediction_longer_than_the_context_is_refused(gateway: Gateway, tenant: TestTenant) -> None:
-    """Nothing is cut off in silence: the field is named, and nothing is generated."""
+    """An oversized prediction is refused by name, and nothing is generated."""
     body = chat(prediction={"type": "content", "content": "word " * 4 * CONTEXT_TOKENS})
 
     answer = await tenant.client.post("/v1/chat/completions", json=body)

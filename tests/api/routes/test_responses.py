@@ -62,7 +62,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_bad_bodies(gateway: Gateway, tenant: TestTenant) -> None:
-    """Each is a 400 that names its field in this API's words, and nothing reaches the engine."""
+    """An invalid value is a 400 with this API's field name, and nothing reaches the engine."""
     found = []
     for fields, _ in BAD_FIELDS:
         answer = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "Hello", **fields})
@@ -73,7 +73,7 @@ async def test_bad_bodies(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 def test_fields_have_this_api_s_names() -> None:
-    """What sessions refuse underneath is told in the names that the caller wrote."""
+    """Errors of the session service have this API's field names."""
     route = next(route for route in responses.router.routes if isinstance(route, ResponsesRoute))
     pairs = {
         "tools[3].function.strict": "tools[3].strict",
@@ -93,7 +93,7 @@ def test_fields_have_this_api_s_names() -> None:
 
 
 async def test_what_is_ignored(tenant: TestTenant) -> None:
-    """Hints, and fields of vintages that we do not know, change nothing."""
+    """Hints and unknown fields do not change the answer."""
     body = await ask(
         tenant,
         user="u",
@@ -115,7 +115,7 @@ async def test_what_is_ignored(tenant: TestTenant) -> None:
 
 
 async def test_the_request_is_echoed(tenant: TestTenant) -> None:
-    """A response repeats what it was asked for, tools in the form they came in."""
+    """A response repeats the request's fields, with tools in their original form."""
     tool = {**TOOL, "description": None, "strict": False}
 
     body = await ask(
@@ -128,7 +128,7 @@ async def test_the_request_is_echoed(tenant: TestTenant) -> None:
 
 
 async def test_every_sampling_field_reaches_the_engine(gateway: Gateway, tenant: TestTenant) -> None:
-    """Fields that chat completions serve are served here too, and not dropped."""
+    """Sampling fields of chat completions work here too."""
     await ask(tenant, presence_penalty=0.5, logit_bias={"7": -1}, stop_token_ids=[5], seed=3)
 
     sampling = gateway.engine.requests[-1].sampling
@@ -187,7 +187,7 @@ async def test_queries(tenant: TestTenant) -> None:
 
 
 async def test_the_quota_holds(gateway: Gateway) -> None:
-    """A response passes the tenant's limits like any request, and leaves no trace when it does not."""
+    """A response obeys the tenant's limits, and a refused one leaves nothing stored."""
     poor = await gateway.tenant("Poor", Quota(requests_per_minute=1, max_sessions=0))
     async with poor.client:
         first = await poor.client.post("/v1/responses", json={"model": "tiny", "input": "Hello"})
@@ -198,7 +198,7 @@ async def test_the_quota_holds(gateway: Gateway) -> None:
 
 
 async def test_a_failure_before_the_answer_is_an_error(gateway: Gateway, tenant: TestTenant) -> None:
-    """What the engine refuses is that error, streamed or not; in the background it is a failed response."""
+    """A refusal by the engine is that error, streamed or not; in the background it is a failed response."""
     gateway.engine.refusal = Unavailable("No engine.")
     body = {"model": "tiny", "input": "Hello"}
 
@@ -267,7 +267,7 @@ async def test_a_conversation_refuses_what_it_cannot_begin_with(tenant: TestTena
 
 
 async def test_unstored_responses_cannot_be_fetched(gateway: Gateway, tenant: TestTenant) -> None:
-    """With `store: false` the id leads nowhere, streamed or not."""
+    """With `store: false` the response cannot be fetched, streamed or not."""
     plain = await ask(tenant, store=False)
     answer = await tenant.client.post(
         "/v1/responses", json={"model": "tiny", "input": "Hello", "store": False, "stream": True}
@@ -280,7 +280,7 @@ async def test_unstored_responses_cannot_be_fetched(gateway: Gateway, tenant: Te
 
 
 async def test_idempotency_of_streams(gateway: Gateway, tenant: TestTenant) -> None:
-    """A background stream that is asked for again is the same one; another is made anew, as its client took it along."""
+    """A repeated background stream is the same stream; any other was cancelled with its client and is generated again."""
     body, key = {"model": "tiny", "input": "Hello", "stream": True}, {"idempotency-key": "one"}
 
     first = await tenant.client.post("/v1/responses", json=body | {"background": True}, headers=key)
@@ -296,7 +296,7 @@ async def test_idempotency_of_streams(gateway: Gateway, tenant: TestTenant) -> N
 
 
 async def test_idempotency(gateway: Gateway, tenant: TestTenant) -> None:
-    """The same key and body meet the same response, as it is by then; what is not stored is answered anew."""
+    """The same key and body get the same response in its current state; without `store` it is generated again."""
     body, key = {"model": "tiny", "input": "Hello"}, {"idempotency-key": "one"}
     unstored = {**body, "store": False}
 

@@ -101,7 +101,7 @@ async def test_the_accumulator(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_tools(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """A call's output goes on from the response that made it, and is refused where no call waits for it."""
+    """A call's output continues the response that made the call, and is refused if no call waits."""
     gateway.engine.text = CALL
     first = await ask(client, "Weather?", tools=[TOOL])
     call = first.output[0]
@@ -124,7 +124,7 @@ async def test_tools(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_background(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """A background response is answered at once, goes on by itself, and is polled to its end."""
+    """A background response is answered at once, continues, and is polled to its end."""
     gateway.engine.holds_queue = True
     accepted = await ask(client, background=True)
     await gateway.engine.held.wait()
@@ -138,7 +138,7 @@ async def test_background(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_background_stream_is_resumed(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """Leaving a background stream stops nothing; the rest is streamed behind the number last seen."""
+    """Leaving a background stream does not stop it, and the rest can be streamed from any number."""
     gateway.engine.holds_after = 2
     stream = await client.responses.create(model="tiny", input="Hello", background=True, stream=True)
     seen = []

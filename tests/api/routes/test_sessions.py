@@ -31,7 +31,7 @@ async def say(tenant: TestTenant, session_id: str, text: str = "Hello", **fields
 
 
 async def test_create(tenant: TestTenant) -> None:
-    """A session says which weights it is pinned to."""
+    """A session names the adapter version that it is pinned to."""
     pushed = await tenant.push_adapter()
 
     answer = await tenant.client.post("/v1/sessions", json={"model": "pirate", "metadata": {"a": "b"}})
@@ -43,7 +43,7 @@ async def test_create(tenant: TestTenant) -> None:
 
 
 async def test_turn(gateway: Gateway, tenant: TestTenant) -> None:
-    """A turn answers its output, its checkpoint, usage and cache; the next one goes on from there."""
+    """A turn answers output, checkpoint, usage and cache, and the next turn continues it."""
     session_id = await new_session(tenant)
 
     first = await say(tenant, session_id)
@@ -110,7 +110,7 @@ async def test_tools(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_outputs_that_are_stored_can_be_read(gateway: Gateway, tenant: TestTenant) -> None:
-    """Whoever forgot what it sent finds it, with what still waits; when all is there but the turn failed, too."""
+    """The stored outputs and the open calls can be read, also after a turn failed."""
     session_id = await new_session(tenant, tools=[TOOL])
     path = f"/v1/sessions/{session_id}/tool_outputs"
     none = (await tenant.client.get(path)).json()
@@ -151,7 +151,7 @@ async def test_items(tenant: TestTenant) -> None:
 
 
 async def test_fork_and_rewind(tenant: TestTenant) -> None:
-    """Forks share a history and go their own ways; a rewound session goes on from an earlier point."""
+    """Forks share a history and continue separately; a rewound session continues from an earlier checkpoint."""
     session_id = await new_session(tenant)
     first = await say(tenant, session_id, "One")
     await say(tenant, session_id, "Two")
@@ -197,7 +197,7 @@ async def test_other_verbs(tenant: TestTenant) -> None:
 
 
 async def test_conflicts(gateway: Gateway, tenant: TestTenant) -> None:
-    """A head that moved, and a turn while one runs, are conflicts; a cancelled turn says so."""
+    """A moved head and a second running turn are conflicts; a cancelled turn has that status."""
     session_id = await new_session(tenant)
     path = f"/v1/sessions/{session_id}/turns"
     gateway.engine.holds_after = 2
@@ -236,7 +236,7 @@ async def test_disconnected_turn_goes_on(gateway: Gateway, tenant: TestTenant) -
 async def test_turn_that_goes_with_its_client(
     gateway: Gateway, tenant: TestTenant, stream: bool, takes_along: bool
 ) -> None:
-    """With `cancel_on_disconnect` a client that leaves takes its turn along, and without it does not."""
+    """With `cancel_on_disconnect` a turn is cancelled when its client leaves; without it the turn continues."""
     session_id = await new_session(tenant)
     gateway.engine.holds_after = 2
     body = {"input": "x", "stream": stream, "cancel_on_disconnect": takes_along}
@@ -257,7 +257,7 @@ async def test_turn_that_goes_with_its_client(
 
 
 async def test_turn_that_ended_well_is_not_cancelled_by_its_clients_going(tenant: TestTenant) -> None:
-    """`cancel_on_disconnect` means nothing to a turn that its client saw to the end."""
+    """`cancel_on_disconnect` does not change a turn whose client stays to the end."""
     session_id = await new_session(tenant)
 
     for stream in (False, True):

@@ -1,4 +1,4 @@
-"""Tools and answers of a form on every face: what reaches the engine, what is refused, what is told to be let go."""
+"""Tools and constrained answers on every API: what reaches the engine, what is refused, what is not enforced."""
 
 import json
 from collections.abc import AsyncIterator
@@ -143,7 +143,7 @@ async def test_every_face_asks_for_the_same_grammar(gateway: Gateway, tenant: Te
 
 
 async def test_every_face_tells_what_it_lets_go(gateway: Gateway, tenant: TestTenant) -> None:
-    """In the names that its clients know, whether it streams or not."""
+    """The header names fields as the API's clients know them, streamed or not."""
     http = tenant.client
     messages = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
     messages |= {"tools": [{"name": "get_weather", "input_schema": LOOSE}]}
@@ -172,7 +172,7 @@ async def test_every_face_tells_what_it_lets_go(gateway: Gateway, tenant: TestTe
 
 
 async def test_the_header_is_bounded(tenant: TestTenant) -> None:
-    """However much is let go, proxies take it."""
+    """The header stays short enough for proxies, however many places it has to name."""
     schema = {"type": "object", "properties": {f"p{n}": {"format": "color"} for n in range(60)}}
     body = chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
 
@@ -262,7 +262,7 @@ async def test_a_dead_end_ends_that_answer_alone(gateway: Gateway, tenant: TestT
 
 
 async def test_strict_is_not_shown_to_the_model(gateway: Gateway, tenant: TestTenant) -> None:
-    """It changes what is enforced, and not one token of the prompt."""
+    """`strict` changes what is enforced, and does not change the prompt."""
     spellings: list[dict[str, Any]] = [{}, {"strict": True}, {"strict": False}]
     for fields in spellings:
         await tenant.client.post("/v1/chat/completions", json=chat(tools=[tool(**fields)]))

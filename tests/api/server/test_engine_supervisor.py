@@ -54,7 +54,7 @@ async def living() -> AsyncIterator[EngineChild]:
 
 
 async def test_start_and_stop(living: EngineChild) -> None:
-    """A child lives once it answers, and is gone when stop returns."""
+    """A child runs once it answers, and has ended when stop returns."""
     process_id = living.process_id
     assert process_id is not None
     os.kill(process_id, 0)

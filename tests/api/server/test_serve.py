@@ -41,12 +41,15 @@ def url_when_ready(server: subprocess.Popen[str]) -> str:
 
 def ask(url: str, data_dir: Path) -> httpx.Response:
     key = json.loads((data_dir / "demo-keys.json").read_text())["Plain Labs"]
-    body = {"model": "graftwork-demo", "prompt": "Hello", "max_tokens": 4}
+    body = {"model": "graftwork-demo", "prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
     return httpx.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
 
 def engine_of(server: subprocess.Popen[str]) -> psutil.Process:
-    (engine,) = psutil.Process(server.pid).children()
+    """The child that serves the model; others inspect uploads."""
+    (engine,) = (
+        child for child in psutil.Process(server.pid).children() if "engine_process" in " ".join(child.cmdline())
+    )
     return engine
 
 

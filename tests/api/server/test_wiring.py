@@ -52,7 +52,7 @@ async def test_restart(tmp_path: Path, tiny_model: Path, database_url: str) -> N
 
 
 async def test_interrupted_turn(tmp_path: Path, tiny_model: Path, database_url: str) -> None:
-    """A gateway that ends in the middle of a turn says so in the turn's events, and the session goes on."""
+    """A gateway that stops during a turn stores that in the turn's events, and the session can continue."""
     settings = gateway_settings(tmp_path, tiny_model, database_url)
     async with open_gateway(settings) as gateway:
         tenant = await gateway.tenant()
