@@ -37,9 +37,10 @@ _READABLE = "/#[]$~:@!*+=-._"
 
 
 def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
-    """Return the header that lists `places`, or no header if there are none.
+    """Return the header that names what the server ignores in a request, or no header if there is nothing.
 
-    `rename` converts the fields' names to the names of the route's API.
+    `places` are fields of the body, with JSON pointers into their schemas. `rename` converts the names of fields to the
+    names of the route's API.
     """
     shown: list[str] = []
     length = 0

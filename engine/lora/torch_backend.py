@@ -46,7 +46,7 @@ class Segment:
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """The runs of chunk rows, between the rows that decode."""
+        """The ranges of rows that belong to prefill chunks. The rows between them decode."""
         bounds = (self.start - 1, *self.decoding, self.end)
         return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 

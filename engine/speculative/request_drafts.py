@@ -118,9 +118,11 @@ class RequestDrafts:
     """The present draft. The next step verifies a prefix of it."""
 
     def propose(self, max_tokens: int) -> list[float]:
-        """Drafts up to `max_tokens` tokens. Returns, for each, the probability that it and all before it are accepted.
+        """Chooses a draft of up to `max_tokens` tokens and keeps it in `draft`.
 
-        Forced tokens come first. After them comes the draft of the lookup with the most expected accepted tokens.
+        Tokens that the grammar forces come first. After them, each lookup proposes a continuation, and the one with the
+        most expected accepted tokens is used. Returns one probability for each draft token: that it and all draft tokens
+        before it are accepted.
         """
         for drafter in self.lookups:
             drafter.observe()

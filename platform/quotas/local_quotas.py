@@ -48,7 +48,10 @@ class _TenantWindow:
         self.held_by_id[entry_id] = tokens
 
     def finish(self, entry_id: str, actual_tokens: int | None) -> None:
-        """Free the slot and set the entry to `actual_tokens`, or remove it for None. The first call counts."""
+        """Free the request's slot, and set its entry in the log to `actual_tokens`.
+
+        If `actual_tokens` is None, the entry is removed. Later calls for the same entry have no effect.
+        """
         if self.held_by_id.pop(entry_id, None) is None:
             return
         entry = self.entries.get(entry_id)

@@ -87,7 +87,7 @@ async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
 
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
-    """Counts a tenant's sessions that are neither closed nor over."""
+    """Counts a tenant's open sessions: those that were not closed and have not expired."""
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,

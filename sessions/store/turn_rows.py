@@ -1,12 +1,7 @@
-"""Reads and writes the rows of turns and of their events.
+"""Reads and writes the rows of turns, of their events, and of histories: checkpoints with token ids, and items.
 
-Owns the SQL statements. Never decides a rule or opens a transaction. An event's row never changes.
-Every statement is scoped by tenant.
-
-Reads and writes the rows of histories: checkpoints with their token ids, and items.
-
-Owns the SQL statements. Never decides a rule or opens a transaction. Adds rows, and never changes a row.
-Every statement is scoped by tenant.
+Owns the SQL statements. The caller applies the rules and opens the transaction. Rows of events and of histories are
+added and never changed. Every statement is limited to one tenant.
 """
 
 from collections.abc import Iterable, Sequence

@@ -75,7 +75,7 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Send a call until it succeeds, and return the response. Raises the error of the last try."""
+    """Send a call, and retry it as the policy allows. Returns the response, or raises the error of the last try."""
     call = with_key(call)
     return (yield from _try_until_answered(Send(call), call, policy))
 

@@ -21,7 +21,7 @@ class Gaps:
     """JSON pointers of what is not enforced, with reasons."""
 
     def meet(self, pointer: str, reason: str) -> None:
-        """Note a gap. Raises InvalidRequest if the grammar is strict."""
+        """Record a keyword that cannot be enforced. Raises InvalidRequest if the grammar is strict."""
         if self.strict:
             raise refused(pointer, reason)
         self.pointers.setdefault(pointer, reason)

@@ -60,7 +60,7 @@ class StructuralTag:
 
 
 def read_tag(value: Any, limits: LintLimits) -> StructuralTag:
-    """Parse a tag. Raises InvalidRequest if it is malformed, or if text could be mistaken for a call."""
+    """Parse a structural tag. Raises InvalidRequest if it is malformed, or if free text could be mistaken for a tool call."""
     if not isinstance(value, dict) or not value.keys() <= _KNOWN:
         raise refused("#", f"a structural tag is an object of {', '.join(sorted(_KNOWN))}.")
     for name in _TEXT_FIELDS:

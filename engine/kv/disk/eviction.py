@@ -60,7 +60,7 @@ class DomainUsage:
         return domain in self._limits and num_bytes > self._limits[domain]
 
     def reserve_of(self, domain: FileDomain) -> int:
-        """Returns the bytes of a domain that others cannot take."""
+        """Returns the bytes of disk space that are reserved for a domain. Other domains cannot evict these bytes."""
         domains = len(self._bytes) - (None in self._bytes)
         shared = 0 if domain is None else self._shared_reserve_bytes // max(domains, 1)
         return max(self._reserves.get(domain, 0), shared)

@@ -267,7 +267,7 @@ class FrameUser(Evictable, Protocol):
 
 
 class NoFrameUser:
-    """The frame user of a tier that holds only pages."""
+    """Stands for the adapters on a tier that holds only KV pages. It uses no frames and has nothing to evict."""
 
     evictable_pages = 0
     claimed_pages = 0

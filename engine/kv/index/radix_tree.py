@@ -183,7 +183,7 @@ class RadixTree:
             self._detach(node)
 
     def remove_subtree(self, node: Node) -> list[Node]:
-        """Removes a node and all its descendants, even if other holders keep their pages.
+        """Removes a node and all its descendants from the tree. A page stays allocated while a request still holds it.
 
         Returns the nodes, leaves first.
         """

@@ -1,17 +1,17 @@
-"""Which rows of a batch belong to which adapter, cut into tiles that a kernel program can take whole.
+"""The rows of a batch by adapter, cut into tiles. One kernel program computes one tile.
 
-Built once a step on the CPU, copied to the device in one piece, shared by all layers.
-Rows of the bare base are in no tile, so no kernel reads or writes them.
+They are built once a step on the CPU, copied to the device in one piece, and used by all layers. Base rows are in no
+tile, so no kernel reads or writes them.
 
     rows      0  1  2  3  4  5  6        slots  2  -  0  2  -  2  0   ( - is the base )
     sorted    2  6 | 0  3  5             permutation = 2 6 0 3 5
     tiles    [0 : 2) slot 0, [2 : 4) slot 2, [4 : 5) slot 2            ( with two rows a tile )
 
-A row may mix up to four adapters by weight. Rows of one mixture make tiles of their own, whose parts are the pairs
-(slot, weight) in the order given: one program adds them all to its rows, in that order, so no two programs ever meet
-on a row. A step without mixtures has one part to a tile and pays nothing for the possibility.
+A row may mix up to four adapters with weights. The rows of one mixture have their own tiles, whose parts are its pairs
+(slot, weight) in the given order. One program adds all parts to its rows, in that order, so two programs never write
+the same row. In a step without mixtures, a tile has one part.
 
-Invariant: every row that has an owner is in exactly one tile, in batch order within its owner; no tile mixes owners.
+Invariant: every row with an owner is in exactly one tile, in batch order within its owner. No tile mixes owners.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class LoraSegments:
 
     @property
     def num_tiles(self) -> int:
-        """Tiles that a kernel is launched for, padding included."""
+        """The number of tiles that a kernel is launched for, with padding."""
         return self.tile_start.shape[0]
 
     @property
@@ -106,11 +106,11 @@ def build_segments(
     capacity: SegmentCapacity | None = None,
     tile_rows: int | None = None,
 ) -> LoraSegments:
-    """Group the rows of a batch by owner; None is the base.
+    """Group the rows of a batch by owner, and cut the groups into tiles. The owner None is the base model.
 
-    `tile_rows` is one of TILE_ROWS; by default tiles are grouped, by the number of rows to an owner. With a capacity
-    the arrays have its sizes, and tiles its rows, whatever the batch; the surplus tiles are empty.
-    Raises ValueError if the batch exceeds the capacity, or a mixture the number of parts.
+    `tile_rows` is one of TILE_ROWS. By default it follows from the number of rows of each owner. A capacity fixes the
+    sizes of the arrays and the rows of a tile, so that they do not depend on the batch; unused tiles are empty.
+    Raises ValueError if the batch exceeds the capacity, or if a mixture has too many adapters.
     """
     parts_by_owner = {owner: parts_of(owner) for owner in set(owners) if owner is not None}
     rows_by_parts: dict[Parts, list[int]] = {}
