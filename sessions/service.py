@@ -98,6 +98,7 @@ class SessionService:
         self._turns = dependencies.store
         self._kv = dependencies.kv
         self._running = running
+        self._log = dependencies.log
         self._sweeper = SessionSweeper(database, clock, dependencies.kv, retention_s)
         self.store = SessionStore(database, clock, retention_s)
         self.loader = SessionLoader(self.store, dependencies.store, running, clock)
@@ -127,6 +128,7 @@ class SessionService:
     async def close(self) -> None:
         """Fails the turns that run here, each with a terminal event. No turn can start later."""
         await self._running.close()
+        await self._log.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
         """Creates a session, pinned to the adapter version that its model names now. Raises NotFound, LimitExceeded."""

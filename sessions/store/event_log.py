@@ -58,6 +58,8 @@ class EventLog:
         self._committed_at = float("-inf")
         """The time at which the latest commit began."""
         self._task: asyncio.Task[None] | None = None
+        self._storing: asyncio.Future[Sequence[bool | BaseException]] | None = None
+        """The commit that runs now."""
 
     def open(self, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> "EventStream":
         """Opens the stream of a turn that has begun. `on_cancel` is called if a commit finds a cancel request."""
@@ -74,6 +76,18 @@ class EventLog:
     def discard(self, stream: "EventStream") -> None:
         """Removes the stream from the next group."""
         self._waiting.pop(stream, None)
+
+    async def close(self) -> None:
+        """Waits for the commit that runs now and drops what still waits. Call it after all turns have ended.
+
+        Otherwise a database connection could still be in use when the database closes.
+        """
+        self._waiting.clear()
+        while self._storing is not None and not self._storing.done():
+            await asyncio.wait({self._storing})
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         try:
@@ -94,7 +108,9 @@ class EventLog:
         streams, self._waiting = list(self._waiting), {}
         self._committed_at = self._clock.monotonic()
         batches = [stream.begin_attempt() for stream in streams]
-        results = await self._store(batches)
+        self._storing = asyncio.ensure_future(self._store(batches))
+        results = await self._storing
+        self._storing = None
         for stream, result in zip(streams, results, strict=True):
             stream.end_attempt(result)
             if isinstance(result, Unavailable) and not stream.is_closed:

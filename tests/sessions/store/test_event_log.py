@@ -218,3 +218,23 @@ async def test_how_many_commits_a_turn_of_two_hundred_tokens_takes(interval_ms: 
 
     assert len(harness.store.groups) <= most
     assert "".join(delta for _, delta in harness.shown("ses_1")) == "a" * 200
+
+
+async def test_closing_waits_for_the_commit_that_runs() -> None:
+    """The log closes only after its running commit has ended, and then commits nothing more."""
+    harness = LogHarness()
+    stream = harness.open("ses_1")
+    harness.store.may_end.clear()
+    await stream.put(A)
+    await harness.time.advance(0.001)
+    await stream.put(B)
+
+    closing = asyncio.create_task(harness.log.close())
+    await harness.time.advance(0.1)
+    was_closed = closing.done()
+    harness.store.may_end.set()
+    await closing
+    await harness.time.advance(0.1)
+
+    assert not was_closed
+    assert harness.store.groups == [[("ses_1", [A])]]
