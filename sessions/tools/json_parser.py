@@ -123,7 +123,7 @@ class _OpenCall:
         return text[end:]
 
     def _take(self, character: str) -> None:
-        """Raises BrokenJson if this text cannot be a call."""
+        """Takes the next character into the call's markup. Raises BrokenJson if the text cannot be a call."""
         ended = self._members.feed(character)
         if ended is not None:
             self._check(ended, "".join(self._members.values[ended]))

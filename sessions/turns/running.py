@@ -1,12 +1,9 @@
-"""Keeps the turns that run in this process.
+"""Keeps the turns that run in this process, and loads the session for an id that a client sent.
 
-Owns the tasks of turns, and ends them when the process shuts down. Never plans or stores a turn.
-Invariant: a turn is listed before its row exists and until its outcome is stored, so recovery never ends it.
-
-Finds the session for an id that a client sent.
-
-Decides which sessions a client can see. Response chains, and sessions past their time to live, are hidden.
-Invariant: a loaded session whose status is running has a process that runs its turn.
+Owns the asyncio tasks of turns, and ends these tasks at shutdown. Never plans or stores a turn.
+Decides which sessions a client can see: response chains, and sessions past their time to live, are hidden.
+Invariants: a turn is listed before its row exists and until its outcome is stored, so recovery never ends it.
+A loaded session whose status is running has a process that runs its turn.
 """
 
 import asyncio
