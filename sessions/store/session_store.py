@@ -117,7 +117,7 @@ class SessionStore:
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Stores the outputs that are new. After an error it stores none. Raises NotFound, Conflict."""
+        """Stores the outputs that are new. After an error no output is stored. Can raise NotFound or Conflict."""
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -148,7 +148,10 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates sessions that share the history up to `at`, or up to the head. Raises NotFound, BudgetSpent."""
+        """Creates sessions that share the history up to checkpoint `at`, or up to the head.
+
+        Can raise NotFound, BudgetSpent.
+        """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
@@ -168,7 +171,7 @@ class SessionStore:
             return await self._update(database, _resting(moved))
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
-        """Applies a PATCH. Raises Conflict if the model changes while a turn runs."""
+        """Stores the changes of a PATCH. Raises Conflict if they change the model while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             if change.metadata is not None:
@@ -313,7 +316,7 @@ class SessionStore:
     async def _known_calls(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
     ) -> dict[CallId, LedgerCall]:
-        """Finds the calls with these ids at the session's head and at its earlier heads."""
+        """Finds the tool calls with these ids at the session's head and at its earlier heads."""
         earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
         named = (call for call in session.ledger if call.call_id in call_ids)
         return {call.call_id: call for call in [*earlier, *named]}
@@ -337,7 +340,7 @@ class SessionStore:
         return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
-        """Reads the ledger again, and ends a suspension."""
+        """Reads the session's ledger again, ends a suspension, and returns the stored session."""
         assert session.head_id is not None
         ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))
