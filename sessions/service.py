@@ -253,7 +253,8 @@ class SessionService:
         return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Cancels the running turn and waits for its end. With `turn_id`, does nothing if another turn runs.
+        """Cancels the running turn, or only the turn `turn_id`, and waits for its end. Does nothing if no such turn
+        runs.
 
         If another process runs the turn, that process sees the request at its next commit or heartbeat.
         """

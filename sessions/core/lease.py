@@ -16,7 +16,7 @@ from graftwork.platform.tenancy.principals import TenantScope
 
 
 class LeaseLost(Conflict):
-    """Another process has taken the session over. This writer must stop."""
+    """Raised to a writer whose session another process has taken over. The writer must stop."""
 
     default_code = "lease_lost"
 

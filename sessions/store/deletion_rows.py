@@ -196,7 +196,7 @@ def _has_more_to_delete() -> ColumnElement[bool]:
 
 
 def _is_fork_point(tenant: Any) -> ColumnElement[bool]:
-    """Returns whether a session was forked at a checkpoint. Expired forks do not count: their origin is removed."""
+    """Returns whether a session was forked at a checkpoint. Expired sessions do not count: their `origin_id` is null."""
     fork = aliased(SessionRow)
     return exists().where(fork.tenant_id == tenant, fork.origin_id == CheckpointRow.id)
 

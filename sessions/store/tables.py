@@ -1,8 +1,8 @@
 """Defines the tables of sessions: sessions, turns, checkpoints, items, tool calls, events and responses.
 
-Owns the columns. Never checks a value. Checkpoints and items form a tree. Their rows are added and never changed.
-Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
-Ids that other packages own, such as tenant ids, are plain strings here.
+Owns the columns. The rules are in other modules. Checkpoints and items form a tree. Their rows are added and never
+changed. Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that
+JSON can. Ids that other packages own, such as tenant ids, are plain strings here.
 """
 
 from typing import Any
