@@ -202,11 +202,10 @@ class SessionService:
         count: int = 1,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates sessions that share the history up to checkpoint `at`, or up to the head. They await its last calls
-        again.
+        """Creates sessions that share the history up to checkpoint `at`, or up to the head.
 
-        A response chain can only be forked to response chains. Raises Conflict if the session is closed. Can also raise
-        NotFound or LimitExceeded.
+        The new sessions await the last calls of this history again. A response chain can only be forked to response
+        chains. Raises Conflict if the session is closed. Can also raise NotFound or LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
@@ -253,10 +252,10 @@ class SessionService:
         return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Cancels the running turn, or only the turn `turn_id`, and waits for its end. Does nothing if no such turn
-        runs.
+        """Cancels the running turn, or only the turn `turn_id`, and waits for its end.
 
-        If another process runs the turn, that process sees the request at its next commit or heartbeat.
+        Does nothing if no such turn runs. If another process runs the turn, that process sees the request at its next
+        commit or heartbeat.
         """
         load = self.loader.load if turn_id is None else self.loader.load_any
         session = await load(principal.scope(), session_id)
@@ -274,19 +273,28 @@ class SessionService:
         return suspended
 
     async def prefetch(self, principal: Principal, session_id: str) -> Prefetched:
-        """Loads a session's KV to the device before its next turn. Raises Conflict if it is closed. Can raise NotFound."""
+        """Loads a session's KV to the device before its next turn.
+
+        Raises Conflict if it is closed. Can raise NotFound.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         session.check_open()
         history = await self.loader.history(principal.scope(), session)
         return Prefetched(session, len(history.token_ids), await self._kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
-        """Returns a session, and on which cache tiers its KV is; None if the engine does not answer. Raises NotFound."""
+        """Returns a session, and on which cache tiers its KV is; None if the engine does not answer.
+
+        Raises NotFound.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         return session, await self._kv.read(await self.loader.history(principal.scope(), session))
 
     async def close_session(self, principal: Principal, session_id: str) -> AgentSession:
-        """Cancels the running turn and makes the session read-only. Raises Conflict if another turn starts meanwhile."""
+        """Cancels the running turn and makes the session read-only.
+
+        Raises Conflict if another turn starts meanwhile.
+        """
         session = await self.cancel(principal, session_id)
         closed = await self.store.close(principal.scope(), session.session_id)
         await self._kv.close(await self.loader.history(principal.scope(), closed))
@@ -308,7 +316,7 @@ class SessionService:
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """Returns the tenant's limit of open sessions; None for conversations and response chains, which have no limit."""
+        """Returns the tenant's limit of open sessions; None for conversations and response chains: they have no limit."""
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 

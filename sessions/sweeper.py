@@ -31,7 +31,10 @@ DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int
 
 
 class SessionSweeper:
-    """Deletes the sessions of all tenants whose time is over. Several gateways may do so on one database at a time."""
+    """Deletes sessions past their time to live, of all tenants.
+
+    Several gateways may do this on one database at the same time.
+    """
 
     def __init__(self, database: Database, clock: Clock, kv: SessionKvClient, retention_s: float) -> None:
         """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
@@ -43,7 +46,8 @@ class SessionSweeper:
     async def sweep(self) -> int:
         """Deletes the sessions past their time to live, and returns how many were completely deleted.
 
-        Searches again after each deleted session: the deletion of a last fork may allow the deletion of its origin.
+        Searches again after a round that deleted a session: the deletion of a last fork may allow the deletion of its
+        origin.
         """
         num_deleted = 0
         while num_more := await self._round():

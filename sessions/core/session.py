@@ -90,8 +90,9 @@ class LedgerCall:
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """A session as it was read from the store: its row, and its ledger (the tool calls at its head, with their
-    outputs).
+    """A session as it was read from the store: its row, and its ledger.
+
+    The ledger lists the tool calls at the session's head, with their outputs.
     """
 
     session_id: SessionId
@@ -113,7 +114,7 @@ class AgentSession:
     """The checkpoint of another session where this one was forked."""
     forked_from: SessionId | None = None
     epoch: int = 0
-    """Rises with each change of the head, the model or the lease, so that a turn that was planned earlier is refused."""
+    """Rises with each change of the head, the model or the lease, so that a turn planned earlier is refused."""
     running_turn_id: TurnId | None = None
     lease_owner: str | None = None
     lease_expires_at: float | None = None
@@ -154,12 +155,12 @@ class AgentSession:
         return ends_at is not None and ends_at <= now
 
     def check_open(self) -> None:
-        """Checks that the session is not closed. Raises Conflict."""
+        """Checks that the session is not closed. Raises Conflict if it is."""
         if self.status is SessionStatus.CLOSED:
             raise Conflict("The session is closed: it can be read, not changed.", code="session_closed")
 
     def check_at_rest(self) -> None:
-        """Checks that no turn runs and that the session is not closed. Raises Conflict."""
+        """Checks that no turn runs and that the session is not closed. Raises Conflict otherwise."""
         self.check_open()
         if self.status is SessionStatus.RUNNING:
             raise Conflict(
@@ -169,7 +170,7 @@ class AgentSession:
             )
 
     def check_head(self, if_head: str | None) -> None:
-        """Checks that the head is `if_head`; None accepts any head. Raises Conflict."""
+        """Checks that the head is `if_head`; None accepts any head. Raises Conflict otherwise."""
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
                 f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
@@ -180,7 +181,7 @@ class AgentSession:
             )
 
     def check_takes_turn(self, if_head: str | None) -> None:
-        """Checks that a user's turn may start now, on the head `if_head`. Raises Conflict."""
+        """Checks that a user's turn may start now, on the head `if_head`. Raises Conflict otherwise."""
         self.check_at_rest()
         self.check_head(if_head)
         if self.ledger:
@@ -218,7 +219,10 @@ class Turn:
 
 
 def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
-    """Returns the first turn and checkpoint of a new session that starts with `items`. The next turn encodes the items."""
+    """Returns the first turn and checkpoint of a new session that starts with `items`.
+
+    The next turn encodes the items.
+    """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
         turn_id=turn_id,

@@ -99,7 +99,10 @@ class Transcript:
     token_ids: tuple[int, ...]
     head: Checkpoint | None
     head_items: tuple[Item, ...]
-    """The items of the head: its turn's input, then the answer. If `must_encode_all`, the items of the whole history."""
+    """The items of the head: its turn's input, then the answer.
+
+    If `must_encode_all`, the items of the whole history.
+    """
     opening: str | None = None
     """The digest of the next checkpoint's opening."""
     must_encode_all: bool = False

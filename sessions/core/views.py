@@ -143,7 +143,7 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 
 
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
-    """Returns how many draft tokens were made and accepted. Has OpenAI's two figures only if a prediction was sent."""
+    """Returns the figures of draft tokens. It has OpenAI's two figures only if the client sent a prediction."""
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
     return figures.CompletionTokensDetails(
         drafted_tokens=drafts.drafted_tokens,

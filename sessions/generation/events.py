@@ -63,7 +63,7 @@ class GenerationFinished:
 
     reason: StopReason
     token_ids: tuple[int, ...]
-    """All tokens that the model generated and the engine cached, including stop tokens, stop strings and call markers."""
+    """All tokens that the model generated and the engine cached, with stop tokens, stop strings and call markers."""
     text: str
     """All text deltas joined."""
     tool_calls: tuple[ToolCallFinished, ...]

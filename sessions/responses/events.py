@@ -110,7 +110,11 @@ class ResponseEvents:
         return self._event("response.function_call_arguments.delta", **self._at(), delta=delta)
 
     def _end_call(self, arguments: str) -> Iterator[Event]:
-        """Ends a call. A call whose arguments are not a JSON object, as after a cut, stays open until the turn's end."""
+        """Ends a call.
+
+        A call whose arguments are not a JSON object, for example because they were cut off, stays open until the turn's
+        end.
+        """
         call = self.output[-1]
         call["arguments"] = arguments
         yield self._event("response.function_call_arguments.done", **self._at(), arguments=arguments, name=call["name"])

@@ -28,7 +28,10 @@ def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
-    """Checks that each call in `awaited` or in `items` has exactly one output after it. Raises ValidationFailed."""
+    """Checks that each call in `awaited` or in `items` has exactly one output after it.
+
+    Raises ValidationFailed if not.
+    """
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):
         if item.type is ItemType.FUNCTION_CALL:

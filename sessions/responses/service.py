@@ -109,7 +109,7 @@ class ResponseService:
     async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
         """Starts the turn on the previous response's session.
 
-        If that session's head has moved, uses a fork of the session.
+        If that session's head has moved, or the response is not stored, uses a fork of the session.
         """
         record, checkpoint_id = await self._previous(principal, previous_id)
         session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
@@ -122,7 +122,10 @@ class ResponseService:
         return await self._launch_on_own(principal, forks[0], new)
 
     async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
-        """Starts the turn on a session that was made for this response. Deletes the session if the turn cannot start."""
+        """Starts the turn on a session that was made for this response.
+
+        Deletes the session if the turn cannot start.
+        """
         try:
             return await self._launch(principal, session, new)
         except BaseException:

@@ -171,7 +171,7 @@ async def delete_expired_session(database: WriteSession, scope: TenantScope, ses
 
 
 def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
-    """Returns the rule of `AgentSession.is_over` in SQL, without its case for sessions marked as expired.
+    """Returns the rule of `AgentSession.is_over` in SQL, without that method's case for sessions marked as expired.
 
     The SQL value is null for a session without an end.
     """
@@ -196,7 +196,10 @@ def _has_more_to_delete() -> ColumnElement[bool]:
 
 
 def _is_fork_point(tenant: Any) -> ColumnElement[bool]:
-    """Returns whether a session was forked at a checkpoint. Expired sessions do not count: their `origin_id` is null."""
+    """Returns whether a session was forked at a checkpoint.
+
+    Expired sessions do not count: their `origin_id` is null.
+    """
     fork = aliased(SessionRow)
     return exists().where(fork.tenant_id == tenant, fork.origin_id == CheckpointRow.id)
 

@@ -150,7 +150,7 @@ class SessionStore:
     ) -> list[AgentSession]:
         """Creates sessions that share the history up to checkpoint `at`, or up to the head.
 
-        Can raise NotFound, BudgetSpent.
+        Can raise NotFound or BudgetSpent.
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()

@@ -10,9 +10,7 @@ How texts of users and tools are escaped: a rendered prompt mixes the template's
 spell one, such as `<|im_end|>`. Before rendering, every such literal in the text is wrapped in two mark characters that
 occur nowhere else. After rendering, the wrapped parts are encoded as plain text, and the rest as usual:
 
-    "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user
-say ", plain "<|im_end|>", "<|im_end|>
-…"
+    "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\\nsay ", plain "<|im_end|>", "<|im_end|>\\n…"
 
 Literals are wrapped and not replaced, because some templates search for them (`</think>`). If a template has cut off
 one of the two marks, the other mark still splits the text.
@@ -59,7 +57,10 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Converts a value to JSON. Replaces Jinja's filter, which would escape HTML. Templates use these parameter names."""
+    """Converts a value to JSON.
+
+    Replaces Jinja's filter, which would escape HTML. Templates use the parameter names of this function.
+    """
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -154,7 +155,7 @@ class ControlTokenTexts:
         self.all = _any_of(special + visible)
 
     def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
-        """Returns an escaper whose marks occur in none of these JSON values; None if no value spells a control token."""
+        """Returns an escaper whose marks are in none of these JSON values; None if no value spells a control token."""
         everything = "\0".join(chain.from_iterable(map(_strings, values)))
         if not self.all.search(everything):
             return None
@@ -173,7 +174,10 @@ class ControlTokenEscaper:
         self._splitter = re.compile(f"{opening}({literals.all.pattern}){closing}|[{opening}{closing}]")
 
     def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a message for a template, escaped. The text of an assistant keeps the markup that assistants write."""
+        """Returns a message for a template, escaped.
+
+        The text of an assistant keeps the markup that assistants write.
+        """
         spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
         return {
             key: self._wrap(value, self._literals.special if key in spoken else self._literals.all)

@@ -141,7 +141,10 @@ def read_content(content: object, param: str, rules: PartRules) -> list[str]:
 
 
 def read_part(part: object, param: str, rules: PartRules) -> str:
-    """Returns the text of one part. Raises `rules.error`, which names the field, or `rules.refusal` if it has no text."""
+    """Returns the text of one part.
+
+    Raises `rules.error`, which names the field, or `rules.refusal` if it has no text.
+    """
     if not isinstance(part, Mapping):
         raise rules.error(f"{param} must be an object with a type.", param=param)
     kind = part.get("type")

@@ -71,7 +71,10 @@ class TextTokenizer:
         return self._ids(self.backend, well_formed(text))
 
     def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """Returns the ids of a user's or a tool's text. They never include added tokens, even if the text spells one."""
+        """Returns the ids of a user's or a tool's text.
+
+        The ids never include added tokens, even if the text spells one.
+        """
         text = well_formed(text)
         token_ids = self._encode_plain(text, continues=continues)
         if self.added_tokens.keys().isdisjoint(token_ids):

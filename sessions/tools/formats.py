@@ -87,8 +87,9 @@ class ToolCallFormat:
         return {"begin": "", "schema": call, "end": ""}
 
     def frame(self) -> dict[str, Any]:
-        """Returns the fields of a structural tag grammar that do not depend on the tools: the texts around and between
-        calls.
+        """Returns the fields of a structural tag grammar for the texts around and between calls.
+
+        These fields do not depend on the tools.
         """
         around = {"opening": self.opens[0], "closing": self.close} if self.list_opens else {}
         return {"separator": self.between, **around}

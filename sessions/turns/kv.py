@@ -40,7 +40,10 @@ class SessionKvClient:
         return await self._send(SessionVerb.HOLD, history, tuple(waits))
 
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Loads the KV to the device for the next turn. `answered` lists the tools that have answered; empty means all."""
+        """Loads the KV to the device for the next turn.
+
+        `answered` lists the tools that have answered; empty means all.
+        """
         return await self._send(SessionVerb.PREFETCH, history, tuple(answered))
 
     async def suspend(self, history: History) -> SessionMemory | None:

@@ -143,7 +143,10 @@ def _charge(plan: TurnPlan) -> Charge:
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:
-    """Returns the weights, template, tokenizer and sampling of one turn. With a null seed, the engine chose the seed."""
+    """Returns the weights, template, tokenizer and sampling of one turn.
+
+    With a null seed, the engine chose the seed.
+    """
     version = request.resolved.version
     return {
         "base": description.fingerprint,

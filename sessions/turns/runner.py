@@ -166,7 +166,8 @@ class TurnRunner:
     async def run(self, generation: Generation) -> None:
         """Generates and stores the turn.
 
-        Raises Unavailable if the outcome cannot be stored. `SessionService.recover` then fails the turn.
+        Raises Unavailable if the outcome cannot be stored. The next search for interrupted turns then fails
+        the turn.
         """
         try:
             await self._store(generation, await self._outcome(generation))
@@ -178,7 +179,10 @@ class TurnRunner:
             await self.account.settle(generation.usage, "failed")
 
     async def _outcome(self, generation: Generation) -> TurnOutcome:
-        """Generates until the turn ends. Returns the outcome with the events that are not stored yet. Raises LeaseLost."""
+        """Generates until the turn ends.
+
+        Returns the outcome with the events that are not stored yet. Raises LeaseLost.
+        """
         generating = asyncio.create_task(self._generate(generation))
         storing = asyncio.create_task(self._events.failure())
         beating = asyncio.create_task(keep_alive(self._lease, self._dependencies.store, self._dependencies.heartbeat_s))
@@ -251,7 +255,7 @@ class TurnRunner:
     def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
         """Returns the outcome of a turn that failed with `error`.
 
-        None means that it was cancelled, or failed at shutdown.
+        If `error` is None, the turn was cancelled, or failed because this process stops.
         """
         if error is None and self._shutting_down:
             error = Unavailable(
