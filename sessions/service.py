@@ -81,7 +81,7 @@ class SessionChanged:
 
 
 class SessionService:
-    """Sessions of all tenants in one process. Call `recover` first and `close` last."""
+    """Serves the sessions of all tenants in one process. Call `recover` first and `close` last."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class SessionService:
         await self._running.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
-        """Creates a session, pinned to the adapter version that its model names now. Raises NotFound, LimitExceeded."""
+        """Creates a session, pinned to the adapter version that its model names now. Raises NotFound or LimitExceeded."""
         settings = checked_settings(new.settings)
         await self.launcher.plan_output(settings)
         check_metadata(new.metadata)
@@ -173,7 +173,7 @@ class SessionService:
         overrides: TurnOverrides = NO_OVERRIDES,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Starts a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded, LimitExceeded."""
+        """Starts a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded or LimitExceeded."""
         new_items = parse_input(turn_input)
         session = await self.loader.load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
@@ -316,7 +316,7 @@ class SessionService:
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """Returns the tenant's limit of open sessions; None for conversations and response chains: they have no limit."""
+        """Returns the tenant's limit of open sessions; None for conversations and response chains (no limit)."""
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 

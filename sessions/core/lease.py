@@ -39,7 +39,7 @@ class LeaseKeeper(Protocol):
     """The store that holds the leases."""
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost, Unavailable."""
+        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost or Unavailable."""
         ...
 
 

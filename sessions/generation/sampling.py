@@ -25,8 +25,10 @@ _MAX_BIAS_DIGITS = 10
 _SEED_MASK = (1 << 64) - 1
 
 ASSUMED_TOKENS = 256
-"""Tokens reserved for an answer without a limit. A reservation of the whole context would use up a small quota for one
-short answer. Tokens above this number are charged when the answer ends.
+"""The number of tokens that are reserved for an answer without a limit.
+
+A reservation of the whole context would use up a small quota for one short answer. Tokens above this number are charged
+when the answer ends.
 """
 
 _STOP_STRING: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}

@@ -60,7 +60,7 @@ class SessionChange:
 
 
 class SessionStore:
-    """Sessions of all tenants. Each method is one transaction."""
+    """Stores the sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
         """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
@@ -161,7 +161,7 @@ class SessionStore:
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
-        """Moves the head to any checkpoint of the session. Raises NotFound, Conflict."""
+        """Moves the head to any checkpoint of the session. Raises NotFound or Conflict."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             checkpoint = await self._own_checkpoint(database, scope, session, to)
@@ -329,7 +329,7 @@ class SessionStore:
         calls: Mapping[CallId, LedgerCall],
         call_ids: Sequence[CallId],
     ) -> dict[CallId, str | None]:
-        """Returns the output of each call, or None. Also reads the history before a fork. Raises NotFound, Conflict."""
+        """Returns the output of each call, or None. Also reads the history before a fork. Raises NotFound or Conflict."""
         stored = {call.call_id: call.output for call in calls.values()}
         if session.origin_id is not None and not stored.keys() >= set(call_ids):
             inherited = await history_rows.find_outputs(database, scope, session.origin_id)

@@ -67,7 +67,7 @@ def ledger_of(
 
 
 class TurnStore:
-    """Turns and events of all tenants. Each method is one transaction."""
+    """Stores the turns and events of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
         """`owner` names this process.

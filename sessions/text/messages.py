@@ -103,12 +103,15 @@ class Message:
 
 
 def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """Reads OpenAI's chat messages. Raises InvalidRequest naming the field."""
+    """Reads OpenAI's chat messages. Raises InvalidRequest, which names the field."""
     return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
 
 
 def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
-    """Reads one of OpenAI's chat messages. `param` is its place in the body. Raises InvalidRequest naming the field."""
+    """Reads one of OpenAI's chat messages.
+
+    `param` is its place in the body. Raises InvalidRequest, which names the field.
+    """
     role = ROLES.get(_field(value, "role", str, param) or "")
     if role is None:
         raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}.", param=f"{param}.role")
