@@ -129,7 +129,10 @@ class SessionService:
         await self._running.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
-        """Creates a session, pinned to the adapter version that its model names now. Raises NotFound or LimitExceeded."""
+        """Creates a session, pinned to the adapter version that its model names now.
+
+        Raises NotFound or LimitExceeded.
+        """
         settings = checked_settings(new.settings)
         await self.launcher.plan_output(settings)
         check_metadata(new.metadata)

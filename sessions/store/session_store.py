@@ -329,7 +329,10 @@ class SessionStore:
         calls: Mapping[CallId, LedgerCall],
         call_ids: Sequence[CallId],
     ) -> dict[CallId, str | None]:
-        """Returns the output of each call, or None. Also reads the history before a fork. Raises NotFound or Conflict."""
+        """Returns the output of each call; None for a call without one. Also reads the history before a fork.
+
+        Raises NotFound or Conflict.
+        """
         stored = {call.call_id: call.output for call in calls.values()}
         if session.origin_id is not None and not stored.keys() >= set(call_ids):
             inherited = await history_rows.find_outputs(database, scope, session.origin_id)
