@@ -39,7 +39,7 @@ _ABANDONED_AFTER_S = 3600.0
 
 
 class ModelResolver(Protocol):
-    """The method of the adapter registry that sessions use."""
+    """The one method of the adapter registry that sessions use."""
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
         """Finds the adapter version that `model` names now. Raises NotFound."""
@@ -61,12 +61,12 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The result of a prefetch."""
+    """The result of a prefetch, which loads a session's KV to the device before its next turn."""
 
     session: AgentSession
     history_tokens: int
     memory: SessionMemory | None
-    """None if the engine does not answer."""
+    """How much of the KV is on each cache tier; None if the engine does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class SessionChanged:
     given_up_tokens: int
     """The tokens of the history whose KV the new adapter version cannot use."""
     given_up_bytes: int | None
-    """None if the engine does not answer."""
+    """The size of that KV in bytes; None if the engine does not answer."""
 
 
 class SessionService:
-    """Sessions of all tenants in one process. Call `recover` first and `close` last."""
+    """Serves the sessions of all tenants in one process. Call `recover` first and `close` last."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class SessionService:
         return len(interrupted)
 
     async def sweep(self) -> int:
-        """Fails interrupted turns, deletes the sessions past their time to live, and returns how many are deleted.
+        """Fails interrupted turns, deletes the sessions past their time to live, and returns how many were deleted.
 
         Also deletes response chains without a response.
         """
@@ -126,12 +126,15 @@ class SessionService:
         return await self._sweeper.sweep()
 
     async def close(self) -> None:
-        """Fails the turns that run here, each with a terminal event. No turn can start later."""
+        """Fails the turns that run in this process, each with a terminal event. No turn can start later."""
         await self._running.close()
         await self._log.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
-        """Creates a session, pinned to the adapter version that its model names now. Raises NotFound, LimitExceeded."""
+        """Creates a session, pinned to the adapter version that its model names now.
+
+        Raises NotFound or LimitExceeded.
+        """
         settings = checked_settings(new.settings)
         await self.launcher.plan_output(settings)
         check_metadata(new.metadata)
@@ -175,7 +178,7 @@ class SessionService:
         overrides: TurnOverrides = NO_OVERRIDES,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Starts a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded, LimitExceeded."""
+        """Starts a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded or LimitExceeded."""
         new_items = parse_input(turn_input)
         session = await self.loader.load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
@@ -204,9 +207,10 @@ class SessionService:
         count: int = 1,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates sessions that share the history up to `at`, or up to the head. They await the last calls again.
+        """Creates sessions that share the history up to checkpoint `at`, or up to the head.
 
-        A response chain can only be forked to response chains. Raises NotFound, Conflict if closed, LimitExceeded.
+        The new sessions await the last calls of this history again. A response chain can only be forked to response
+        chains. Raises Conflict if the session is closed. Can also raise NotFound or LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
@@ -220,7 +224,7 @@ class SessionService:
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
         """Moves the head to a checkpoint of the session. The session then awaits the checkpoint's last calls again.
 
-        Raises NotFound, Conflict while a turn runs.
+        Raises Conflict while a turn runs. Can also raise NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.rewind(principal.scope(), session.session_id, _checkpoint_argument(to) or "")
@@ -233,7 +237,10 @@ class SessionService:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> SessionChanged:
-        """Pins another adapter version, replaces the metadata, or both. Raises NotFound, Conflict while a turn runs."""
+        """Pins another adapter version, replaces the metadata, or both.
+
+        Raises Conflict while a turn runs. Can also raise NotFound.
+        """
         scope = principal.scope()
         before = await self.loader.load(scope, session_id)
         if metadata is not None:
@@ -250,9 +257,10 @@ class SessionService:
         return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Cancels the running turn, or only the turn `turn_id`, and waits for its end. Does nothing if it does not run.
+        """Cancels the running turn, or only the turn `turn_id`, and waits for its end.
 
-        If another process runs the turn, that process sees the request at its next commit or heartbeat.
+        Does nothing if no such turn runs. If another process runs the turn, that process sees the request at its next
+        commit or heartbeat.
         """
         load = self.loader.load if turn_id is None else self.loader.load_any
         session = await load(principal.scope(), session_id)
@@ -270,19 +278,28 @@ class SessionService:
         return suspended
 
     async def prefetch(self, principal: Principal, session_id: str) -> Prefetched:
-        """Loads a session's KV to the device before its next turn. Raises NotFound, Conflict if closed."""
+        """Loads a session's KV to the device before its next turn.
+
+        Raises Conflict if it is closed. Can raise NotFound.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         session.check_open()
         history = await self.loader.history(principal.scope(), session)
         return Prefetched(session, len(history.token_ids), await self._kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
-        """Reads a session and the tiers of its KV; None as tiers if the engine does not answer. Raises NotFound."""
+        """Returns a session, and on which cache tiers its KV is; None if the engine does not answer.
+
+        Raises NotFound.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         return session, await self._kv.read(await self.loader.history(principal.scope(), session))
 
     async def close_session(self, principal: Principal, session_id: str) -> AgentSession:
-        """Cancels the running turn and makes the session read-only. Raises Conflict if another turn starts meanwhile."""
+        """Cancels the running turn and makes the session read-only.
+
+        Raises Conflict if another turn starts meanwhile.
+        """
         session = await self.cancel(principal, session_id)
         closed = await self.store.close(principal.scope(), session.session_id)
         await self._kv.close(await self.loader.history(principal.scope(), closed))
@@ -296,15 +313,15 @@ class SessionService:
         await self.store.remove_unused(principal.scope(), session.session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Reads the events with numbers above `after`, up to the end of a running turn.
+        """Yields the events with numbers above `after`, up to the end of a running turn.
 
-        Raises NotFound before the first event.
+        Raises NotFound before it yields the first event.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """Returns the limit of open sessions; None for other kinds, which have no limit."""
+        """Returns the tenant's limit of open sessions; None for conversations and response chains (no limit)."""
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 

@@ -3,9 +3,9 @@
     mark as expired ──► delete events ──► delete checkpoints, items and turns ──► delete the session's row
     (no client can read it)               (not checkpoints that forks share)      (once no checkpoint is left)
 
-Owns these transactions, each of a limited size, and frees the KV. AgentSession decides when a session is over.
-Never changes a session that runs a turn. Never deletes rows that a fork shares before the last fork is deleted.
-Invariant: a sweep continues what a crash has interrupted.
+Owns these transactions, each of a limited size, and frees the KV. AgentSession has the rule for when a session's time
+is over. Never changes a session that runs a turn. Never deletes rows that a fork shares before the last fork is
+deleted. Invariant: a sweep continues what a crash has interrupted.
 """
 
 import logging
@@ -31,7 +31,10 @@ DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int
 
 
 class SessionSweeper:
-    """Sweeps the sessions of all tenants. Several gateways may sweep one database at the same time."""
+    """Deletes sessions past their time to live, of all tenants.
+
+    Several gateways may do this on one database at the same time.
+    """
 
     def __init__(self, database: Database, clock: Clock, kv: SessionKvClient, retention_s: float) -> None:
         """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
@@ -41,9 +44,10 @@ class SessionSweeper:
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Deletes the sessions that are over, and returns how many are completely deleted.
+        """Deletes the sessions past their time to live, and returns how many were completely deleted.
 
-        Repeats while a round deletes a session: the deletion of a last fork may allow the deletion of its origin.
+        Searches again after a round that deleted a session: the deletion of a last fork may allow the deletion of its
+        origin.
         """
         num_deleted = 0
         while num_more := await self._round():
@@ -77,9 +81,9 @@ class SessionSweeper:
             return await deletion_rows.delete_expired_session(database, scope, session_id)
 
     async def _expire(self, scope: TenantScope, session_id: SessionId) -> bool:
-        """Marks the session as expired, and returns whether this was done.
+        """Marks the session as expired and frees its KV. Returns whether the session is expired now.
 
-        Leaves a session that was used since the search.
+        Does not change a session that was used since the search.
         """
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, session_id, lock=True)

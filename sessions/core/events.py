@@ -92,7 +92,7 @@ def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
 def number_events(
     drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
 ) -> tuple[SessionEvent, ...]:
-    """Numbers the drafts. The last one gets `last_seq`."""
+    """Returns the drafts as numbered events. The last event gets the number `last_seq`."""
     first = last_seq - len(drafts) + 1
     return tuple(
         SessionEvent(session_id, turn_id, seq, draft.type, draft.fields) for seq, draft in enumerate(drafts, first)

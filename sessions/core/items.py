@@ -1,7 +1,7 @@
 """Defines the items of a session's history, in the shapes of the Responses API.
 
 Owns the shapes of `message`, `function_call` and `function_call_output`, and their form in a prompt.
-Never touches tokens or storage.
+Never encodes or stores anything.
 Invariant: an item never changes. To edit a history, a client rewinds it to a checkpoint.
 """
 
@@ -28,7 +28,10 @@ class ItemType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of a history. `body` is the JSON body for clients, with `id` and `type`."""
+    """One item of a history: a message, a tool call or a tool's output.
+
+    `body` is its JSON for clients, with `id` and `type`.
+    """
 
     item_id: ItemId
     type: ItemType
@@ -42,7 +45,7 @@ class Item:
 
     @property
     def text(self) -> str:
-        """A message's text, one line for each part."""
+        """The text of a message, with one line for each of its content parts."""
         assert self.type is ItemType.MESSAGE
         return "\n".join(part["text"] for part in self.body["content"])
 
@@ -78,7 +81,10 @@ def function_call_output(call_id: CallId, output: str) -> Item:
 
 
 def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Reads a turn's input: a text, or a list of messages. Raises ValidationFailed with the field's name."""
+    """Returns the items of a turn's input: a text, or a list of messages.
+
+    Raises ValidationFailed with the field's name.
+    """
     if isinstance(raw, str):
         return (message("user", _text(raw, param)),)
     if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not raw:
@@ -87,7 +93,7 @@ def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def parse_output(raw: object, param: str) -> str:
-    """Reads a tool's output. A text is unchanged, other values become JSON text. Raises ValidationFailed."""
+    """Returns a tool's output as text: a text is unchanged, other values become JSON text. Raises ValidationFailed."""
     if isinstance(raw, str):
         return _text(raw, param)
     try:

@@ -16,7 +16,7 @@ from graftwork.platform.tenancy.principals import TenantScope
 
 
 class LeaseLost(Conflict):
-    """Another process has taken the session over. This writer must stop."""
+    """Raised to a writer whose session another process has taken over. The writer must stop."""
 
     default_code = "lease_lost"
 
@@ -39,7 +39,7 @@ class LeaseKeeper(Protocol):
     """The store that holds the leases."""
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost, Unavailable."""
+        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost or Unavailable."""
         ...
 
 

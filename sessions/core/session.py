@@ -90,7 +90,10 @@ class LedgerCall:
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """A session as it was read from the store: its row, and the ledger of its head."""
+    """A session as it was read from the store: its row, and its ledger.
+
+    The ledger lists the tool calls at the session's head, with their outputs.
+    """
 
     session_id: SessionId
     tenant_id: TenantId
@@ -111,7 +114,7 @@ class AgentSession:
     """The checkpoint of another session where this one was forked."""
     forked_from: SessionId | None = None
     epoch: int = 0
-    """Rises with each change of the head, the model or the lease, so that a turn that was planned earlier is refused."""
+    """Rises with each change of the head, the model or the lease, so that a turn planned earlier is refused."""
     running_turn_id: TurnId | None = None
     lease_owner: str | None = None
     lease_expires_at: float | None = None
@@ -125,7 +128,7 @@ class AgentSession:
 
     @property
     def resting_status(self) -> SessionStatus:
-        """The status that follows from the head while no turn runs."""
+        """The session's status while no turn runs. It depends on the head."""
         return SessionStatus.AWAITING_TOOL if self.ledger else SessionStatus.IDLE
 
     @property
@@ -143,7 +146,7 @@ class AgentSession:
         return self.updated_at + self.retention_s if self.retention_s else None
 
     def is_over(self, now: float, retention_s: float) -> bool:
-        """Returns whether its time to live has passed. `retention_s` is the default for closed sessions."""
+        """Returns whether the session's time to live has passed. `retention_s` is the default for closed sessions."""
         if self.status is SessionStatus.EXPIRED:
             return True
         ends_at = self.ends_at
@@ -152,12 +155,12 @@ class AgentSession:
         return ends_at is not None and ends_at <= now
 
     def check_open(self) -> None:
-        """Raises Conflict once the session is closed."""
+        """Checks that the session is not closed. Raises Conflict if it is."""
         if self.status is SessionStatus.CLOSED:
             raise Conflict("The session is closed: it can be read, not changed.", code="session_closed")
 
     def check_at_rest(self) -> None:
-        """Raises Conflict while a turn runs, or once the session is closed."""
+        """Checks that no turn runs and that the session is not closed. Raises Conflict otherwise."""
         self.check_open()
         if self.status is SessionStatus.RUNNING:
             raise Conflict(
@@ -167,7 +170,7 @@ class AgentSession:
             )
 
     def check_head(self, if_head: str | None) -> None:
-        """Raises Conflict unless the head is `if_head`. None accepts any head."""
+        """Checks that the head is `if_head`; None accepts any head. Raises Conflict otherwise."""
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
                 f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
@@ -178,7 +181,7 @@ class AgentSession:
             )
 
     def check_takes_turn(self, if_head: str | None) -> None:
-        """Raises Conflict unless a user's turn may start now."""
+        """Checks that a user's turn may start now, on the head `if_head`. Raises Conflict otherwise."""
         self.check_at_rest()
         self.check_head(if_head)
         if self.ledger:
@@ -216,7 +219,10 @@ class Turn:
 
 
 def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
-    """Returns the first turn and checkpoint of a new session that starts with `items`. The next turn encodes the items."""
+    """Returns the first turn and checkpoint of a new session that starts with `items`.
+
+    The next turn encodes the items.
+    """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
         turn_id=turn_id,

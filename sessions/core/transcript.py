@@ -34,7 +34,10 @@ class TurnEncoder(Protocol):
         ...
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encodes what `new` messages add after an answer. `closed`: the answer ends with an end-of-sequence token."""
+        """Encodes what `new` messages add after an answer.
+
+        `closed` says if the answer ends with an end-of-sequence token.
+        """
         ...
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
@@ -55,13 +58,13 @@ class Checkpoint:
     parent_id: CheckpointId | None
     turn_id: TurnId
     depth: int
-    """The number of the turn in the history, from 1."""
+    """The number of the checkpoint's turn in the history, from 1."""
     num_items: int
-    """Items from the start of the history."""
+    """The number of items from the start of the history up to this checkpoint."""
     num_answer_items: int
-    """How many of its last items the model generated: at most one text, then its calls."""
+    """How many of the checkpoint's last items the model generated: at most one text, then the answer's calls."""
     num_tokens: int
-    """Tokens from the start of the history."""
+    """The number of tokens from the start of the history up to this checkpoint."""
     token_ids: tuple[int, ...]
     closed: bool
     """Whether the answer ended with an end-of-sequence token from the model."""
@@ -96,14 +99,17 @@ class Transcript:
     token_ids: tuple[int, ...]
     head: Checkpoint | None
     head_items: tuple[Item, ...]
-    """The items of the head: its turn's input, then the answer. If `must_encode_all`, the items of the whole history."""
+    """The items of the head: its turn's input, then the answer.
+
+    If `must_encode_all`, the items of the whole history.
+    """
     opening: str | None = None
     """The digest of the next checkpoint's opening."""
     must_encode_all: bool = False
     """Whether the opening has changed, so that the whole history must be encoded again."""
 
     def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
-        """Encodes the ids that `new_items` and the start of the next answer add to this history."""
+        """Returns the token ids that `new_items` and the start of the next answer add to this history."""
         if self.head is None or self.must_encode_all:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
             return encoder.encode_messages(
@@ -118,7 +124,7 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 
 
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
-    """Joins the token ids of a chain of checkpoints, oldest first, since the last change of the opening."""
+    """Returns the joined token ids of a chain of checkpoints, oldest first, since the last change of the opening."""
     token_ids: list[int] = []
     opening: str | None = None
     for checkpoint in chain:
@@ -129,7 +135,7 @@ def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Packs token ids as little-endian int32."""
+    """Returns token ids as bytes, in little-endian int32."""
     packed = array("i", token_ids)
     assert packed.itemsize == 4
     if sys.byteorder == "big":
@@ -138,7 +144,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_token_ids(packed: bytes) -> tuple[int, ...]:
-    """Unpacks the bytes that `pack_token_ids` made."""
+    """Returns the token ids in bytes that `pack_token_ids` made."""
     token_ids = array("i")
     token_ids.frombytes(packed)
     if sys.byteorder == "big":

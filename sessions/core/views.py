@@ -1,6 +1,6 @@
-"""Makes the JSON bodies of sessions, turns and their figures.
+"""Makes the JSON bodies of sessions and turns, and of their token and cache figures.
 
-Owns these bodies for all routes and events that contain them. Never computes new figures.
+Owns these bodies for all routes and events in which they appear. Never computes new figures.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -143,7 +143,7 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 
 
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
-    """Returns the figures of speculation. It has OpenAI's two figures only if the client sent a prediction."""
+    """Returns the figures of draft tokens. It has OpenAI's two figures only if the client sent a prediction."""
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
     return figures.CompletionTokensDetails(
         drafted_tokens=drafts.drafted_tokens,

@@ -1,14 +1,10 @@
-"""Turns a request's tools, tool choice and response format into one grammar for the engine.
+"""Reads the fields that set an answer's format, and turns tools, tool choice and format into one grammar.
 
+The format's fields are `response_format`, `regex`, `grammar` and `structural_tag`; a request has at most one of them.
 The grammar accepts text with well-formed calls in it, only calls, or either calls or an answer of the format.
-Owns the checks of all schemas. They run before quota is reserved. An error names the field and the place in its schema.
-With `strict: true`, a keyword that cannot be enforced is refused. Otherwise it is ignored, and its place is reported.
-Never compiles a grammar: the engine does.
-
-Reads the fields that constrain an answer's format: `response_format`, `regex`, `grammar` and `structural_tag`.
-
-Owns the shapes of these fields, and the rule that a request has at most one of them.
-Never makes a grammar: `constraints.py` does.
+Owns the shapes of these fields, and the checks of all schemas, which run before quota is reserved. An error names the
+field and the place in its schema. With `strict: true`, a schema keyword that cannot be enforced is refused. Otherwise
+the keyword is ignored, and its place is reported. Never compiles a grammar: the engine does.
 """
 
 import hashlib
@@ -34,7 +30,7 @@ _FIELDS = {
     "grammar": GrammarKind.EBNF,
     "structural_tag": GrammarKind.STRUCTURAL_TAG,
 }
-"""The fields besides `response_format`, and the kind of grammar that each holds."""
+"""Maps each field except `response_format` to the kind of grammar in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class ResponseFormat:
 
     kind: GrammarKind
     param: str
-    """The request field that asks for it."""
+    """The request field that asks for this format."""
     text: str = ""
     """The grammar's text; empty for a JSON schema."""
     schema: Any = None
@@ -79,7 +75,7 @@ FREE_FORMAT = ResponseFormatFields()
 
 
 def read_response_format(value: Any) -> ResponseFormat | None:
-    """Reads `response_format`; None for free text. Raises InvalidRequest."""
+    """Returns the format that `response_format` asks for; None for free text. Raises InvalidRequest."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -107,11 +103,11 @@ def _json_schema(given: Any) -> ResponseFormat:
 
 
 _KEPT_CHECKS = 4096
-"""Results of schema checks that are cached."""
+"""How many results of schema checks are cached."""
 
 
 _MAX_GAPS = 64
-"""Places of one schema that are reported."""
+"""How many places with keywords that cannot be enforced are reported for one schema."""
 
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -136,9 +132,9 @@ class OutputGrammar:
 
     source: GrammarSource
     param: str
-    """The request field that asked for it."""
+    """The request field that asked for this grammar."""
     unenforced: tuple[str, ...] = ()
-    """Places that are not enforced: a field, `#`, and a JSON pointer into its schema."""
+    """Places of schema keywords that the grammar ignores, each as field name, `#`, and JSON pointer into the schema."""
 
     def name_field(self, error: InvalidRequest) -> InvalidRequest:
         """Returns an engine's error about this grammar, with the name of the field that the client sent."""
@@ -159,7 +155,7 @@ class OutputPlan:
 
 
 FREE_OUTPUT = OutputPlan()
-"""Plain text without constraints."""
+"""The plan of an output that is plain text without constraints."""
 
 
 class ConstraintPlanner:
@@ -175,7 +171,7 @@ class ConstraintPlanner:
         self._lock = Lock()
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
-        """Plans one output. Raises InvalidRequest naming the field."""
+        """Returns how one output is constrained and parsed. Raises InvalidRequest, which names the field."""
         if constraints == OutputConstraints():
             return FREE_OUTPUT
         choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
@@ -202,7 +198,7 @@ class ConstraintPlanner:
     def _call_grammar(
         self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None, *, is_parallel: bool
     ) -> OutputGrammar | None:
-        """Returns the grammar of calls, and of the text or the answer besides them; None if nothing is enforced."""
+        """Returns the grammar of calls, and of the text or answer next to the calls; None if nothing is enforced."""
         arguments = {index: _arguments_schema(tools[index], index) for index in choice.indices}
         if not self.tool_call_format.has_grammar:
             self._check_unenforced(tools, choice, answer)
@@ -250,7 +246,7 @@ class ConstraintPlanner:
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def _gaps(self, source: GrammarSource, param: str) -> tuple[str, ...]:
-        """Returns the places that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
+        """Returns the places of keywords that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
         found = self._check(source)
         if isinstance(found, InvalidRequest):
             pointer = found.param
@@ -290,7 +286,7 @@ def _arguments_schema(tool: ToolDefinition, index: int) -> Mapping[str, Any]:
 
 
 def _within_limits(text: str, *, is_strict: bool) -> GrammarSource:
-    """Raises InvalidRequest if all schemas together are too large."""
+    """Checks the size of all schemas together. Raises InvalidRequest if it is too large."""
     most = LintLimits().text_bytes
     if len(text.encode()) > most:
         raise InvalidRequest(

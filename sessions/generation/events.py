@@ -46,13 +46,13 @@ class ToolCallArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
-    """A whole call."""
+    """A tool call has ended. Holds the whole call."""
 
     call_id: CallId
     index: int
     name: str
     arguments: str
-    """All deltas joined: JSON as the model wrote it."""
+    """All pieces of the arguments, joined: JSON as the model wrote it."""
     complete: bool
     """Whether the arguments are a JSON object. False if the answer ended inside them, or if their JSON is wrong."""
 
@@ -63,15 +63,15 @@ class GenerationFinished:
 
     reason: StopReason
     token_ids: tuple[int, ...]
-    """All tokens that the model generated and the engine cached, including stop tokens, stop strings and call markers."""
+    """All tokens that the model generated and the engine cached, with stop tokens, stop strings and call markers."""
     text: str
     """All text deltas joined."""
     tool_calls: tuple[ToolCallFinished, ...]
     cache: CacheReport
     logprobs: tuple[OutputTokenLogprobs, ...] | None = None
-    """One for each token of the output; None if the request did not ask for log-probabilities."""
+    """One entry for each token of the output; None if the request did not ask for log-probabilities."""
     num_logprobs_sent: int = 0
-    """How many of `logprobs` were sent in text deltas."""
+    """How many entries of `logprobs` were sent in text deltas."""
     stop_string: str | None = None
     """The stop string that ended the answer. It is not part of the text."""
 

@@ -131,9 +131,9 @@ class Generation:
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """Sends the request and reads its events, in the order that `events.py` describes. Call it once.
+        """Sends the request and yields its events, in the order that `events.py` describes. Call it once.
 
-        Raises InvalidRequest, and every error of the engine.
+        Raises InvalidRequest. Can also raise every error of the engine.
         """
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())

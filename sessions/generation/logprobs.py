@@ -18,7 +18,7 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
-    """Natural logarithm."""
+    """The natural logarithm of the token's probability."""
     spelling: bytes
     """The bytes of the token, which may be part of a character."""
 
@@ -29,7 +29,7 @@ class OutputTokenLogprobs:
 
     token: TokenLogprob
     top: tuple[TokenLogprob, ...]
-    """Likeliest first."""
+    """The likeliest tokens at this position, the likeliest first."""
     offset: int
     """Where the token's text begins in the answer, in characters."""
 
@@ -42,9 +42,9 @@ class LogprobCollector:
         self.logprobs: list[OutputTokenLogprobs] = []
         """The log-probabilities of all tokens so far, in order."""
         self.num_taken = 0
-        """How many of `logprobs` were returned by `take_for`."""
+        """How many entries of `logprobs` `take_for` has returned."""
         self._num_characters = 0
-        """Characters of text for which log-probabilities were returned."""
+        """The number of characters of text for which log-probabilities were returned."""
 
     def add(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> None:
         """Adds the next token. `offset` is where its text begins in the answer, in characters."""

@@ -33,7 +33,7 @@ from graftwork.sessions.tools.python_parser import PythonCallParser
 
 @dataclass(frozen=True, slots=True)
 class OutputRules:
-    """How to read one answer."""
+    """Rules for reading one answer: where it ends, and whether it contains tool calls."""
 
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()

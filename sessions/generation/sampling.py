@@ -1,8 +1,8 @@
 """Reads the sampling fields of every API, and converts them to the engine's parameters.
 
 Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions.
-Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules of the API's own
-spelling. Never owns the size of a vocabulary or of a context: the caller passes them.
+Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API
+spells the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
 """
 
 import math
@@ -16,7 +16,7 @@ from graftwork.engine.core.sampling import DESCRIPTIONS, RANGES, SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded
 
 MAX_STOP_STRINGS = 16
-"""OpenAI takes 4; clients of other engines send more."""
+"""The most stop strings in a request. OpenAI takes 4; clients of other engines send more."""
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 128
 MAX_BIASED_TOKENS = 1024
@@ -25,8 +25,10 @@ _MAX_BIAS_DIGITS = 10
 _SEED_MASK = (1 << 64) - 1
 
 ASSUMED_TOKENS = 256
-"""Tokens reserved for an answer without a limit. A reservation of the whole context would use up a small quota for one
-short answer. Tokens above this number are charged when the answer ends.
+"""The number of tokens that are reserved for an answer without a limit.
+
+A reservation of the whole context would use up a small quota for one short answer. Tokens above this number are charged
+when the answer ends.
 """
 
 _STOP_STRING: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
@@ -55,7 +57,7 @@ LogitBias = Annotated[
 
 
 def _number(name: str) -> Any:
-    """Returns the range and the description that the engine gives a field."""
+    """Returns the pydantic field of a number, with the range and the description of the engine's parameter."""
     bounds: dict[str, Any] = RANGES[name].bounds()
     return Field(description=DESCRIPTIONS[name], **bounds)
 
@@ -195,7 +197,7 @@ def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, par
 
 
 def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Returns pairs sorted by token id. Raises ValueError with the reason."""
+    """Returns the pairs of token id and bias, sorted by token id. Raises ValueError with the reason."""
     if not isinstance(value, Mapping) or len(value) > MAX_BIASED_TOKENS:
         raise ValueError(f"must be an object of at most {MAX_BIASED_TOKENS} token ids, with a number for each")
     biases = {_token_id(key): _bias(key, bias) for key, bias in value.items()}

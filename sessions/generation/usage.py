@@ -25,7 +25,7 @@ from graftwork.sessions.core.views import usage_body
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request: device + host + disk = cached, cached + recomputed = prompt."""
+    """The numbers of tokens of one request: device + host + disk = cached, and cached + recomputed = prompt."""
 
     cache: CacheReport
     completion_tokens: int
@@ -91,9 +91,9 @@ class Accounting:
 
 
 class RequestAccount:
-    """The account of one request, closed once.
+    """Records and charges the usage of one request. It is closed once.
 
-    `usage` is None in all methods if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
+    In all methods, `usage` is None if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
     """
 
     def __init__(self, accounting: Accounting, charge: Charge, reservation: Reservation) -> None:
@@ -102,7 +102,7 @@ class RequestAccount:
         self._charge = charge
 
     async def record(self, usage: Usage | None, outcome: str) -> None:
-        """Writes the usage row and counts it in the metrics. A second call changes nothing.
+        """Writes the usage row and counts the usage in the metrics. A second call changes nothing.
 
         Raises Unavailable if the database does not answer.
         """

@@ -1,7 +1,7 @@
 """Creates, reads, changes and deletes the conversations of the Responses API.
 
-A conversation is a session: each response in it moves its head. After a conversation is deleted, clients can still read
-and continue its responses. The conversation's rows are deleted with its last response.
+A conversation is a session: each response in it moves the session's head. After a conversation is deleted, clients can
+still read and continue its responses. The conversation's rows are deleted with its last response.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from graftwork.sessions.service import NewSession, SessionService
 
 
 class ConversationService:
-    """Conversations of all tenants."""
+    """Serves the conversations of all tenants."""
 
     def __init__(self, sessions: SessionService) -> None:
         self._sessions = sessions
@@ -24,7 +24,7 @@ class ConversationService:
     async def create(
         self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Creates a conversation that starts with `items`. Each response in it names its own model.
+        """Creates a conversation that starts with `items`. Each later response in the conversation names its own model.
 
         Raises ValidationFailed if a call in `items` has no output.
         """
@@ -38,17 +38,17 @@ class ConversationService:
         return await find_conversation(self._sessions, principal, conversation_id)
 
     async def change(self, principal: Principal, conversation_id: str, metadata: Mapping[str, str]) -> AgentSession:
-        """Replaces the metadata. Raises NotFound."""
+        """Replaces the conversation's metadata. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         return (await self._sessions.change(principal, session.session_id, metadata=metadata)).session
 
     async def delete(self, principal: Principal, conversation_id: str) -> None:
-        """Cancels its running response, and deletes it. Raises NotFound."""
+        """Cancels the conversation's running response, and deletes the conversation. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         await self._sessions.hide(principal, session.session_id)
 
     async def items(self, principal: Principal, conversation_id: str, page: PageRequest) -> Page[Item]:
-        """Reads one page of its items. Raises NotFound."""
+        """Reads one page of the conversation's items. Raises NotFound."""
         session = await self.get(principal, conversation_id)
         return await self._sessions.items(principal, session.session_id, page)
 

@@ -5,8 +5,8 @@
     a call ────────► output_item.added, function_call_arguments.delta … .done, output_item.done
     the turn's end ► response.completed, .incomplete or .failed
 
-Owns the sequence numbers, and the output so far. Reads only the turn's events, so a client that reads them again gets
-the same numbers.
+Owns the sequence numbers, and the output so far. Reads only the turn's events, so a client that reads a response again
+gets the same numbers.
 Invariant: items are closed in the order in which they were opened, and all are closed before the last event.
 """
 
@@ -35,7 +35,7 @@ class ResponseEvents:
         self._is_open = False
         """Whether the last item of the output is not closed yet."""
         self._space = ""
-        """White space after a call. It is dropped unless text follows."""
+        """The white space after a call. It is dropped unless text follows."""
 
     def begin(self) -> list[Event]:
         """Returns the events before the turn's first event."""
@@ -110,7 +110,11 @@ class ResponseEvents:
         return self._event("response.function_call_arguments.delta", **self._at(), delta=delta)
 
     def _end_call(self, arguments: str) -> Iterator[Event]:
-        """Ends a call. It stays open until the turn's end if its arguments are not a JSON object, as after a cut."""
+        """Ends a call.
+
+        A call whose arguments are not a JSON object, for example because they were cut off, stays open until the turn's
+        end.
+        """
         call = self.output[-1]
         call["arguments"] = arguments
         yield self._event("response.function_call_arguments.done", **self._at(), arguments=arguments, name=call["name"])

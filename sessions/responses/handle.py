@@ -1,4 +1,4 @@
-"""Gives access to one response, for the request that creates it or reads it.
+"""Gives access to one response, for the request that creates or reads the response.
 
 Owns the end of a request: `release` cancels a response that does not run in the background, and deletes a response that
 must not be stored. Never writes the response's turn.
@@ -37,7 +37,7 @@ class ResponseHandle:
     async def admitted(self) -> None:
         """Waits until the engine has admitted the prompt.
 
-        If the engine refuses it, deletes the response and raises the error.
+        If the engine refuses the prompt, deletes the response and raises the engine's error.
         """
         try:
             await self._turn.admitted()
@@ -47,7 +47,7 @@ class ResponseHandle:
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """Reads the events with numbers above `after`. Raises Unavailable if the turn's end cannot be read."""
+        """Yields the events with numbers above `after`. Raises Unavailable if the turn's end cannot be read."""
         reading = ResponseEvents(self.record)
         has_ended = False
         for event in reading.begin():
@@ -72,7 +72,7 @@ class ResponseHandle:
         return body
 
     async def body(self, session: AgentSession) -> dict[str, Any]:
-        """Returns the present body of the response. `session` was read just before."""
+        """Returns the present body of the response. The caller has read `session` just before."""
         turn = await self._turn.stored()
         if turn.status is not TurnStatus.RUNNING:
             return await self.result()
@@ -84,9 +84,9 @@ class ResponseHandle:
         return response_body(self.record, QUEUED)
 
     async def release(self) -> None:
-        """Ends the request.
+        """Ends the client's request: cancels the response unless it runs in the background.
 
-        Cancels the response unless it runs in the background, and deletes it unless it must be stored.
+        Deletes the response unless it must be stored.
         """
         if self.record.is_background:
             return

@@ -1,6 +1,7 @@
 """Reads the `input` of a response, or the `items` of a conversation, into items of a history.
 
-Owns the list of supported items and fields. Refuses others by name, and ignores fields without an effect (`status`, …).
+Owns the list of supported items and fields. Refuses all other items and fields, with an error that names them, and
+ignores fields without an effect (`status`, …).
 Never reads the database: the caller passes the calls that still need an output.
 """
 
@@ -18,7 +19,7 @@ _MAX_CALL_ID_CHARACTERS = 64
 
 
 def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Reads a list of items, or a text as a user's message. Raises ValidationFailed with the field's name."""
+    """Returns the items of a list, or a text as a user's message. Raises ValidationFailed with the field's name."""
     if isinstance(raw, str):
         return (message("user", raw),)
     if not isinstance(raw, Sequence) or not 0 < len(raw) <= _MAX_ITEMS:
@@ -27,7 +28,10 @@ def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
-    """Raises ValidationFailed unless each call in `awaited` or in `items` has exactly one output after it."""
+    """Checks that each call in `awaited` or in `items` has exactly one output after it.
+
+    Raises ValidationFailed if not.
+    """
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):
         if item.type is ItemType.FUNCTION_CALL:
@@ -72,7 +76,7 @@ def _read_call(raw: Mapping[str, Any], param: str) -> Item:
 
 
 def _read_output(raw: Mapping[str, Any], param: str) -> Item:
-    """Reads a tool's output: a list of text parts becomes text; other JSON stays JSON text."""
+    """Returns a tool's output as text: the text of a list of text parts, or other JSON as JSON text."""
     output, param_of_output = raw.get("output"), f"{param}.output"
     if output is None:
         raise ValidationFailed(f"{param_of_output} is missing.", param=param_of_output)

@@ -33,7 +33,7 @@ class NewResponse:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """A response without its turn."""
+    """A stored response, without the turn that makes its answer."""
 
     turn_id: TurnId
     session_id: SessionId

@@ -27,12 +27,12 @@ from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.settings import checked_settings
 
 RETENTION_S = 30 * 86_400.0
-"""The seconds that a response is kept, the same as at OpenAI. A conversation keeps its items longer."""
+"""The seconds that a response is kept, the same as at OpenAI. A conversation keeps the response's items longer."""
 _SWEPT_AT_ONCE = 100
 
 
 class ResponseService:
-    """Responses of all tenants, on one process's sessions."""
+    """Serves the responses of all tenants, as turns of this process's sessions."""
 
     def __init__(
         self, database: Database, sessions: SessionService, clock: Clock, retention_s: float = RETENTION_S
@@ -44,7 +44,7 @@ class ResponseService:
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Deletes the responses past their time to live, with their rows, and returns how many."""
+        """Deletes the responses past their time to live, with their rows, and returns how many were deleted."""
         num_gone = 0
         while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
             for scope, record in found:
@@ -53,9 +53,9 @@ class ResponseService:
         return num_gone
 
     async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
-        """Starts a response. `release` deletes it later if it must not be stored.
+        """Starts a response. `ResponseHandle.release` deletes it later if it must not be stored.
 
-        Raises InvalidRequest, ValidationFailed, NotFound, Conflict, LimitExceeded. After an error no row is left.
+        Can raise InvalidRequest, ValidationFailed, NotFound, Conflict or LimitExceeded. After an error no row is left.
         """
         new = replace(new, settings=checked_settings(new.settings))
         turn = await self._start(principal, new)
@@ -107,7 +107,10 @@ class ResponseService:
         return await self._launch_on_own(principal, await self._sessions.create(principal, chain), new)
 
     async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
-        """Continues on the previous response's session if its head has not moved, else on a fork."""
+        """Starts the turn on the previous response's session.
+
+        If that session's head has moved, or the response is not stored, uses a fork of the session.
+        """
         record, checkpoint_id = await self._previous(principal, previous_id)
         session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
         if new.is_stored and _ends_at(session, checkpoint_id):
@@ -119,7 +122,10 @@ class ResponseService:
         return await self._launch_on_own(principal, forks[0], new)
 
     async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
-        """Launches on a session that was made for this response. Deletes the session if the turn cannot start."""
+        """Starts the turn on a session that was made for this response.
+
+        Deletes the session if the turn cannot start.
+        """
         try:
             return await self._launch(principal, session, new)
         except BaseException:
@@ -132,7 +138,7 @@ class ResponseService:
         return await self._sessions.launcher.launch(principal, replace(session, model=model), new.items, new.settings)
 
     async def _previous(self, principal: Principal, response_id: str) -> tuple[ResponseRecord, CheckpointId]:
-        """Finds the response to continue, and its checkpoint. Raises InvalidRequest."""
+        """Returns the response to continue, and its checkpoint. Raises InvalidRequest."""
         record = await self._store.find(principal.scope(), response_id)
         if record is None:
             raise _bad_previous(f"The previous response {response_id!r} does not exist.", "previous_response_not_found")

@@ -1,6 +1,6 @@
 """Stores responses in the database: the request of each response, under its id.
 
-Owns the rows and the transactions. Never stores the answer: it is stored with the response's turn.
+Owns the rows and the transactions. Never stores the answer, which is stored with the response's turn.
 """
 
 from sqlalchemy import delete, insert, select

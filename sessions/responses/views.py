@@ -1,6 +1,6 @@
 """Makes the JSON bodies of responses and conversations.
 
-Owns these shapes, and how they show the end of a turn. Never computes new figures.
+Owns the shapes of the bodies, and how a body shows the end of a turn. Never computes new figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def response_body(
 def final_status(turn: Turn) -> str:
     """Returns the response's status after its turn.
 
-    It is `completed` if the turn awaits tools, but not if it hit its limit.
+    The status is `completed` if the turn awaits tools, but not if the turn reached its token limit.
     """
     if turn.status in (TurnStatus.FAILED, TurnStatus.CANCELLED):
         return turn.status.value

@@ -1,8 +1,8 @@
 """Deletes the rows of sessions.
 
-Owns the SQL statements. Never decides a rule or opens a transaction. No other module deletes rows of a history.
-A row that a fork or a response still needs is kept. Every statement is scoped by tenant, except the two searches for
-sessions to delete.
+Owns the SQL statements. The caller applies the rules and opens the transaction. No other module deletes rows of a
+history. A row that a fork or a response still needs is kept. Every statement is limited to one tenant, except the two
+searches for sessions to delete.
 """
 
 from dataclasses import asdict
@@ -91,9 +91,9 @@ async def find_expired(
 
 
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Marks a session as expired, so that no client can read it, and empties its row. The transaction has locked it.
+    """Marks a session as expired, so that no client can read it, and empties its row.
 
-    Deletes its ledger and its responses.
+    Also deletes its ledger and its responses. The caller's transaction has locked the session.
     """
     await database.execute(
         update(SessionRow)
@@ -171,7 +171,10 @@ async def delete_expired_session(database: WriteSession, scope: TenantScope, ses
 
 
 def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
-    """`AgentSession.is_over` in SQL, without the sessions marked as expired. Null for a session without an end."""
+    """Returns the rule of `AgentSession.is_over` in SQL, without that method's case for sessions marked as expired.
+
+    The SQL value is null for a session without an end.
+    """
     closed_without_its_own = and_(
         SessionRow.status == SessionStatus.CLOSED.value,
         SessionRow.retention_s.is_(None),
@@ -193,7 +196,10 @@ def _has_more_to_delete() -> ColumnElement[bool]:
 
 
 def _is_fork_point(tenant: Any) -> ColumnElement[bool]:
-    """Returns whether a session was forked at a checkpoint. An expired session has no origin any more."""
+    """Returns whether a session was forked at a checkpoint.
+
+    Expired sessions do not count: their `origin_id` is null.
+    """
     fork = aliased(SessionRow)
     return exists().where(fork.tenant_id == tenant, fork.origin_id == CheckpointRow.id)
 

@@ -4,7 +4,7 @@
     turn ── put ──► EventStream ┼──► EventLog ── one transaction ──► database ──► the feed of each turn
     turn ── put ──► EventStream ┘
 
-Owns the order: an event is stored first and published after that. It waits at most 20 ms for its commit to begin.
+Owns the order: an event is stored first and published after that. An event waits at most 20 ms for its commit to begin.
 While a commit runs, events of the next group are collected. Never stores the last events of a turn: they are stored
 with its outcome.
 Invariant: an event keeps its number from the first attempt to store it, so a second attempt stores it once.
@@ -39,7 +39,7 @@ class EventBatch:
 
 
 Append = Callable[[Sequence[EventBatch]], Awaitable[Sequence[bool | None]]]
-"""Stores batches in one transaction. Returns for each whether a cancel is requested; None if its lease is lost.
+"""Stores batches in one transaction. Returns for each batch whether a cancel is requested; None if its lease is lost.
 
 Raises Unavailable if no transaction could begin.
 """
@@ -155,7 +155,7 @@ class EventStream:
         self._num_attempted = 0
         """How many of the first waiting drafts were sent to the store. These must not change any more."""
         self._num_put = 0
-        """Events that wait, counted before deltas were joined."""
+        """How many events wait to be stored, counted before deltas were joined."""
         self._num_put_attempted = 0
         self._has_room = _set_event()
         self._is_idle = _set_event()
@@ -197,7 +197,10 @@ class EventStream:
         return EventBatch(self._lease, self._numbered(self._waiting))
 
     def end_attempt(self, result: bool | BaseException) -> None:
-        """Publishes the stored events, or keeps the error. `result`: whether a cancel is requested, or an error."""
+        """Publishes the stored events, or keeps the error.
+
+        `result` says whether a cancel is requested, or is the error.
+        """
         self._is_idle.set()
         if isinstance(result, Unavailable):
             return

@@ -1,7 +1,7 @@
-"""Reads and writes the rows of sessions and of their ledgers of tool calls.
+"""Reads and writes the rows of sessions and of their ledgers (a ledger lists a session's tool calls and their outputs).
 
-Owns the SQL statements. Never decides a rule or opens a transaction.
-Every statement is scoped by tenant, except the count by status and the search for interrupted turns.
+Owns the SQL statements. The caller applies the rules and opens the transaction.
+Every statement is limited to one tenant, except the count by status and the search for interrupted turns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ async def insert_session(database: WriteSession, session: AgentSession) -> None:
 
 
 async def update_session(database: WriteSession, session: AgentSession) -> None:
-    """Stores a changed session, without its ledger. The transaction has locked it."""
+    """Stores a changed session, without its ledger. The caller's transaction has locked the session."""
     await database.execute(
         update(SessionRow)
         .where(SessionRow.id == session.session_id, SessionRow.tenant_id == session.tenant_id)
@@ -49,7 +49,7 @@ async def update_session(database: WriteSession, session: AgentSession) -> None:
 async def find_session(
     database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
 ) -> AgentSession | None:
-    """Finds a session with the ledger of its head. `lock` blocks other writers until the transaction ends."""
+    """Finds a session with the tool calls at its head. `lock` blocks other writers until the transaction ends."""
     statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
     row = await database.scalar(statement.with_for_update() if lock else statement)
     if row is None:
@@ -121,7 +121,7 @@ async def find_interrupted(database: ReadSession, owner: str, now: float) -> lis
 async def extend_leases(
     database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
 ) -> dict[SessionId, bool]:
-    """Renews leases, and returns for each session whether a cancel is requested. Locks the rows.
+    """Renews leases, and returns for each session whether a cancel is requested. Locks the sessions' rows.
 
     Leaves out sessions whose lease is lost. `last_seqs`, if given, holds each session's new last event number.
     """
@@ -161,7 +161,7 @@ async def insert_ledger(
 async def find_ledger(
     database: ReadSession, scope: TenantScope, session_id: str, checkpoint_id: str
 ) -> tuple[LedgerCall, ...]:
-    """Finds the calls at the end of a checkpoint, with the outputs that this session has."""
+    """Finds the calls at the end of a checkpoint, with the outputs that clients sent to this session."""
     ledgers = await _ledgers_by_session(database, scope, [session_id], [checkpoint_id])
     return tuple(ledgers.get((session_id, checkpoint_id), ()))
 
@@ -169,7 +169,7 @@ async def find_ledger(
 async def find_answered_calls(
     database: ReadSession, scope: TenantScope, session_id: SessionId, call_ids: Sequence[CallId]
 ) -> list[LedgerCall]:
-    """Finds calls by id at all checkpoints that were the session's head. The latest answered comes last."""
+    """Finds calls by id at all checkpoints that were the session's head. The call answered latest comes last."""
     statement = (
         select(ToolCallRow)
         .where(

@@ -60,7 +60,7 @@ class SessionChange:
 
 
 class SessionStore:
-    """Sessions of all tenants. Each method is one transaction."""
+    """Stores the sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
         """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
@@ -117,7 +117,7 @@ class SessionStore:
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Stores the outputs that are new. After an error it stores none. Raises NotFound, Conflict."""
+        """Stores the outputs that are new. After an error no output is stored. Can raise NotFound or Conflict."""
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -148,7 +148,10 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates sessions that share the history up to `at`, or up to the head. Raises NotFound, BudgetSpent."""
+        """Creates sessions that share the history up to checkpoint `at`, or up to the head.
+
+        Can raise NotFound or BudgetSpent.
+        """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
@@ -158,7 +161,7 @@ class SessionStore:
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
-        """Moves the head to any checkpoint of the session. Raises NotFound, Conflict."""
+        """Moves the head to any checkpoint of the session. Raises NotFound or Conflict."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             checkpoint = await self._own_checkpoint(database, scope, session, to)
@@ -168,7 +171,7 @@ class SessionStore:
             return await self._update(database, _resting(moved))
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
-        """Applies a PATCH. Raises Conflict if the model changes while a turn runs."""
+        """Stores the changes of a PATCH. Raises Conflict if they change the model while a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             if change.metadata is not None:
@@ -313,7 +316,7 @@ class SessionStore:
     async def _known_calls(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
     ) -> dict[CallId, LedgerCall]:
-        """Finds the calls with these ids at the session's head and at its earlier heads."""
+        """Finds the tool calls with these ids at the session's head and at its earlier heads."""
         earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
         named = (call for call in session.ledger if call.call_id in call_ids)
         return {call.call_id: call for call in [*earlier, *named]}
@@ -326,7 +329,10 @@ class SessionStore:
         calls: Mapping[CallId, LedgerCall],
         call_ids: Sequence[CallId],
     ) -> dict[CallId, str | None]:
-        """Returns the output of each call, or None. Also reads the history before a fork. Raises NotFound, Conflict."""
+        """Returns the output of each call; None for a call without one. Also reads the history before a fork.
+
+        Raises NotFound or Conflict.
+        """
         stored = {call.call_id: call.output for call in calls.values()}
         if session.origin_id is not None and not stored.keys() >= set(call_ids):
             inherited = await history_rows.find_outputs(database, scope, session.origin_id)
@@ -337,7 +343,7 @@ class SessionStore:
         return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
-        """Reads the ledger again, and ends a suspension."""
+        """Reads the session's ledger again, ends a suspension, and returns the stored session."""
         assert session.head_id is not None
         ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))

@@ -1,8 +1,8 @@
 """Defines the tables of sessions: sessions, turns, checkpoints, items, tool calls, events and responses.
 
-Owns the columns. Never contains a rule. Checkpoints and items form a tree. Their rows are added and never changed.
-Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
-Ids that other packages own, such as tenant ids, are plain strings here.
+Owns the columns. The rules are in other modules. Checkpoints and items form a tree. Their rows are added and never
+changed. Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that
+JSON can. Ids that other packages own, such as tenant ids, are plain strings here.
 """
 
 from typing import Any
@@ -86,11 +86,11 @@ class CheckpointRow(Base):
     num_answer_items: Mapped[int]
     num_tokens: Mapped[int]
     token_ids: Mapped[bytes] = mapped_column(LargeBinary)
-    """Little-endian int32: the ids that this turn added, prompt first."""
+    """The token ids that this turn added, prompt first, as little-endian int32."""
     closed: Mapped[bool]
     awaits_tools: Mapped[bool]
     opening: Mapped[str | None] = mapped_column(String(64))
-    """Digest of the instructions and tools at the start of the prompt."""
+    """The digest of the instructions and tools at the start of the prompt."""
     created_at: Mapped[float]
 
 
@@ -108,7 +108,7 @@ class ItemRow(Base):
 
 
 class ToolCallRow(Base):
-    """A session's ledger: the tool calls at the end of each checkpoint that was its head."""
+    """A line of a session's ledger, which lists the tool calls at the end of each checkpoint that was its head."""
 
     __tablename__ = "tool_calls"
     __table_args__ = (Index(None, "session_id", "call_id"),)

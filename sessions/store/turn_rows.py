@@ -39,7 +39,7 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Stores how a turn ended. Its output is stored as the items of its checkpoint."""
+    """Stores how a turn ended. The turn's output is not in this row: it is stored as the items of the checkpoint."""
     await database.execute(
         update(TurnRow).where(TurnRow.id == turn.turn_id, TurnRow.tenant_id == scope).values(**_changing_columns(turn))
     )

@@ -28,7 +28,7 @@ NO_DEADLINES: Mapping[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
-    """How a turn ended. `drafts` are its events that are not stored yet, the terminal one last."""
+    """How a turn ended. `drafts` are the turn's events that are not stored yet, the terminal event last."""
 
     status: TurnStatus
     drafts: Sequence[EventDraft]
@@ -49,7 +49,7 @@ class TurnOutcome:
 def ledger_of(
     checkpoint: Checkpoint, items: Sequence[Item], deadlines: Mapping[str, float] = NO_DEADLINES
 ) -> tuple[LedgerCall, ...]:
-    """Returns the calls at the end of a checkpoint, all unanswered. `deadlines` are by tool name."""
+    """Returns the calls at the end of a checkpoint, all unanswered. `deadlines` maps tool names to Unix seconds."""
     calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
     if not checkpoint.awaits_tools:
         return ()
@@ -67,13 +67,13 @@ def ledger_of(
 
 
 class TurnStore:
-    """Turns and events of all tenants. Each method is one transaction."""
+    """Stores the turns and events of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
         """`owner` names this process.
 
-        If it is the same after a restart, interrupted turns are found at once. Otherwise they are found when their
-        leases expire.
+        If the name is the same after a restart, interrupted turns are found at once. Otherwise they are found when
+        their leases expire.
         """
         self._database = database
         self._clock = clock
@@ -147,7 +147,7 @@ class TurnStore:
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
         """Stores events of many turns and renews their leases. Returns for each turn whether a cancel is requested.
 
-        Returns None for a turn whose lease is lost, and stores nothing of it. Storing a batch again changes nothing.
+        For a turn whose lease is lost, stores nothing and returns None. Storing a batch again changes nothing.
         """
         now = self._clock.now()
         leases = [batch.lease for batch in batches]

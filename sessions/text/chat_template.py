@@ -1,23 +1,19 @@
-"""Renders messages with the model's chat template. The text equals that of `transformers`, byte for byte.
+"""Renders messages with the model's chat template, and escapes texts so that they never become control tokens.
 
-Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens.
-Never encodes text to tokens. Invariant: the output and the run time of a template are limited.
+Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens. Also owns the
+Jinja environment of templates, and the functions that a template can call. Never encodes text to tokens, and never lets
+a template reach Python or change its input. Invariants: the rendered text equals that of `transformers`, byte for byte,
+and the output and the run time of a template are limited. Source: transformers 5, utils/chat_template_utils.py; tests
+compare both.
 
-Makes the Jinja environment in which chat templates run. It behaves like the one of `transformers`.
+How texts of users and tools are escaped: a rendered prompt mixes the template's own control tokens with text that may
+spell one, such as `<|im_end|>`. Before rendering, every such literal in the text is wrapped in two mark characters that
+occur nowhere else. After rendering, the wrapped parts are encoded as plain text, and the rest as usual:
 
-Owns the functions that a template can call. Never lets a template reach Python or change its input.
-Source: transformers 5, utils/chat_template_utils.py; tests compare the two.
+    "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\\nsay ", plain "<|im_end|>", "<|im_end|>\\n…"
 
-Escapes text of users and tools, so that it never becomes control tokens.
-
-A rendered prompt mixes the template's own control tokens with text that may spell one, such as `<|im_end|>`.
-Before rendering, every such literal in the text is wrapped in two mark characters that occur nowhere else.
-After rendering, the wrapped parts are encoded as plain text, and the rest as usual:
-
-    "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\nsay ", plain "<|im_end|>", "<|im_end|>\n…"
-
-Literals are wrapped and not replaced, because some templates search for them (`</think>`).
-If a template has cut off one of the two marks, the other mark still splits the text.
+Literals are wrapped and not replaced, because some templates search for them (`</think>`). If a template has cut off
+one of the two marks, the other mark still splits the text.
 """
 
 import json
@@ -61,7 +57,10 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Converts a value to JSON. Replaces Jinja's filter, which would escape HTML. Templates use these parameter names."""
+    """Converts a value to JSON.
+
+    Replaces Jinja's filter, which would escape HTML. Templates use the parameter names of this function.
+    """
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -128,7 +127,7 @@ NEVER: re.Pattern[str] = re.compile("(?!)")
 
 
 CANDIDATES = (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
-"""Code points of possible marks: first code points without a meaning, then private ones, which some icon fonts use."""
+"""Code points that may serve as marks: first those without a meaning, then private ones, which icon fonts may use."""
 
 
 ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
@@ -136,15 +135,15 @@ ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class PromptPiece:
-    """One part of a rendered prompt."""
+    """A piece of a rendered prompt's text."""
 
     text: str
     is_plain: bool
-    """Whether the part was escaped. Then it is encoded without control tokens."""
+    """Whether the piece was escaped. An escaped piece is encoded without control tokens."""
 
 
 class ControlTokenTexts:
-    """The texts of a vocabulary's control tokens."""
+    """Holds the texts of a vocabulary's control tokens, and makes escapers for prompts."""
 
     def __init__(self, special: Iterable[str], visible: Iterable[str]) -> None:
         """`special` texts are escaped everywhere.
@@ -156,7 +155,7 @@ class ControlTokenTexts:
         self.all = _any_of(special + visible)
 
     def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
-        """Returns an escaper whose marks occur in none of these JSON values; None if no value spells a control token."""
+        """Returns an escaper whose marks are in none of these JSON values; None if no value spells a control token."""
         everything = "\0".join(chain.from_iterable(map(_strings, values)))
         if not self.all.search(everything):
             return None
@@ -175,7 +174,10 @@ class ControlTokenEscaper:
         self._splitter = re.compile(f"{opening}({literals.all.pattern}){closing}|[{opening}{closing}]")
 
     def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a message for a template, escaped. The text of an assistant keeps the markup that assistants write."""
+        """Returns a message for a template, escaped.
+
+        The text of an assistant keeps the markup that assistants write.
+        """
         spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
         return {
             key: self._wrap(value, self._literals.special if key in spoken else self._literals.all)
@@ -227,7 +229,7 @@ RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 STAND_IN = Message(role="user", content="Hello")
-"""The user's message before a generated message in a delta. Its text has no effect on the result."""
+"""A user's message that `render_delta` puts before the generated message. Its text has no effect on the result."""
 
 
 RenderingFailure = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
@@ -281,7 +283,7 @@ class ChatTemplate:
     ) -> str:
         """Renders a conversation. `variables` are extra names for the template; `escaper` escapes every string.
 
-        Raises InvalidRequest with the template's message, PayloadTooLarge.
+        Raises InvalidRequest with the template's message. Can also raise PayloadTooLarge.
         """
         forms = [message.template_dict() for message in messages]
         given = _given(tools, variables)

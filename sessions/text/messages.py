@@ -25,7 +25,7 @@ PART_TEXTS: Mapping[str, str] = {
     "output_text": "text",
     "refusal": "refusal",
 }
-"""By type of a content part: the name of the field that holds the text (chat.completions and Responses)."""
+"""Maps the type of a content part to the name of the field that holds its text (chat.completions and Responses)."""
 
 
 def _refuse_part(kind: object, param: str) -> InvalidRequest:
@@ -34,13 +34,16 @@ def _refuse_part(kind: object, param: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartRules:
-    """How one API writes content parts, and the errors that it gets for others."""
+    """Rules of one API for content parts (the pieces of a message), and its errors for parts that break a rule."""
 
     text_fields: Mapping[str, str] = field(default_factory=lambda: PART_TEXTS)
-    """By type of the part: the name of the field that holds the text. Other types are refused."""
+    """Maps the type of a part to the name of the field that holds its text. Other types are refused."""
     error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
     refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
-    """Makes the error for a part from its type, which may be any JSON value, and its place."""
+    """Makes the error for a refused part.
+
+    Takes the part's type, which may be any JSON value, and its place in the body.
+    """
     known_fields: frozenset[str] | None = None
     """The fields that a part may have; None allows all."""
 
@@ -55,7 +58,7 @@ class ToolCall:
     call_id: str
     name: str
     arguments: str
-    """JSON as the model wrote it. Broken JSON is kept unchanged."""
+    """The arguments as JSON text, as the model wrote it. Broken JSON is kept unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,15 @@ class Message:
 
 
 def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """Reads OpenAI's chat messages. Raises InvalidRequest naming the field."""
+    """Reads OpenAI's chat messages. Raises InvalidRequest, which names the field."""
     return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
 
 
 def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
-    """Reads one of OpenAI's chat messages. `param` is its place in the body. Raises InvalidRequest naming the field."""
+    """Reads one of OpenAI's chat messages.
+
+    `param` is its place in the body. Raises InvalidRequest, which names the field.
+    """
     role = ROLES.get(_field(value, "role", str, param) or "")
     if role is None:
         raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}.", param=f"{param}.role")
@@ -126,7 +132,10 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
 
 
 def read_content(content: object, param: str, rules: PartRules) -> list[str]:
-    """Reads content, which is one text or a list of parts, as a list of texts. Raises `rules.error` naming the field."""
+    """Returns the texts of a content, which is one text or a list of parts.
+
+    Raises `rules.error`, which names the field.
+    """
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
@@ -135,7 +144,10 @@ def read_content(content: object, param: str, rules: PartRules) -> list[str]:
 
 
 def read_part(part: object, param: str, rules: PartRules) -> str:
-    """Reads the text of one part. Raises `rules.error` naming the field, or `rules.refusal` for a part without text."""
+    """Returns the text of one part.
+
+    Raises `rules.error`, which names the field, or `rules.refusal` if it has no text.
+    """
     if not isinstance(part, Mapping):
         raise rules.error(f"{param} must be an object with a type.", param=param)
     kind = part.get("type")

@@ -37,7 +37,7 @@ class ModelFolder:
 
     @classmethod
     def load(cls, path: Path) -> "ModelFolder":
-        """Reads config.json, tokenizer.json and the optional files. Raises ValidationFailed naming the file."""
+        """Reads config.json, tokenizer.json and the optional files. Raises ValidationFailed, which names the file."""
         config = _read_object(path / "config.json")
         tokenizer_config = _read_object(path / "tokenizer_config.json", missing_is_empty=True)
         special_tokens = _special_tokens(tokenizer_config)

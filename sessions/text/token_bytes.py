@@ -14,7 +14,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(Protocol):
-    """How one tokenizer spells bytes."""
+    """Converts tokens to bytes for one way of spelling bytes."""
 
     leading_spaces: int
     """How many spaces decoding removes at the start of a text."""
@@ -25,7 +25,7 @@ class TokenBytes(Protocol):
 
 
 class ByteLevelTokens:
-    """Each character means one byte. A token with any other character is an added token, and its bytes are its UTF-8."""
+    """Converts tokens whose characters each mean one byte. A token with any other character is converted to UTF-8."""
 
     leading_spaces = 0
 
@@ -40,7 +40,7 @@ class ByteLevelTokens:
 
 
 class ByteFallbackTokens:
-    """Tokens are text in which `▁` is a space. Bytes without a token of their own are spelled `<0x0A>`."""
+    """Converts tokens in which `▁` means a space, and tokens such as `<0x0A>`, which mean one byte."""
 
     def __init__(self, replacements: Mapping[str, str], leading_spaces: int) -> None:
         self.leading_spaces = leading_spaces
@@ -56,9 +56,9 @@ class ByteFallbackTokens:
 
 
 def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
-    """Returns the spelling that the `decoder` of a tokenizer.json describes.
+    """Returns the converter for the spelling that the `decoder` of a tokenizer.json describes.
 
-    Raises ValidationFailed for an unknown one.
+    Raises ValidationFailed for an unknown decoder.
     """
     steps = _steps(decoder or {})
     kinds = [step.get("type") for step in steps]

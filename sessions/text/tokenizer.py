@@ -1,12 +1,10 @@
-"""Encodes text to token ids and decodes them, with the `tokenizers` library.
+"""Encodes text to token ids, and decodes token ids to text, all at once or one token at a time.
 
-Owns two ways to encode: with added tokens recognised, and as plain text that never becomes a control token.
-Never renders messages (`prompt_encoder.py`).
-
-Turns a stream of tokens into text, one token at a time, in whole characters.
-
-Owns the bytes of a character that is still incomplete. Never decodes a token twice.
-Invariant: the results of `push` and `flush` joined are the decoding of all tokens at once.
+Uses the `tokenizers` library. Owns two ways to encode: with added tokens (the tokens that a model adds to its
+vocabulary, such as control tokens) recognised, and as plain text that never becomes a control token.
+Owns the bytes of a character that is still incomplete. Never decodes a token twice, and never renders messages
+(`prompt_encoder.py` does).
+Invariant: the results of `Detokenizer.push` and `flush` joined are the decoding of all tokens at once.
 """
 
 import codecs
@@ -28,7 +26,7 @@ class TextTokenizer:
     def __init__(self, tokenizer_json: str, special_tokens: Iterable[str] = ()) -> None:
         """`special_tokens` are the special tokens that other files of the model name.
 
-        Most are also in the tokenizer's JSON.
+        Most of these tokens are also in the tokenizer's JSON.
         """
         self.backend = _read(tokenizer_json)
         self.backend.no_truncation()
@@ -73,7 +71,10 @@ class TextTokenizer:
         return self._ids(self.backend, well_formed(text))
 
     def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """Returns the ids of a user's or a tool's text. They never include added tokens, even if the text spells one."""
+        """Returns the ids of a user's or a tool's text.
+
+        The ids never include added tokens, even if the text spells one.
+        """
         text = well_formed(text)
         token_ids = self._encode_plain(text, continues=continues)
         if self.added_tokens.keys().isdisjoint(token_ids):
@@ -81,7 +82,7 @@ class TextTokenizer:
         return self._encode_by_character(text, continues=continues)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Decodes all tokens at once. Ids without a token are skipped."""
+        """Returns the text of all tokens, decoded at once. Skips ids without a token."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_id(self, token: str) -> int | None:
@@ -133,7 +134,7 @@ class TextTokenizer:
 
 
 def well_formed(text: str) -> str:
-    """Replaces half surrogate pairs, which JSON can contain but UTF-8 cannot, by U+FFFD."""
+    """Returns the text with U+FFFD for each half surrogate pair, which JSON can contain but UTF-8 cannot."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

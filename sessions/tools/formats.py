@@ -1,7 +1,8 @@
 """Describes how families of models write tool calls, as data for the parsers and the grammar.
 
 Owns the table of formats, and the texts in a chat template that identify a family. Never parses a call.
-A new family needs a new entry. If it writes neither JSON objects nor a list of Python calls, it also needs a parser.
+A new family needs a new format in the table. If the family writes neither JSON objects nor a list of Python calls, it
+also needs a parser.
 """
 
 import json
@@ -14,14 +15,14 @@ from typing import Any
 from graftwork.platform.errors import ValidationFailed
 
 AUTO_FORMAT = "auto"
-"""Chooses the format by the chat template."""
+"""The setting's value that chooses the format by the chat template."""
 
 
 _ARGUMENTS_ROOT = "https://graftwork.invalid/arguments"
 
 
 class CallSyntax(StrEnum):
-    """The syntax of a call."""
+    """The syntax in which a model writes a call."""
 
     JSON = "json"
     """A JSON object with the name and the arguments."""
@@ -40,7 +41,7 @@ class ToolCallFormat:
     name_key: str = "name"
     arguments_key: str = "arguments"
     gap: str = ""
-    """Text between the markers and the JSON object."""
+    """The white space between the markers and the JSON object of a call."""
     between: str = ""
     """Text between two calls."""
     list_opens: tuple[str, ...] = ()
@@ -62,16 +63,16 @@ class ToolCallFormat:
         return self.syntax is CallSyntax.JSON
 
     def call_tag(self, name: str, schema: Any) -> dict[str, Any]:
-        """Returns the grammar of a call of one tool, as an entry of a structural tag."""
+        """Returns the grammar of a call of one tool, in the form of one tag of a structural tag grammar."""
         head = f'{{"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
         if self.is_bare or self.list_opens:
             return {"begin": head, "schema": schema, "end": "}"}
         return {"begin": self.open + self.gap + head, "schema": schema, "end": "}" + self.gap + self.close}
 
     def whole_call_tag(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the same for a bare object if the answer may be a JSON object too.
+        """Returns the grammar of a call that is a bare JSON object, for answers that may also be other JSON objects.
 
-        One schema describes the whole object.
+        Unlike in `call_tag`, one schema describes the whole object.
         """
         own_root = {
             "$id": _ARGUMENTS_ROOT,
@@ -86,27 +87,30 @@ class ToolCallFormat:
         return {"begin": "", "schema": call, "end": ""}
 
     def frame(self) -> dict[str, Any]:
-        """Returns the parts of a structural tag that do not depend on the tools."""
+        """Returns the fields of a structural tag grammar for the texts around and between calls.
+
+        These fields do not depend on the tools.
+        """
         around = {"opening": self.opens[0], "closing": self.close} if self.list_opens else {}
         return {"separator": self.between, **around}
 
 
 HERMES = ToolCallFormat(open="<tool_call>", close="</tool_call>", gap="\n", between="\n")
-"""Hermes, Qwen and models trained on their format: `<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`."""
+"""The format of Hermes, Qwen and models trained on it: `<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`."""
 
 LLAMA3_JSON = ToolCallFormat(open='{"name":', close="", arguments_key="parameters", between="; ", is_bare=True)
-"""Llama 3.1 to 3.3: `{"name": …, "parameters": {…}}` without markers."""
+"""The format of Llama 3.1 to 3.3: `{"name": …, "parameters": {…}}` without markers."""
 
 MISTRAL = ToolCallFormat(open="[TOOL_CALLS]", close="]", between=", ", list_opens=("[", " ["))
-"""Mistral up to its third tokenizer: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`."""
+"""The format of Mistral up to its third tokenizer: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`."""
 
 PYTHONIC = ToolCallFormat(open="[", close="]", syntax=CallSyntax.PYTHON)
-"""Llama 4 and small Llama 3.2: `[get_weather(city="Paris"), …]`. Parsed, but never enforced."""
+"""The format of Llama 4 and small Llama 3.2: `[get_weather(city="Paris"), …]`. It is parsed, but never enforced."""
 
 TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {"hermes": HERMES, "qwen": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL, "pythonic": PYTHONIC}
 )
-"""The formats by the names that the setting `tool_call_form` accepts."""
+"""Maps each name that the setting `tool_call_form` accepts to its format."""
 
 _SIGNS = (
     ("[TOOL_CALLS]", MISTRAL),
@@ -117,7 +121,7 @@ _SIGNS = (
 
 
 def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> ToolCallFormat:
-    """Returns the format with the chosen name, or the format that the template contains, or else Hermes.
+    """Returns the format with the chosen name. `auto` finds the format in the template's source, or else takes Hermes.
 
     Raises ValidationFailed for an unknown name.
     """
@@ -133,5 +137,5 @@ def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> 
 
 
 def _as_spelled(form: ToolCallFormat, source: str) -> tuple[str, ...]:
-    """Returns the openings of the list. The one that the template contains comes first."""
+    """Returns the format's `list_opens`, sorted so that the text in the template's source comes first."""
     return tuple(sorted(form.list_opens, key=lambda tail: form.open + tail not in source))

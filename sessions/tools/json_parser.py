@@ -1,9 +1,9 @@
 """Finds JSON tool calls in a text that arrives in pieces: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-Owns the markup of a call from its opening to its closing. Never checks arguments against a schema.
-A call is announced when its name is known and its arguments begin. Then the arguments are passed on as written. Markup
-that is not a valid call is returned as text. An announced call with broken JSON ends with the arguments so far.
-Invariant: the joined events do not depend on how the text is cut into pieces.
+Owns the markup of a call from its opening to its closing. Never checks arguments against a schema. A call is announced
+(its first event is returned) when its name is known and its arguments begin. Then the arguments are passed on as
+written. Markup that is not a valid call is returned as text. An announced call with broken JSON ends with the arguments
+so far. Invariant: the joined events do not depend on how the text is cut into pieces.
 """
 
 import json
@@ -16,7 +16,7 @@ from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, 
 
 
 class JsonCallParser:
-    """Parses one generated text. Drops separators between calls and white space after the last one."""
+    """Parses one generated text. Drops separators between calls, and white space after the last call."""
 
     def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
         self._format = tool_call_format
@@ -123,7 +123,7 @@ class _OpenCall:
         return text[end:]
 
     def _take(self, character: str) -> None:
-        """Raises BrokenJson if this text cannot be a call."""
+        """Takes the next character into the call's markup. Raises BrokenJson if the text cannot be a call."""
         ended = self._members.feed(character)
         if ended is not None:
             self._check(ended, "".join(self._members.values[ended]))
@@ -133,7 +133,10 @@ class _OpenCall:
             raise BrokenJson(character)
 
     def _check(self, key: str, value: str) -> None:
-        """Checks a complete member. The arguments of an announced call may be broken JSON."""
+        """Checks a complete member (key and value) of the call's JSON object. Raises BrokenJson.
+
+        The arguments of an announced call may be broken JSON.
+        """
         if key == self._format.arguments_key:
             if self._name is None and not _is_object(value):
                 raise BrokenJson(value)
@@ -149,7 +152,7 @@ class _OpenCall:
     def _arguments(self) -> list[str]:
         """Returns the characters of the arguments so far.
 
-        A call in markers may omit its arguments. Then they are an empty object. A bare object must have arguments.
+        A call in markers may omit its arguments, which means an empty object. A bare object must have arguments.
         """
         nothing = ["{", "}"] if self._members.is_complete and not self._format.is_bare else []
         return self._members.values.get(self._format.arguments_key, nothing)
@@ -188,7 +191,7 @@ def _is_object(value: str) -> bool:
 
 
 def _joined(events: Iterable[ParserEvent]) -> Iterator[ParserEvent]:
-    """Joins neighbouring texts, and neighbouring pieces of the same arguments."""
+    """Returns the events with neighbouring texts joined, and neighbouring pieces of the same arguments joined."""
     last: ParserEvent | None = None
     for event in events:
         match last, event:
@@ -218,7 +221,7 @@ class BrokenJson(ValueError):
 
 
 class JsonMembers:
-    """Reads a JSON object character by character; `values` grows with every character of a value."""
+    """Reads a JSON object character by character. Adds each character of a value to `values` at once."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """Defines the events of the tool call parsers. They are the same for every format.
 
-Owns only the event types. Never holds a call id: `output_parser.py` adds it.
+Owns only the event types. Events have no call id: `output_parser.py` adds it.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, 
 _MAY_BE_A_LIST = re.compile(r"\s*(\[\s*([A-Za-z_][\w.\-]*\s*(\(.*)?)?)?", re.DOTALL)
 """A pattern that matches every possible start of a list of calls."""
 _MAX_HELD = 1 << 20
-"""The most characters that are held back."""
+"""The most characters that are held back. A longer answer is returned as text."""
 
 
 class PythonCallParser:
@@ -55,7 +55,7 @@ class PythonCallParser:
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Returns names, and arguments as JSON.
+    """Returns the name of each call in the text, and its arguments as JSON.
 
     Raises ValueError, SyntaxError or TypeError if the text is not a list of calls.
     """

@@ -1,6 +1,6 @@
 """Reads `tools` and `tool_choice` of chat.completions: which tools an answer may call, and whether it must.
 
-Owns the shapes of both fields. Other APIs translate their fields into these. Never reads a tool's schema.
+Owns the shapes of both fields. Other APIs translate their own fields into these two. Never reads a tool's schema.
 """
 
 import re
@@ -14,7 +14,7 @@ ToolDefinition = Mapping[str, Any]
 """A tool in the shape of chat.completions."""
 
 TOOL_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
-"""The names that a tool may have. They appear in markup, in paths and in other programs."""
+"""A pattern that a tool's name must match, because names appear in markup, in paths and in other programs."""
 _TOOL_NAME = re.compile(TOOL_NAME.removesuffix("$"))
 
 _FORMS = (
@@ -64,7 +64,10 @@ def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
-    """Reads a tool choice. Raises InvalidRequest for another shape, or for a tool that is not among `names`."""
+    """Returns the tools that may be called.
+
+    Raises InvalidRequest for a choice of unknown shape or a tool not in `names`.
+    """
     everything = tuple(range(len(names)))
     if choice in (None, "auto"):
         return ToolChoice(everything)

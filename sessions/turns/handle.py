@@ -20,7 +20,7 @@ _PAGE_EVENTS = 256
 
 
 class TurnReader:
-    """Reads turns and events of all sessions. Any number of readers may follow one session."""
+    """Reads turns and events of all sessions. Any number of requests may follow one session."""
 
     def __init__(self, store: TurnStore, loader: SessionLoader, running: RunningTurns, poll_s: float) -> None:
         """`poll_s`: seconds between two checks of a turn that runs in another process."""
@@ -35,7 +35,7 @@ class TurnReader:
         return None if turn is None else TurnHandle(scope, turn, self)
 
     async def follow(self, scope: TenantScope, session_id: SessionId, after: int) -> AsyncGenerator[SessionEvent]:
-        """Reads the events with numbers above `after`, until no turn runs."""
+        """Yields the session's events with numbers above `after`, until no turn runs."""
         while True:
             feed = self._running.feed_of(session_id)
             # Get the change before reading the page, so that an event between the two steps is not missed.
@@ -73,7 +73,7 @@ class TurnHandle:
 
     @property
     def rate_limit_headers(self) -> Mapping[str, str]:
-        """The headers of the turn's reservation. Empty if another request has started the turn."""
+        """The rate limit headers of the turn's quota reservation. Empty if another request has started the turn."""
         return {} if self._started is None else self._started[0].account.reservation.rate_limit_headers()
 
     @property
@@ -85,7 +85,7 @@ class TurnHandle:
     async def admitted(self) -> None:
         """Waits until the engine has admitted the prompt or the turn has ended.
 
-        Raises the error if the engine refuses it.
+        Raises the engine's error if the engine refuses the prompt.
         """
         if self._started is not None:
             await self._started[0].admitted()
@@ -103,7 +103,7 @@ class TurnHandle:
         return turn
 
     async def events(self, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Reads the turn's events with numbers above `after`, up to its terminal one."""
+        """Yields the turn's events with numbers above `after`, up to its last event."""
         start = max(after, self._turn.first_seq - 1)
         async with aclosing(self._reader.follow(self._scope, self.session_id, start)) as events:
             async for event in events:

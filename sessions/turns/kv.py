@@ -1,7 +1,7 @@
 """Sends the engine commands for a session's KV between its turns: hold, prefetch, suspend, close, read.
 
-Owns the name of a session in the engine. Never stores anything.
-KV is only a cache of the stored history. So it is no error if the engine does not answer: the next turn takes longer.
+Owns the name of a session in the engine. Never stores anything. KV (the model's stored work on a prompt) is only a
+cache of the stored history. So it is no error if the engine does not answer: the next turn takes longer.
 """
 
 import logging
@@ -28,7 +28,7 @@ class History:
 
 
 class SessionKvClient:
-    """Sends these commands for all sessions to one engine. Methods return None if the engine does not answer."""
+    """Sends the KV commands of all sessions to one engine. Methods return None if the engine does not answer."""
 
     def __init__(self, engine: EngineClient, pepper: bytes, public_prefixes: PublicPrefixes) -> None:
         self._engine = engine
@@ -40,7 +40,10 @@ class SessionKvClient:
         return await self._send(SessionVerb.HOLD, history, tuple(waits))
 
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Loads the KV for the next turn. `answered`: the tools that have answered; empty means all."""
+        """Loads the KV to the device for the next turn.
+
+        `answered` lists the tools that have answered; empty means all.
+        """
         return await self._send(SessionVerb.PREFETCH, history, tuple(answered))
 
     async def suspend(self, history: History) -> SessionMemory | None:
@@ -52,7 +55,7 @@ class SessionKvClient:
         return await self._send(SessionVerb.CLOSE, history)
 
     async def read(self, history: History) -> SessionMemory | None:
-        """Reads on which tiers the KV is."""
+        """Returns how much of the KV is on each cache tier (device, host, disk)."""
         return await self._send(SessionVerb.READ, history)
 
     async def _send(

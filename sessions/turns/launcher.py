@@ -51,7 +51,7 @@ class TurnLauncher:
         """Starts a turn with the session's model and these settings. The start continues if the caller is cancelled.
 
         If the instructions or tools have changed, encodes the whole history again. Raises Conflict if the session has
-        changed; ContextLengthExceeded, LimitExceeded, Unavailable. After an error nothing has changed.
+        changed. Can also raise ContextLengthExceeded, LimitExceeded or Unavailable. After an error nothing has changed.
         """
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)
@@ -143,7 +143,10 @@ def _charge(plan: TurnPlan) -> Charge:
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:
-    """Returns the weights, template, tokenizer and sampling of one turn. If the seed is null, the engine drew one."""
+    """Returns the weights, template, tokenizer and sampling of one turn.
+
+    With a null seed, the engine chose the seed.
+    """
     version = request.resolved.version
     return {
         "base": description.fingerprint,

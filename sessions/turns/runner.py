@@ -55,12 +55,12 @@ from graftwork.sessions.turns.kv import History, SessionKvClient
 _log = logging.getLogger("graftwork.sessions")
 
 _STORE_ATTEMPTS = 40
-"""Attempts to store an outcome. They take 20 s together, which is less than the length of a lease."""
+"""How often storing an outcome is tried. All attempts take 20 s together, which is less than the length of a lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolHint:
-    """Times that the client expects of a tool."""
+    """A client's hint how long a tool takes, and when its output is due."""
 
     expected_ms: float
     """Milliseconds that the tool usually takes."""
@@ -69,7 +69,7 @@ class ToolHint:
 
 
 ToolHints = Mapping[str, ToolHint]
-"""Hints by tool name."""
+"""Maps each tool's name to its hint."""
 
 NO_HINTS: ToolHints = {}
 
@@ -85,14 +85,14 @@ class TurnPlan:
     transcript: Transcript
     new_items: tuple[Item, ...]
     new_token_ids: tuple[int, ...]
-    """The ids that the new items and the start of the answer add to the transcript."""
+    """The token ids that the new items and the start of the answer add to the history."""
     request: GenerationRequest
     tool_hints: ToolHints = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnDependencies:
-    """The objects with which turns are planned and run. A process has one."""
+    """The objects that are needed to plan and run turns. Each process has one instance."""
 
     generator: Generator
     accounting: Accounting
@@ -157,7 +157,7 @@ class TurnRunner:
     async def admitted(self) -> None:
         """Waits until the engine has admitted the prompt or the turn has ended.
 
-        Raises the error if the engine refuses it.
+        Raises the engine's error if the engine refuses the prompt.
         """
         await self._settled.wait()
         if not self.is_admitted and self.failure is not None:
@@ -166,7 +166,8 @@ class TurnRunner:
     async def run(self, generation: Generation) -> None:
         """Generates and stores the turn.
 
-        Raises Unavailable if the outcome cannot be stored; recovery then fails the turn.
+        Raises Unavailable if the outcome cannot be stored. The next search for interrupted turns then fails
+        the turn.
         """
         try:
             await self._store(generation, await self._outcome(generation))
@@ -178,7 +179,10 @@ class TurnRunner:
             await self.account.settle(generation.usage, "failed")
 
     async def _outcome(self, generation: Generation) -> TurnOutcome:
-        """Generates until the turn ends. Returns its outcome with the events that are not stored yet. Raises LeaseLost."""
+        """Generates until the turn ends.
+
+        Returns the outcome with the events that are not stored yet. Raises LeaseLost.
+        """
         generating = asyncio.create_task(self._generate(generation))
         storing = asyncio.create_task(self._events.failure())
         beating = asyncio.create_task(keep_alive(self._lease, self._dependencies.store, self._dependencies.heartbeat_s))
@@ -249,7 +253,10 @@ class TurnRunner:
         return {name: now + hint.deadline_ms / 1000.0 for name, hint in hints if hint.deadline_ms is not None}
 
     def _broken_off(self, error: GraftworkError | None, generation: Generation) -> TurnOutcome:
-        """Returns the outcome of a turn that failed with `error`, or that was stopped if `error` is None."""
+        """Returns the outcome of a turn that failed with `error`.
+
+        If `error` is None, the turn was cancelled, or failed because this process stops.
+        """
         if error is None and self._shutting_down:
             error = Unavailable(
                 "The server is shutting down: send the turn, or the tool outputs, again.",
@@ -289,7 +296,7 @@ class TurnRunner:
     async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
         """Stores how the turn ended. Records its usage first, so that every turn is metered.
 
-        Tries again while the database does not answer. Raises LeaseLost, Unavailable.
+        If the database does not answer, tries several times, then raises Unavailable. Can also raise LeaseLost.
         """
         for attempts_left in reversed(range(_STORE_ATTEMPTS)):
             try:
@@ -339,7 +346,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _error_of(task: asyncio.Task[Any]) -> GraftworkError | None:
-    """Returns why a task ended early."""
+    """Returns the error with which a task ended early."""
     return None if task.cancelled() else _told(task.exception())
 
 

@@ -1,12 +1,9 @@
-"""Keeps the turns that run in this process.
+"""Keeps the turns that run in this process, and loads the session for an id that a client sent.
 
-Owns the tasks of turns, and ends them when the process shuts down. Never plans or stores a turn.
-Invariant: a turn is listed before its row exists and until its outcome is stored, so recovery never ends it.
-
-Finds the session for an id that a client sent.
-
-Decides which sessions a client can see. Response chains, and sessions past their time to live, are hidden.
-Invariant: a loaded session whose status is running has a process that runs its turn.
+Owns the asyncio tasks of turns, and ends these tasks at shutdown. Never plans or stores a turn.
+Decides which sessions a client can see: response chains, and sessions past their time to live, are hidden.
+Invariants: a turn is listed before its row exists and until its outcome is stored, so recovery never ends it.
+A loaded session whose status is running has a process that runs its turn.
 """
 
 import asyncio
@@ -34,7 +31,7 @@ TurnTask = tuple[TurnRunner, asyncio.Task[None]]
 
 
 class RunningTurns:
-    """Keeps the turns of this process until they end."""
+    """Lists the turns of this process until they end."""
 
     def __init__(self) -> None:
         self._runners: dict[SessionId, TurnRunner] = {}
@@ -49,12 +46,12 @@ class RunningTurns:
         return frozenset((*self._tasks, *self._starting))
 
     def feed_of(self, session_id: SessionId) -> EventFeed | None:
-        """Returns the feed of the session's turn while it runs here."""
+        """Returns the feed of events of the session's turn; None if no turn of the session runs in this process."""
         runner = self._runners.get(session_id)
         return None if runner is None or runner.feed.is_closed else runner.feed
 
     async def launch(self, session_id: SessionId, launching: Coroutine[None, None, TurnTask]) -> TurnTask:
-        """Runs a launch to its end, even if its caller is cancelled. Raises Unavailable after `close`."""
+        """Runs the start of a turn to its end, even if the caller is cancelled. Raises Unavailable after `close`."""
         if self._is_closing:
             launching.close()
             raise Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0)
@@ -65,7 +62,7 @@ class RunningTurns:
 
     @contextmanager
     def starting(self, turn_id: TurnId) -> Iterator[None]:
-        """Lists a turn while its row is made."""
+        """Lists a turn in `turn_ids` while the turn's row is made."""
         self._starting.add(turn_id)
         try:
             yield
@@ -92,7 +89,7 @@ class RunningTurns:
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
         """Cancels the session's turn, or only the given turn, and waits for its end. Returns False if none runs here.
 
-        First waits for launches of the session, because the row of their turn may already exist.
+        First waits for turns of the session that are being started, because their rows may already exist.
         """
         if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:
             await asyncio.wait(launches)
@@ -107,7 +104,7 @@ class RunningTurns:
         return True
 
     async def close(self) -> None:
-        """Fails the running turns and stores this outcome. No turn can be launched later."""
+        """Ends the running turns as failed, and waits until this is stored. No turn can start later."""
         self._is_closing = True
         if self._launches:
             await asyncio.wait(self._launches)
@@ -141,7 +138,7 @@ class SessionLoader:
     async def load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Loads a session of any kind. Raises NotFound.
 
-        Fails its turn first if the lease has expired and the turn does not run here.
+        First ends the session's turn as failed if its lease has expired and the turn does not run in this process.
         """
         if not may_be_id(session_id):
             raise _unknown_session()

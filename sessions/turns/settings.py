@@ -1,6 +1,6 @@
 """Makes and checks the settings of a turn: the session's settings with the turn's overrides.
 
-Owns the rules for a session's settings. Never checks the schemas in them: the answer planner does.
+Owns the rules for a session's settings. Never checks the schemas in the settings: `ConstraintPlanner` does.
 A turn's `sampling` overrides single fields; its `tool_choice` and `response_format` override the whole value.
 With `tool_choice: "none"` the tools stay in the prompt, so that the prompt does not change, and all output is text.
 """
@@ -68,7 +68,7 @@ def output_constraints(settings: SessionSettings) -> OutputConstraints:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises ValidationFailed if the metadata cannot be stored."""
+    """Checks that the metadata can be stored. Raises ValidationFailed if not."""
     _check_storable(dict(metadata), "metadata")
 
 
@@ -90,7 +90,10 @@ def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: i
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValidationFailed with the field's name if it holds a token id outside the vocabulary."""
+    """Checks that all token ids in the sampling fields are in the vocabulary.
+
+    Raises ValidationFailed with the field's name.
+    """
     named = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token_id for token_id, _ in params.logit_bias]}
     for field, token_ids in named.items():
         if any(token_id >= vocab_size for token_id in token_ids):
@@ -103,7 +106,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "n": (1,),
 }
-"""Fields that are known but not supported, with the values that have no effect and are accepted."""
+"""Maps fields that are known but not supported to their accepted values, which have no effect."""
 
 
 def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
@@ -133,7 +136,7 @@ def _check_answer(settings: SessionSettings) -> None:
 
 
 def _check_storable(value: Any, param: str) -> None:
-    """Raises ValidationFailed unless `value` is valid JSON and valid UTF-8."""
+    """Checks that `value` is valid JSON and valid UTF-8. Raises ValidationFailed if not."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:  # UnicodeEncodeError is a ValueError

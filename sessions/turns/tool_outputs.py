@@ -1,8 +1,8 @@
 """Stores the outputs of a session's tool calls, and starts the next turn once all outputs are stored.
 
-Decides when that turn starts. A client may send outputs in any order and more than once. The store keeps each once.
-Invariant: an accepted output is never lost. If its turn is refused or fails, the client sends any output again to
-start another turn.
+Owns the decision when that turn starts. A client may send outputs in any order and more than once. The store keeps
+each output once. Invariant: an accepted output is never lost. If the turn that uses it is refused or fails, the client
+sends any output again to start another turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,9 +62,10 @@ class ToolOutputs:
     async def send(
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
     ) -> ToolOutputsResult:
-        """Stores outputs `{call_id, output}`. The last missing one starts the next turn.
+        """Stores outputs `{call_id, output}`. The last missing output starts the next turn.
 
-        Raises NotFound, Conflict; LimitExceeded, ContextLengthExceeded, Unavailable if the turn is refused.
+        Raises LimitExceeded, ContextLengthExceeded or Unavailable if that turn is refused. Can also raise NotFound or
+        Conflict.
         """
         scope, given = principal.scope(), _tool_outputs(outputs)
         session = await self._loader.load(scope, session_id)
@@ -89,7 +90,7 @@ class ToolOutputs:
         return await self._launcher.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
 
     async def _prefetch(self, principal: Principal, accepted: AcceptedOutputs, given: Sequence[ToolOutput]) -> None:
-        """Loads the KV while the other tools run."""
+        """Loads the session's KV to the device while the tools without an output still run."""
         session = accepted.session
         if session.awaited_call_ids:
             names = {call.call_id: call.name for call in session.ledger}
