@@ -19,7 +19,7 @@ from graftwork.platform.tenancy.principals import Principal
 
 KEYS_FILE = "demo-keys.json"
 DEMO_ADAPTERS = {"Blackbeard Charters": "pirate", "Corner Helpdesk": "helpdesk", "Plain Labs": "terse"}
-"""The adapter of each tenant."""
+"""Maps the name of each demo tenant to the name of its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ async def _seed_tenant(resources: AdminResources, name: str, known_key: str | No
 
 
 async def _holder(resources: AdminResources, key: str) -> Principal | None:
-    """The tenant of a key. None if the key is not valid in this database."""
+    """Return the tenant of a key. Return None if the key is not valid in this database."""
     try:
         return await resources.tenancy.authenticate(key)
     except (NotAuthenticated, NotPermitted):

@@ -33,7 +33,10 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 
 def run_engine(settings: Settings, listen: str) -> None:
-    """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks. Raises InvalidRequest."""
+    """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT.
+
+    Blocks. Raises InvalidRequest for bad settings.
+    """
     settings.check_served()
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.engine.rpc.server import serve_engine
@@ -63,7 +66,7 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """The line that is sent to a child: the address to listen at, and every setting that it needs."""
+    """Return the line that the parent sends to its child: the address to listen at, and every setting that it needs."""
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
     return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
