@@ -170,7 +170,7 @@ class AuthenticatedRoute(APIRoute):
         return as_validation_failed(error)
 
     def _body_error(self, error: HTTPException) -> Exception:
-        """Return the original error behind FastAPI's error. FastAPI raises its error while it reads the body."""
+        """Return our own error that caused FastAPI's error. FastAPI raises its error while it reads the body."""
         cause = error.__cause__
         if isinstance(cause, InvalidRequest):
             return self.as_route_error(cause)

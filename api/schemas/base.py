@@ -103,7 +103,10 @@ MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=409
 
 
 class MixturePart(NativeBody):
-    """One adapter of a mixture, and its weight."""
+    """One adapter of a mixture, and its weight.
+
+    A mixture adds the weight changes of several adapters to the base model.
+    """
 
     model: str
     """The adapter's name in the same form as in `model`: `name`, `name@3` or `name@alias`."""

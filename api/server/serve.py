@@ -55,7 +55,7 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
 
 
 def _private_address(settings: Settings, stack: AsyncExitStack) -> str:
-    """Return the address of a socket in the data folder. If that path is too long for a socket, use a temporary folder."""
+    """Return the address of a socket in the data folder, or in a temporary folder if the path would be too long."""
     path = settings.data_dir.absolute() / "engine.sock"
     if len(str(path).encode()) > _MAX_SOCKET_PATH:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="graftwork-"))

@@ -86,7 +86,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Return the URL of the server's socket. If the socket listens on every address, return the URL for this machine."""
+    """Return the URL of a server's socket. If the socket listens on every address, the URL is for this machine."""
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"

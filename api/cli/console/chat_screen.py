@@ -50,7 +50,7 @@ StartTurn = Callable[[], Stream[SessionEvent]]
 def open_session(
     client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
 ) -> Session[SyncRuntime]:
-    """If `model` is a session's id, open that session. Otherwise create a session on this model, or on the base model."""
+    """If `model` is a session's id, open that session. Otherwise create a session on this model or the base model."""
     if model is not None and model.startswith("ses_"):
         return client.sessions.get(model)
     base = next(iter(client.models.list())).id
@@ -150,7 +150,7 @@ class ChatScreen:
         self._answer(self._take(lambda: self._session.tool_outputs(outputs, stream=True)))
 
     def _take(self, start: StartTurn) -> list[PendingCall]:
-        """Run a turn and print its events. Returns the tool calls that still need outputs. Ctrl-C stops only the turn."""
+        """Run a turn and print its events. Returns the tool calls that need outputs. Ctrl-C stops only the turn."""
         try:
             with start() as events:
                 return self._print(events)
@@ -228,7 +228,7 @@ def _show_call(name: str, arguments: str) -> None:
 
 
 def _output_of(call: PendingCall) -> str:
-    """Return the output of a tool call. Runs the demo's tool with this name, or else asks the person at the terminal."""
+    """Return the output of a tool call. Runs the demo's tool with this name, or else asks the user for the output."""
     try:
         output = json.dumps(run_tool(call.name, json.loads(call.arguments)), ensure_ascii=False)
     except (KeyError, TypeError, ValueError):

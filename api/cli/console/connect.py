@@ -18,7 +18,7 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """Return the id of the tenant with this id or name. Return any other text unchanged, so that the server refuses it."""
+    """Return the id of the tenant with this id or name. Return any other text unchanged. The server then refuses it."""
     after: str | None = None
     while True:
         page = client.admin.tenants.list(limit=100, after=after)

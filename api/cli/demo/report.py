@@ -1,4 +1,4 @@
-"""Prints the demo's report: transcripts, a table of figures, and statements about Graftwork that the demo has checked."""
+"""Prints the demo's report: transcripts, a table of figures, and the statements that the demo has checked."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
