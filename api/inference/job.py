@@ -26,7 +26,7 @@ from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, k
 async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
     """Reserve the tenant's quota for the request, and start the request's job.
 
-    Raises LimitExceeded if the quota is used up. The engine then generates nothing. If the engine refuses the request,
+    Raises LimitExceeded if the quota does not allow the request. The engine then generates nothing. If the engine refuses the request,
     the job raises the engine's error.
     """
     principal, accounting = inference.principal, resources.accounting

@@ -39,7 +39,7 @@ class TurnParameters(TypedDict, total=False):
     """The options of one turn. They do not change the session's own settings."""
 
     if_head: str
-    """The checkpoint that must be the session's newest one (its head). Otherwise the turn raises ConflictError."""
+    """The checkpoint that must be the session's head, from which the turn continues. Otherwise raises ConflictError."""
     tool_hints: dict[str, dict[str, Any]]
     """How long each tool takes, as in `{name: {"expected_ms": 800}}`.
 

@@ -1,8 +1,8 @@
-"""The engine process: `graftwork engine` runs it, and the supervisor starts it as its child.
+"""Runs the engine's process, either for `graftwork engine` or as the child of a gateway (see `engine_supervisor`).
 
-A child gets its settings as the first line of its standard input, so that they do not show in the process list. It
-watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
-Importing this module loads no torch; running an engine does.
+A child gets its settings as the first line of its standard input, so that the settings do not show in the process list.
+The child watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
+Importing this module does not load torch. Running an engine loads torch.
 """
 
 import json
@@ -73,7 +73,7 @@ def child_orders(settings: Settings, listen: str) -> bytes:
 
 
 def main() -> None:
-    """Run a child: read its settings, watch the pipe, serve."""
+    """Run a child process: read its settings from standard input, watch that pipe for the parent's end, and serve."""
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)

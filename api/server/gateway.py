@@ -1,4 +1,4 @@
-"""`graftwork gateway`: the HTTP server alone, for an engine that runs elsewhere.
+"""Runs `graftwork gateway`: only the HTTP server, for an engine that runs elsewhere.
 
 bind the port ─► wait for the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """

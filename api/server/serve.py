@@ -1,4 +1,4 @@
-"""`graftwork serve`: a gateway and, unless an engine's address is given, one engine as its child.
+"""Runs `graftwork serve`: a gateway and, unless the settings have an engine's address, one engine as its child.
 
 bind the port ─► start the engine, wait for it ─► open the resources ─► serve ─► … ─► close all in reverse
 """

@@ -1,4 +1,4 @@
-"""`graftwork adapters`: upload LoRA adapters, look at them, choose which version serves."""
+"""Defines `graftwork adapters`, which uploads, lists, checks and deletes LoRA adapters, and moves their aliases."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`graftwork quotas`: how much a tenant may use."""
+"""Defines `graftwork quotas`, which shows and changes the limits of a tenant."""
 
 from typing import TYPE_CHECKING, Annotated, Any, cast
 

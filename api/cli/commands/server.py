@@ -1,4 +1,4 @@
-"""`graftwork serve`, `gateway` and `engine`: run the whole server, or one of its parts."""
+"""Defines `graftwork serve`, which runs the whole server, and `gateway` and `engine`, which run one part of it."""
 
 from typing import Annotated
 

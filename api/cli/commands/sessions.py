@@ -1,4 +1,4 @@
-"""`graftwork sessions`: conversations that the server stores."""
+"""Defines `graftwork sessions`, which lists, shows, continues and closes the conversations that the server stores."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

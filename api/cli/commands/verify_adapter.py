@@ -1,4 +1,4 @@
-"""`graftwork adapters verify`: checks an adapter folder against a model folder, with the server's own checks.
+"""Checks an adapter folder against a model folder, with the server's own checks, for `graftwork adapters verify`.
 
 It only reads files, and loads no weights of the base model.
 """

@@ -87,7 +87,7 @@ class ChatScreen:
     def __init__(self, session: Session[SyncRuntime]) -> None:
         self._session = session
         self._checkpoints: list[str | None] = []
-        """The session's newest checkpoint (its head) before each message of this chat."""
+        """The session's head before each message of this chat: the checkpoint from which the turn continued."""
         self._retry: Callable[[], None] | None = None
         """A function that sends the last turn again. None if that turn succeeded."""
         self._commands: Mapping[str, Callable[[], None]] = {

@@ -55,8 +55,7 @@ class Resource(Generic[R]):
 
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in lower case
-    """Decorates a method that is a generator of effects. A call makes the runtime of its `Resource` perform the
-    effects.
+    """Decorates a method that is a generator of effects. The runtime of its `Resource` performs the effects of a call.
 
     An effect describes one input or output, such as sending a request (see effects.py).
     """
