@@ -26,8 +26,8 @@ from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, k
 async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
     """Reserve the tenant's quota for the request, and start the request's job.
 
-    Raises LimitExceeded if the quota does not allow the request. The engine then generates nothing. If the engine refuses the request,
-    the job raises the engine's error.
+    Raises LimitExceeded if the quota does not allow the request. The engine then generates nothing.
+    If the engine refuses the request, the job raises the engine's error.
     """
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)

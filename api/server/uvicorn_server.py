@@ -1,8 +1,7 @@
-"""Runs the application in uvicorn, and changes two things: it calls a function when it is ready, and handles no
-signals.
+"""Runs the application in uvicorn, with two changes to uvicorn.
 
-`SignalWatch` handles the signals instead. uvicorn alone raises a captured SIGTERM again after it has stopped. That
-would end the process before the engine.
+The server calls a function when it is ready, and `SignalWatch` handles the signals instead of uvicorn.
+uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
 """
 
 import asyncio

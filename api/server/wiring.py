@@ -213,8 +213,7 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 
 
 def owner_name(settings: Settings) -> str | None:
-    """Return the gateway's name. It stays the same after a restart, so that the gateway finds its turns in the
-    database.
+    """Return the gateway's name. It stays the same after a restart, so that the gateway finds its own turns again.
 
     The name is made of the machine and the address, so no two running gateways have the same name. It does not contain
     the data folder, because gateways may share a data folder. Return None if the system chooses the port. The gateway
