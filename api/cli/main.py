@@ -1,6 +1,7 @@
-"""`graftwork`: one program for serving, operating and using Graftwork.
+"""Builds the program `graftwork`, which serves, operates and uses Graftwork.
 
-It assembles the commands and defines none. Exit status: 0 good, 1 failed, 2 wrong usage.
+This module puts the commands together. Other modules define them. The exit status is 0 after success, 1 after a
+failure, and 2 for wrong usage.
 """
 
 import typer
@@ -16,7 +17,7 @@ SERVER, ADMIN, TENANT = "Run a server", "Administer one (GRAFTWORK_ADMIN_KEY)", 
 
 
 def build_app() -> typer.Typer:
-    """The whole command line. The order is that of `--help`."""
+    """Build the whole command line. `--help` lists the commands in the order in which this function adds them."""
     app = typer.Typer(
         cls=CommandGroup,
         no_args_is_help=True,
@@ -40,7 +41,7 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """The entry point of the installed program."""
+    """Run the command line. The installed program starts here."""
     build_app()()
 
 

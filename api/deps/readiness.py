@@ -1,7 +1,7 @@
 """Checks whether this gateway can serve: the database schema is current, and the engine generates a token.
 
-A check costs a forward pass, and anyone can ask for one without a key. So each result stays valid for one second, and
-only one check runs at a time.
+Each check makes the engine run the model once, and anyone can ask for a check without a key. So each result stays valid
+for one second, and only one check runs at a time.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
-"""Groups the services of one process by the routes that use them.
+"""Groups the services of one process by the routes that use them, and gives each route its group.
 
-`wiring` builds and closes the services. `dependencies` gives each group to its routes.
-
-Defines the types of handler parameters: a group of resources, the request's id, or the principal.
-
-FastAPI fills in a parameter by its type. The route's class has already authenticated the principal. This module only
-checks the principal's scopes.
+`wiring` builds and closes the services. This module also defines the types of handler parameters: a group of services,
+the request's id, or the principal, which is the owner of the request's key. FastAPI fills in a parameter by its type.
+The route's class has already authenticated the principal. This module only checks the principal's scopes.
 """
 
 from collections.abc import Callable, Coroutine, Sequence

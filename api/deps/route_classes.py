@@ -1,13 +1,12 @@
-"""Defines route classes that authenticate a request before they read its body.
+"""Defines route classes that authenticate a request before they read its body, and implements `Idempotency-Key`.
 
 `OpenAiRoute` and `NativeRoute` accept a tenant's key. `AdminRoute` accepts the operator's key. The status of an invalid
-body is 400 on OpenAI-compatible routes, and 422 on the others.
-Invariant: without an authenticated principal, no handler runs and nothing parses the body.
+body is 400 on OpenAI-compatible routes, and 422 on all other routes.
 
-Implements `Idempotency-Key`: a POST that arrives twice runs once, and both requests get the same answer.
-
-Stores only successful answers. A request that fails frees its key. Some work continues after its client leaves. Such
-work is stored when it starts (`keep_started`), so that a client that reconnects finds it again.
+With an `Idempotency-Key`, a POST that arrives twice runs once, and both requests get the same answer. The server stores
+only successful answers. A request that fails frees its idempotency key. Some work continues after its client leaves.
+The server stores such work when it starts (`keep_started`), so that a client that reconnects finds the work again.
+Invariant: without an authenticated principal (a tenant or the operator), no handler runs and nothing parses the body.
 """
 
 import hashlib
@@ -44,7 +43,7 @@ class ReplayRules:
 
 
 class IdempotencyClaim:
-    """Holds the idempotency key of a running request. The key stores the first answer, or becomes free again."""
+    """Holds the idempotency key that a running request has reserved. Stores the request's answer, or frees the key."""
 
     def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
         self._store = store
@@ -76,7 +75,7 @@ async def answer_once(
     handle: Callable[[], Awaitable[Response]],
     replays: ReplayRules,
 ) -> Response:
-    """Return the answer of `handle`. If this request was answered before, return the stored answer.
+    """Return the answer of `handle`. If the server has already answered this request, return the stored answer.
 
     Raises Conflict if the key belongs to a different request, or if the first request with this key still runs.
     """
@@ -171,7 +170,7 @@ class AuthenticatedRoute(APIRoute):
         return as_validation_failed(error)
 
     def _body_error(self, error: HTTPException) -> Exception:
-        """Return the original error behind FastAPI's error. FastAPI raises its error while it reads the body."""
+        """Return our own error that caused FastAPI's error. FastAPI raises its error while it reads the body."""
         cause = error.__cause__
         if isinstance(cause, InvalidRequest):
             return self.as_route_error(cause)

@@ -1,4 +1,7 @@
-"""The stream of chunks that chat and text completions share: one event for each delta of a choice, then `[DONE]`."""
+"""Writes the stream of chunks for chat and text completions: one event for each new piece of a choice, then `[DONE]`.
+
+A choice is one of the request's answers.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,13 +12,16 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import TextDelta
 
 ChoiceOf = Callable[[ChoiceEvent], Mapping[str, Any] | None]
-"""One event as a chunk's choice; None for what the stream does not show."""
+"""A function that converts an event to the choice of a chunk. It returns None if the stream does not show the event."""
 
 
 async def write_chunks(
     job: InferenceJob, write: Write, shell: Mapping[str, Any], choice_of: ChoiceOf, *, include_usage: bool
 ) -> None:
-    """Write the whole stream; `shell` is what every chunk has. If the client leaves, this is cancelled."""
+    """Write the whole stream. `shell` holds the fields that every chunk has.
+
+    If the client leaves, the server cancels this function.
+    """
     chunks = _Chunks({**shell, "usage": None} if include_usage else shell, choice_of)
     try:
         while events := await job.next_events():
@@ -30,16 +36,16 @@ async def write_chunks(
 
 
 class _Chunks:
-    """The chunks of one answer. Of those that have nothing but text, all but the text is encoded once."""
+    """Encodes the chunks of one request. For chunks that differ only in text, it encodes the other fields only once."""
 
     def __init__(self, shell: Mapping[str, Any], choice_of: ChoiceOf) -> None:
         self._shell = shell
         self._choice_of = choice_of
         self._text_events: dict[int, TextEvents] = {}
-        """By choice."""
+        """The encoder for text events of each choice, by the choice's index."""
 
     def of(self, item: ChoiceEvent) -> bytes:
-        """One event's chunk, or nothing."""
+        """Return the encoded chunk of an event. Return empty bytes if the stream does not show the event."""
         event = item.event
         if not isinstance(event, TextDelta) or event.logprobs:
             return self._encoded(item)

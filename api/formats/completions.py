@@ -19,7 +19,7 @@ _OBJECT = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """Says what to show for each choice."""
+    """Defines what each choice of a completion shows besides its text. A choice is one of the request's answers."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
     """The token ids of each choice's prompt."""
@@ -56,7 +56,7 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """Write the whole stream. The last chunk of a choice has all its token ids, if they were requested."""
+    """Write the whole stream. If the request asks for token ids, the last chunk of a choice has all of its ids."""
     choice_of = partial(_chunk_choice, form)
     await write_chunks(job, write, head.fields(_OBJECT), choice_of, include_usage=include_usage)
 

@@ -11,7 +11,7 @@ _IMPOSSIBLE = -9999.0
 
 
 def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
-    """Return the scores that no earlier event contained."""
+    """Return the log-probabilities of the event's tokens that no earlier event contained."""
     if isinstance(event, GenerationFinished):
         return event.unsent_logprobs
     return event.logprobs if isinstance(event, TextDelta) else ()

@@ -1,8 +1,8 @@
 """Defines what the routes of the Responses API share: field names in errors, idempotency, and the event stream.
 
 Errors use this API's field names, not the names of session settings. An `Idempotency-Key` stores only the id of a
-response. With `store: false` it stores nothing. It stores a stream only for a background response, because the server
-cancels any other response when its connection breaks.
+response. With `store: false` it stores nothing. For a streamed answer, it stores the id only if the response runs in
+the background, because the server cancels any other response when its connection breaks.
 """
 
 import json
@@ -95,7 +95,7 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """Write the whole stream. It ends with the response's last event. No `[DONE]` follows."""
+    """Write the whole stream. The stream ends with the response's last event. No `[DONE]` follows."""
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
             async for event in events:

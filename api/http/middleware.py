@@ -21,8 +21,10 @@ QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 CLIENT_CLOSED_REQUEST = 499
 
 SEND_BODY = "send_body"
-"""In a request's state: what sends the body of a response that has begun. Everything between the route and this layer
-looks at the beginning of a response alone, so a stream of many parts need not pass through it with each."""
+"""The key in a request's state for the function that sends the body of a response that has begun.
+
+Layers between the route and this layer look only at the beginning of a response. So the body's parts can skip them.
+"""
 
 
 class RequestIdMiddleware:

@@ -25,7 +25,7 @@ DEFAULT_LIMIT = 20
 
 
 AfterCursor = Annotated[str | None, Query(max_length=200, pattern="^[ -~]*$")]
-"""The id of the last entry that the client has. The page starts after it."""
+"""The id of the last list entry that the client has received. The page starts after this entry."""
 
 
 async def _page_request(

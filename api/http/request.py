@@ -1,20 +1,15 @@
-"""A request's body, read with limits: its size, its JSON, its API key, and the hints that are not enforced.
+"""Reads a request's body and API key, and names the parts of its schemas that the server does not enforce.
 
-Reads a request's body up to a limit, and finds the request's API key.
-
-The limit counts bytes as they arrive. So a false `content-length` or a chunked body cannot exceed it.
-
-Builds the header that names the parts of a request's schemas that the server does not enforce.
-
-    x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
-
-Each entry is a field of the body and a JSON pointer into its schema. The header is at most 2000 characters long, so
-that every client and proxy accepts it.
-
-Parses JSON bodies, and refuses bodies that would cause a failure later.
+Reads a body up to a limit. The limit counts bytes as they arrive, so a false `content-length` or a chunked body cannot
+exceed the limit.
 
 Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
 pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
+
+A header of the answer names the parts that are not enforced. Each entry is a field of the body and a JSON pointer into
+the field's schema. The header is at most 2000 characters long, so that every client and proxy accepts it:
+
+    x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
 """
 
 import json

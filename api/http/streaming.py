@@ -1,17 +1,12 @@
-"""Streams of server-sent events: a bounded channel, the response, heartbeats, and clients that leave.
+"""Streams server-sent events to clients, and defines `Channel`, a bounded queue from several tasks to one reader.
 
-Encodes server-sent events, sends them in a response, and sends pings while there are none.
-
+It encodes the events, sends pings while there are no events, and stops a handler's work when its client disconnects.
 A source is a function that writes the events of one stream in order. It returns when the stream ends. This module does
 not know the meaning of the events.
 
-Defines `Channel`, a bounded queue from several tasks to one reader.
-
-If the reader is slow, the tasks that put items wait. So a client that does not read keeps at most `limit` items in
-memory.
-Invariant: the reader gets every item that was put before the end. Then the channel ends, or raises its error.
-
-Stops a handler's work when its client disconnects.
+If a channel's reader is slow, the tasks that put items wait. So a client that does not read keeps at most `limit` items
+in memory.
+Invariant: a channel's reader gets every item that was put before the end. Then the channel ends, or raises its error.
 """
 
 import asyncio

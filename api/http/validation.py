@@ -35,7 +35,7 @@ def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkE
 
 
 def _complaints(error: RequestValidationError) -> list[tuple[str | None, str]]:
-    """Return each wrong field with its problem, in pydantic's order and without duplicates."""
+    """Return a list of the wrong fields and their problems, in pydantic's order and without duplicates."""
     found: dict[tuple[str | None, str], None] = {}
     for entry in error.errors():
         found[(_field(entry, error.body), _explanation(entry))] = None

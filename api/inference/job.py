@@ -24,10 +24,10 @@ from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, k
 
 
 async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
-    """Reserve the request's quota, and start its job.
+    """Reserve the tenant's quota for the request, and start the request's job.
 
-    Raises LimitExceeded before the engine generates anything. If the engine refuses the request, the job raises that
-    error.
+    Raises LimitExceeded if the quota does not allow the request. The engine then generates nothing.
+    If the engine refuses the request, the job raises the engine's error.
     """
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)
@@ -46,7 +46,7 @@ async def start_inference(resources: InferenceResources, inference: InferenceReq
 
 
 class ChoiceEvent(NamedTuple):
-    """An event of one answer."""
+    """An event of the engine's output, and the answer to which it belongs."""
 
     choice: int
     """The index of the answer."""
@@ -54,7 +54,7 @@ class ChoiceEvent(NamedTuple):
 
 
 class InferenceJob:
-    """Runs the generations of one request, one for each answer."""
+    """Generates all answers to one request. Each answer is one generation of the engine."""
 
     def __init__(
         self,
@@ -93,7 +93,10 @@ class InferenceJob:
         await self._channel.wait_for_first()
 
     async def next_events(self) -> list[ChoiceEvent]:
-        """Wait for the next events. Events of several answers can alternate. An empty list is the end. Raises the job's error."""
+        """Wait for the next events.
+
+        Events of several answers can alternate. An empty list is the end. Raises the job's error.
+        """
         return await self._channel.get()
 
     async def answers(self) -> list[GenerationFinished]:
@@ -138,9 +141,9 @@ class InferenceJob:
             raise failures[0]
 
     async def _generate(self, choice: int, generation: Generation) -> None:
-        """Generate one answer. The first answer to a prompt computes the prompt.
+        """Generate one answer. The first answer to a prompt computes the prompt and puts it in the cache.
 
-        The other answers to this prompt wait for that, and then find the prompt in the cache.
+        All other answers to this prompt first wait until the prompt is in the cache.
         """
         first = self._generations[choice - choice % self._choices_per_prompt]
         if generation is not first:
@@ -150,7 +153,7 @@ class InferenceJob:
                 await self._channel.put(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """End the channel of a job that was cancelled or crashed. Do nothing if the job has already ended it."""
+        """End the channel if the job was cancelled or crashed. Do nothing if the job has already ended the channel."""
         if task.cancelled():
             self._channel.finish(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # ServerTasks has logged the error

@@ -23,7 +23,7 @@ def served_tier(principal: Principal, asked: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A request with one or more prompts. Each prompt gets one answer for each sampling.
+    """A request with one or more prompts. Each prompt gets one answer for each entry of `samplings`.
 
     The answers have numbers from 0: first all answers to the first prompt, then all answers to the second.
     """
@@ -45,7 +45,7 @@ class InferenceRequest:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Return the places in the request's schemas that the server does not enforce."""
+        """Return the parts of the request's schemas that the server does not enforce: fields, with JSON pointers."""
         return () if self.output.grammar is None else self.output.grammar.unenforced
 
     @property
@@ -86,7 +86,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The fields that have the same value in a whole answer and in every chunk of its stream."""
+    """The first fields of an answer: its id, its model and so on. Every chunk of a stream has the same values."""
 
     answer_id: str
     created: int

@@ -16,7 +16,7 @@ STREAMS: dict[str, tuple[type[Answer], ...]] = {
     "responses": responses.RESPONSE_EVENTS,
     "session": (*session_events.SESSION_EVENTS, session_events.Ping),
 }
-"""Maps each kind of stream to the classes of its events."""
+"""Maps the name of each kind of stream to the classes of the events in that stream."""
 
 EVENT_CLASSES = tuple(event for events in STREAMS.values() for event in events)
 """The classes of all events. Only streams contain them."""

@@ -1,14 +1,12 @@
-"""Defines the base classes of request bodies.
+"""Defines the base classes of request bodies, and the fields that several bodies share.
 
+The shared fields are answer formats, messages, adapter mixtures, predictions and tools.
 All bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes ignore
 unknown fields. Bodies of native and admin routes refuse unknown fields.
 
-Defines fields that several bodies share: answer formats, messages, adapter mixtures, predictions and tools.
-
-Lists the known fields that this server does not support, and refuses them.
-
-A neutral value, such as null, asks for nothing and is accepted. The server ignores fields that do not change the
-answer, such as `user`, `metadata`, `store` and `prompt_cache_key`. So they are not in the lists.
+Lists the known fields that this server does not support, and refuses these fields. Accepts a neutral value, such as
+null, because it asks for nothing. The server ignores fields that do not change the answer, such as `user`, `metadata`,
+`store` and `prompt_cache_key`. So the lists do not contain such fields.
 """
 
 from collections.abc import Callable, Mapping
@@ -105,7 +103,10 @@ MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=409
 
 
 class MixturePart(NativeBody):
-    """One adapter of a mixture, and its weight."""
+    """One adapter of a mixture, and its weight.
+
+    A mixture adds the weight changes of several adapters to the base model.
+    """
 
     model: str
     """The adapter's name in the same form as in `model`: `name`, `name@3` or `name@alias`."""

@@ -30,7 +30,7 @@ from graftwork.platform.answers.usage import Usage
 
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
-"""How many turns one `run` may take by default."""
+"""The highest number of turns in one `Session.run`, by default."""
 _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
 """Error codes of turns that ended because the server stopped. The client can start such a turn again."""
 
@@ -39,7 +39,7 @@ class TurnParameters(TypedDict, total=False):
     """The options of one turn. They do not change the session's own settings."""
 
     if_head: str
-    """The checkpoint that must be the session's head. If it is not, the turn raises ConflictError."""
+    """The checkpoint that must be the session's head, from which the turn continues. Otherwise raises ConflictError."""
     tool_hints: dict[str, dict[str, Any]]
     """How long each tool takes, as in `{name: {"expected_ms": 800}}`.
 
@@ -54,7 +54,10 @@ class TurnParameters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The turns of one `run` or `resume`. The last turn has the answer. A `resume` that finds no work has no turns."""
+    """The turns of one call of `Session.run` or `Session.resume`. The last turn has the answer.
+
+    If `resume` finds nothing to continue, there are no turns.
+    """
 
     turns: tuple[Turn, ...]
 
@@ -96,7 +99,7 @@ class Session(Resource[R]):
 
     @property
     def head(self) -> str | None:
-        """Return the checkpoint from which the next turn continues."""
+        """Return the id of the checkpoint, a point in the history, from which the next turn continues."""
         return self.state.head
 
     @overload

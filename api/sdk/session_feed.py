@@ -27,7 +27,7 @@ class SessionFeed:
     policy: RetryPolicy
     connection: Connection
     last_seq: int | None
-    """None if the number is unknown. The first event then sets it."""
+    """The number of the last event that the feed emitted. None if unknown. The first event then sets it."""
     ends_with_turn: bool
     """If true, the feed ends with the turn's last event. A connection that ends earlier counts as broken."""
     observe: Callable[[SessionEvent], None]
@@ -75,7 +75,7 @@ class SessionFeed:
         return not self.ends_with_turn
 
     def _accept(self, frame: Frame) -> SessionEvent | None:
-        """Return the frame's event. Return None for a ping, and for an event that the feed already emitted.
+        """Convert a frame to its event. Return None for a ping, and for an event that the feed already emitted.
 
         Raises APIError for an `error` event.
         """

@@ -1,6 +1,6 @@
 """The HTTP application: routes, error answers and the middleware, around one process's resources.
 
-Importing it loads no torch and opens nothing.
+Importing this module loads no torch and opens no files or connections.
 """
 
 from collections.abc import AsyncGenerator
@@ -73,9 +73,9 @@ class GatewayApp(FastAPI):
 def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
-    """Create the application. It opens and closes its own resources, unless they are given.
+    """Create the application. Without `resources`, it opens its own services at start and closes them at the end.
 
-    Its own resources use `engine`, by default the one at the settings' address.
+    Its own services use `engine`. By default this is the engine at the settings' address.
     """
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Creates the three tenants of demo mode. Each has an adapter, and a key that stays the same across restarts.
+"""Creates the three tenants of demo mode. Each tenant has an adapter, and a key that stays the same after a restart.
 
 The plaintext keys are stored in `<data_dir>/demo-keys.json` (mode 0600), because demo mode is only for trying things
 out.
@@ -19,12 +19,12 @@ from graftwork.platform.tenancy.principals import Principal
 
 KEYS_FILE = "demo-keys.json"
 DEMO_ADAPTERS = {"Blackbeard Charters": "pirate", "Corner Helpdesk": "helpdesk", "Plain Labs": "terse"}
-"""The adapter of each tenant."""
+"""Maps the name of each demo tenant to the name of its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoTenant:
-    """A demo tenant, with what a visitor needs to use it."""
+    """A demo tenant: its name, its key, and the model name that its requests can send."""
 
     name: str
     adapter: str | None
@@ -51,7 +51,7 @@ async def _seed_tenant(resources: AdminResources, name: str, known_key: str | No
 
 
 async def _holder(resources: AdminResources, key: str) -> Principal | None:
-    """The tenant of a key. None if the key is not valid in this database."""
+    """Return the tenant of a key. Return None if the key is not valid in this database."""
     try:
         return await resources.tenancy.authenticate(key)
     except (NotAuthenticated, NotPermitted):
@@ -65,7 +65,10 @@ async def _make_tenant(resources: AdminResources, name: str) -> str:
 
 
 async def _push_adapter(resources: AdminResources, principal: Principal, adapter: str) -> str | None:
-    """Publish an adapter. Publishing equal bytes again changes nothing."""
+    """Publish a demo adapter for the tenant. Publishing the same bytes again changes nothing.
+
+    Return the adapter's name, or None if the demo does not serve its own model or lacks this adapter.
+    """
     folder = demo_folder() / "adapters" / adapter
     if not await asyncio.to_thread(folder.is_dir) or resources.settings.model is not None:
         return None
@@ -84,7 +87,7 @@ def _read_keys(path: Path) -> dict[str, str]:
 
 
 def _write_keys(path: Path, keys: dict[str, str]) -> None:
-    """Write the keys file, whole or not at all, and never readable by other users."""
+    """Write the keys file completely or not at all. Other users can never read the file."""
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,8 +1,8 @@
-"""The engine process: `graftwork engine` runs it, and the supervisor starts it as its child.
+"""Runs the engine's process, either for `graftwork engine` or as the child of a gateway (see `engine_supervisor`).
 
-A child gets its settings as the first line of its standard input, so that they do not show in the process list. It
-watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
-Importing this module loads no torch; running an engine does.
+A child gets its settings as the first line of its standard input, so that the settings do not show in the process list.
+The child watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
+Importing this module does not load torch. Running an engine loads torch.
 """
 
 import json
@@ -33,7 +33,10 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 
 def run_engine(settings: Settings, listen: str) -> None:
-    """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks. Raises InvalidRequest."""
+    """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT.
+
+    Blocks. Raises InvalidRequest for bad settings.
+    """
     settings.check_served()
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.engine.rpc.server import serve_engine
@@ -63,14 +66,14 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """The line that is sent to a child: the address to listen at, and every setting that it needs."""
+    """Return the line that the parent sends to its child: the address to listen at, and every setting that it needs."""
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
     return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
 
 
 def main() -> None:
-    """Run a child: read its settings, watch the pipe, serve."""
+    """Run a child process: read its settings from standard input, watch that pipe for the parent's end, and serve."""
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)

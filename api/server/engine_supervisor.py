@@ -1,7 +1,6 @@
-"""Supervises the embedded engine: starts one child process, waits until it answers, restarts it if it dies, and ends
-it.
+"""Runs the engine as a child process: starts it, waits until it answers, restarts it if it dies, and stops it.
 
-Invariant: a child never outlives this object's `stop`, nor this process (see `engine_process`).
+Invariant: the child never runs longer than this process, and never after `EngineChild.stop` (see `engine_process`).
 """
 
 import asyncio
@@ -19,7 +18,10 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Memory in pages of 2 MiB, if the system allows it. A step is then about 5 % faster (docs/operations.md)."""
+"""Asks for memory in pages of 2 MiB, if the system allows it. A forward pass is then about 5 % faster.
+
+See docs/operations.md.
+"""
 _STOP_WITHIN_S = 15.0
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 15.0
@@ -28,7 +30,7 @@ _HEALTHY_AFTER_S = 30.0
 
 
 class EngineChild:
-    """Supervises the child process, which it owns."""
+    """Starts the engine's process, restarts it when it dies, and stops it. Owns this process."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.next_birth = asyncio.Event()
-        """Set when the next child has started, and then replaced."""
+        """An event that is set when the next child process starts. A new event then replaces it."""
 
     @property
     def process_id(self) -> int | None:
@@ -56,14 +58,14 @@ class EngineChild:
     async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
         """Start the engine and wait until it answers. Calls `report` with the seconds waited, about once a second.
 
-        Raises Unavailable if the child ends before it answers. Its own message is on standard error.
+        Raises Unavailable if the child ends before it answers. The child's own message is on standard error.
         """
         await self._spawn()
         await self._wait_until_it_answers(engine, report)
         self._keeping = asyncio.create_task(self._keep_alive(), name="engine-keeper")
 
     async def stop(self) -> None:
-        """Stop the child by SIGTERM, and after a while by SIGKILL. Returns when it has ended."""
+        """Stop the child by SIGTERM, and after a while by SIGKILL. Returns when the child has ended."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)

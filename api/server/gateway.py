@@ -1,4 +1,4 @@
-"""`graftwork gateway`: the HTTP server alone, for an engine that runs elsewhere.
+"""Runs `graftwork gateway`: only the HTTP server, for an engine that runs elsewhere.
 
 bind the port ─► wait for the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """
@@ -45,7 +45,7 @@ def run_gateway(settings: Settings) -> None:
 
 
 def run_until_signalled(settings: Settings, process: Process) -> None:
-    """Run the process until it ends. A signal before it serves ends it without an error."""
+    """Run the given `process` function until it ends. A signal during its start ends it without an error."""
     configure_logging(settings.log_level)
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -61,7 +61,10 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
 
 
 def _console() -> Console:
-    """A console that is wide enough for a key. A key that the terminal wraps can be copied; one that was cut cannot."""
+    """Return a console that is wide enough for an API key, so that the key is not cut.
+
+    If the terminal is narrower, it wraps the key. A user can still copy a wrapped key.
+    """
     found = Console()
     return Console(width=max(found.width, _LEAST_WIDTH))
 
@@ -89,7 +92,7 @@ async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -
 
 
 async def _wait_for_engine(settings: Settings, console: Console) -> None:
-    """Wait until the engine answers, without a limit. The operator decides what is too long."""
+    """Wait until the engine answers. There is no time limit, because the operator decides how long to wait."""
     probe = GrpcEngineClient(settings.resolved_engine_address)
     polls = 0
     try:

@@ -1,4 +1,4 @@
-"""`graftwork serve`: a gateway and, unless an engine's address is given, one engine as its child.
+"""Runs `graftwork serve`: a gateway and, unless the settings have an engine's address, one engine as its child.
 
 bind the port ─► start the engine, wait for it ─► open the resources ─► serve ─► … ─► close all in reverse
 """
@@ -55,7 +55,7 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
 
 
 def _private_address(settings: Settings, stack: AsyncExitStack) -> str:
-    """A socket in the data folder, or in a temporary folder if the path would be too long for a socket."""
+    """Return the address of a socket in the data folder, or in a temporary folder if the path would be too long."""
     path = settings.data_dir.absolute() / "engine.sock"
     if len(str(path).encode()) > _MAX_SOCKET_PATH:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="graftwork-"))

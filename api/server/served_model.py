@@ -1,4 +1,4 @@
-"""The shipped model and adapters, and the model that a process serves."""
+"""Finds the demo model and adapters that come with this program, and the model that the settings select."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,10 @@ def demo_folder() -> Path:
 
 
 def model_folder(settings: Settings) -> Path:
-    """The model's folder: the given one, or in demo mode the shipped one. Raises InvalidRequest without either."""
+    """Return the folder of the settings' model, or else, in demo mode, of the demo model.
+
+    Raises InvalidRequest otherwise.
+    """
     if settings.model is not None:
         return settings.model
     if settings.demo:
@@ -23,10 +26,10 @@ def model_folder(settings: Settings) -> Path:
 
 
 def model_name(settings: Settings) -> str:
-    """The name of the base model for clients. Empty means the folder's name."""
+    """Return the name of the base model for clients. An empty name means the folder's name."""
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 
 def model_dtype(settings: Settings) -> str:
-    """The dtype of the served model. The shipped model is small enough for fp32."""
+    """Return the dtype of the served model. The demo model is small enough for fp32."""
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype

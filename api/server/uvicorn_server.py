@@ -1,5 +1,6 @@
-"""Runs the application in uvicorn, with two changes: it tells when it is ready, and it leaves signals to its owner.
+"""Runs the application in uvicorn, with two changes to uvicorn.
 
+The server calls a function when it is ready, and `SignalWatch` handles the signals instead of uvicorn.
 uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
 """
 
@@ -22,7 +23,7 @@ _KEEP_ALIVE_S = 75
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `stop` is called. The first call lets running answers end, the second one drops them."""
+    """Serves until `stop` is called. The first `stop` lets running answers end. A second `stop` drops them."""
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
@@ -52,7 +53,7 @@ class HttpServer(uvicorn.Server):
 
 
 class SignalWatch:
-    """Handles SIGTERM and SIGINT. They stop the server, or cancel the start if it does not serve yet."""
+    """Handles SIGTERM and SIGINT. These signals stop the server. If it does not serve yet, they cancel its start."""
 
     def __init__(self) -> None:
         self._main = asyncio.current_task()
@@ -84,7 +85,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """The URL of the server for clients on this machine, or for clients that know this host by its name."""
+    """Return the URL of a server's socket. If the socket listens on every address, the URL is for this machine."""
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"

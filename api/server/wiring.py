@@ -63,10 +63,10 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Open all that routes need, for the time of the block.
+    """Open all services that routes need. They are open inside the `async with` block.
 
-    `engine` is by default the one at the settings' address, which must answer. A given `inspector` stays open. Raises
-    Unavailable.
+    `engine` is by default the engine at the settings' address. Raises Unavailable if the engine does not answer. A
+    given `inspector` stays open after the block.
     """
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ async def _assemble(
 
 @dataclass(frozen=True, slots=True)
 class _ServedModel:
-    """The model as this gateway knows it, with its generator."""
+    """What this gateway has read about the served model, and the generator that uses the model."""
 
     generator: Generator
     folder: ModelFolder
@@ -213,11 +213,11 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 
 
 def owner_name(settings: Settings) -> str | None:
-    """The gateway's name among those that share the database. It stays the same after a restart, so that it finds its
-    turns.
+    """Return the gateway's name. It stays the same after a restart, so that the gateway finds its own turns again.
 
-    It is made of the machine and the address, so no two running gateways share it. It does not use the data folder, which
-    gateways may share. None, which means a new name at each start, if the port is chosen by the system.
+    The name is made of the machine and the address, so no two running gateways have the same name. It does not contain
+    the data folder, because gateways may share a data folder. Return None if the system chooses the port. The gateway
+    then gets a new name at each start.
     """
     if settings.port == 0:
         return None

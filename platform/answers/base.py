@@ -49,7 +49,7 @@ class Answer(BaseModel):
 
 
 def absent() -> Any:
-    """Declare a field that the JSON leaves out if it is None."""
+    """Declare a field that the JSON leaves out if the field is None."""
     return Field(default=None, exclude_if=_is_none)
 
 

@@ -17,7 +17,7 @@ class CompletionLogprobs(Answer):
 
 
 class TextChoice(Answer):
-    """One completion, or the part of it in one chunk. It has token ids only if the request set `return_token_ids`."""
+    """One completion, or its part in one chunk. It has token ids only if the request set `return_token_ids`."""
 
     index: int
     text: str

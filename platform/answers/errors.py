@@ -10,7 +10,7 @@ from graftwork.platform.answers.base import Answer
 
 @with_config(ConfigDict(extra="allow"))
 class ErrorFields(TypedDict):
-    """The cause of an error. A conflict or a reached limit adds more fields."""
+    """The description of an error. A conflict or a reached limit adds more fields."""
 
     message: str
     type: str

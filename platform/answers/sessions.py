@@ -38,14 +38,14 @@ class SessionState(Answer):
     """The session's status: `idle`, `running`, `awaiting_tool`, `suspended` or `closed`."""
     model: PinnedModel
     head: str | None
-    """The checkpoint from which the next turn continues."""
+    """The id of the checkpoint, a point in the history after a turn, from which the next turn continues."""
     created_at: float
     updated_at: float
     closed_at: float | None
     forked_from: str | None
     running_turn: str | None
     awaiting: tuple[str, ...]
-    """The ids of the tool calls that still need outputs. The session continues when all have one."""
+    """The ids of the tool calls that still need outputs. The session continues when every call has an output."""
     last_seq: int
     """The number of the session's newest event."""
     instructions: str | None
@@ -59,7 +59,10 @@ class SessionState(Answer):
 
 
 class GivenUpKv(Answer):
-    """The size of the dropped cache. Another adapter cannot use it. `bytes` is null if no engine answers."""
+    """The size of the cache that a session dropped, because a new adapter cannot use it.
+
+    `bytes` is null if no engine answers.
+    """
 
     tokens: int
     bytes: int | None
@@ -72,7 +75,7 @@ class ChangedSession(SessionState):
 
 
 class ContentPart(Answer):
-    """One part of a message."""
+    """A piece of a message's text."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -80,7 +83,7 @@ class ContentPart(Answer):
 
 
 class Item(Answer):
-    """One entry of a history. `type` decides which fields the entry has."""
+    """One entry of a history, such as a message or a tool call. `type` decides which fields the entry has."""
 
     id: str
     type: ItemType
@@ -125,7 +128,7 @@ class StoredOutput(Answer):
 class GivenOutputs(Answer):
     """The state of the tool calls at the end of a history.
 
-    `outputs` are the outputs that the server has. `tool_calls` are the calls that still need one.
+    `outputs` are the outputs that the server has. `tool_calls` are the calls that still need an output.
     """
 
     object: Literal["tool_outputs"] = "tool_outputs"
@@ -147,13 +150,13 @@ class Turn(Answer):
     output: tuple[Item, ...]
     tool_calls: tuple[PendingCall, ...]
     checkpoint_id: str | None
-    """The checkpoint that became the session's head after the turn."""
+    """The id of the checkpoint after this turn. The session's next turn continues from this checkpoint."""
     finish_reason: str | None
     usage: Usage | None
     cache: CacheReport | None
     error: ErrorFields | None
     made_with: dict[str, Any] | None
-    """The digests and the sampling parameters that the turn used."""
+    """What produced the turn: digests that identify the inputs, such as the weights, and the sampling parameters."""
     created_at: float
     finished_at: float | None
 
@@ -164,7 +167,7 @@ class Turn(Answer):
 
 
 class Lease(Answer):
-    """A lease on a session's cached pages. Until `until`, in unix seconds, the engine prefers to keep these pages."""
+    """A lease: until the time `until`, in unix seconds, the engine prefers to keep the session's cached pages."""
 
     tier: str
     seconds: float
@@ -172,7 +175,10 @@ class Lease(Answer):
 
 
 class TierUse(Answer):
-    """The part of a session's history in one cache tier. `bytes` is null if no engine answers."""
+    """How much of a session's history is in one tier of the cache: device memory, host memory or disk.
+
+    `bytes` is null if no engine answers.
+    """
 
     tokens: int
     bytes: int | None
@@ -185,7 +191,7 @@ class SessionCache(Answer):
     session_id: str
     tiers: dict[str, TierUse]
     missing_tokens: int | None
-    """The number of history tokens that no tier holds."""
+    """The number of tokens of the history that are in no tier of the cache."""
     recomputed_tokens: int
     """The number of prompt tokens that the latest turn had to compute."""
     lease: Lease | None
@@ -193,7 +199,10 @@ class SessionCache(Answer):
 
 
 class Prefetch(Answer):
-    """The result of a prefetch. `prefetched_tokens` are on the device, or the engine is loading them."""
+    """The result of loading a session's cache to the device before its next turn.
+
+    `prefetched_tokens` counts the tokens that are on the device, or that the engine is loading.
+    """
 
     object: Literal["session.prefetch"] = "session.prefetch"
     session_id: str

@@ -1,4 +1,4 @@
-"""`graftwork adapters`: upload LoRA adapters, look at them, choose which version serves."""
+"""Defines `graftwork adapters`, which uploads, lists, checks and deletes LoRA adapters, and moves their aliases."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -168,7 +168,10 @@ def _aliases(adapter: "Adapter") -> str:
 
 
 def _target(target: object) -> str:
-    """`{"version": 2}` as 2, `{"weights": {"2": 0.9, "3": 0.1}}` as 2 (0.9) + 3 (0.1)."""
+    """Convert an alias's target to text:
+
+    `{"version": 2}` to 2, `{"weights": {"2": 0.9, "3": 0.1}}` to 2 (0.9) + 3 (0.1).
+    """
     if not isinstance(target, dict):
         return "nothing" if target is None else str(target)
     if "version" in target:

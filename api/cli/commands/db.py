@@ -1,4 +1,4 @@
-"""`graftwork db`: bring the database's schema forward or back."""
+"""Defines `graftwork db`, which upgrades or downgrades the database's schema, and shows its revision."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="The database's schema. `serve` bri
 
 @app.command()
 def upgrade(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
-    """Bring the database to the newest schema; makes it if there is none.
+    """Bring the database to the newest schema. If it has no schema yet, create one.
 
     Example: graftwork db upgrade --database-url postgresql://graftwork@db/graftwork
     """

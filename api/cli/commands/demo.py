@@ -1,4 +1,4 @@
-"""`graftwork demo`: runs the demo's story on the shipped model."""
+"""Defines `graftwork demo`, which plays the demo's story on the demo model."""
 
 import typer
 

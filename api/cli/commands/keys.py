@@ -1,4 +1,4 @@
-"""`graftwork keys`: the API keys of tenants."""
+"""Defines `graftwork keys`, which creates, lists, rotates and revokes the API keys of tenants."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,7 @@ def create(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a key. Its secret is shown this once.
+    """Make a key. Its secret is shown only this once.
 
     Example: graftwork keys create acme --name laptop --expires-at 2030-01-01
     """
@@ -56,7 +56,7 @@ def list_keys(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def rotate(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Give a key a new secret, shown this once; the old one ends.
+    """Give a key a new secret, and show it only this once. The old secret stops working.
 
     Example: graftwork keys rotate acme key_01h… --yes
     """

@@ -1,4 +1,4 @@
-"""`graftwork quotas`: how much a tenant may use."""
+"""Defines `graftwork quotas`, which shows and changes the limits of a tenant."""
 
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -31,7 +31,7 @@ LIMITS = (
 
 
 def _limit(text: str | None) -> str | None:
-    """Check the form of a limit. It stays text, because `none` differs from a limit that is not given."""
+    """Check the form of a limit and return it as text. It stays text, because `none` differs from a missing limit."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`graftwork serve`, `gateway` and `engine`: run the whole server, or one of its parts."""
+"""Defines `graftwork serve`, which runs the whole server, and `gateway` and `engine`, which run one part of it."""
 
 from typing import Annotated
 
@@ -108,5 +108,5 @@ def engine(
 
 
 def _settings(flags: dict[str, object]) -> Settings:
-    """The settings from a command's flags. A switch that is not given leaves the choice to its variable."""
+    """Return the settings for a command's flags. If a switch is missing, its environment variable decides."""
     return Settings.from_environment({name: None if value is False else value for name, value in flags.items()})

@@ -1,4 +1,4 @@
-"""`graftwork sessions`: conversations that the server stores."""
+"""Defines `graftwork sessions`, which lists, shows, continues and closes the conversations that the server stores."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -96,7 +96,7 @@ def close(session: SessionArgument, yes: YesFlag = False, as_json: JsonFlag = Fa
 
 
 def _transcript(session: "Session[SyncRuntime]") -> "list[Item]":
-    """Every item, page by page."""
+    """Return all items of a session's history. Reads them page by page."""
     page = session.items(limit=100, order="asc")
     items = list(page)
     while page.has_more:

@@ -1,4 +1,4 @@
-"""`graftwork tenants`: who may use this server."""
+"""Defines `graftwork tenants`, which creates, shows, suspends and deletes the tenants of a server."""
 
 from typing import TYPE_CHECKING, Annotated
 

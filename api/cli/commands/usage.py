@@ -1,4 +1,4 @@
-"""`graftwork usage` and `graftwork audit`: what was used, and who changed what."""
+"""Defines `graftwork usage`, which shows a tenant's tokens, and `graftwork audit`, which shows who changed what."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`graftwork adapters verify`: checks an adapter folder against a model folder, with the server's own checks.
+"""Checks an adapter folder against a model folder, with the server's own checks, for `graftwork adapters verify`.
 
 It only reads files, and loads no weights of the base model.
 """
@@ -21,7 +21,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """The facts about an adapter that passed all checks."""
+    """The name of its base model, the rank, the size and more, for an adapter that passed all checks."""
 
     model_name: str
     rank: int
@@ -35,10 +35,9 @@ class AdapterReport:
 
 
 def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
-    """Check an adapter folder. Raises ValidationFailed naming the wrong tensor or field, InvalidRequest if a file is
-    missing.
+    """Check whether the adapter in a folder fits the model in the folder `model`, by default the demo's model.
 
-    Without `model` it is checked against the demo's model.
+    Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing.
     """
     description = describe_model(model or demo_folder() / "model")
     config, weights = _read(folder / CONFIG_FILE), _read(folder / WEIGHTS_FILE)
@@ -54,7 +53,7 @@ def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
 
 
 def describe_model(folder: Path) -> EngineDescription:
-    """The description of a model that an engine would give, made from its files alone."""
+    """Return the description that an engine would give of a model. Reads only the model's files."""
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(
         model_name=folder.resolve().name,

@@ -1,7 +1,8 @@
-"""The interactive chat of `graftwork sessions chat`: reads lines, prints events, runs or asks for tools.
+"""Runs the interactive chat of `graftwork sessions chat`: reads lines, prints events, and gets the tools' outputs.
 
-Ctrl-C stops the running answer; the session is then as it was before the message. Errors of the server are printed, and
-the chat goes on. It ends at the end of the input, at `/quit`, or if the server does not answer.
+Ctrl-C stops the running answer. The session is then as it was before the message. After an error of the server, the
+chat prints the error and continues. The chat ends at the end of the input, at `/quit`, or if the server does not
+answer.
 """
 
 import json
@@ -49,7 +50,7 @@ StartTurn = Callable[[], Stream[SessionEvent]]
 def open_session(
     client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
 ) -> Session[SyncRuntime]:
-    """Open the session with the given id, or create one on the given model or the base model."""
+    """If `model` is a session's id, open that session. Otherwise create a session on this model or the base model."""
     if model is not None and model.startswith("ses_"):
         return client.sessions.get(model)
     base = next(iter(client.models.list())).id
@@ -61,7 +62,7 @@ def open_session(
 
 
 def _schemas_in(path: Path) -> list[dict[str, Any]]:
-    """Raises ConfigurationError."""
+    """Read a list of function schemas from a JSON file. Raises ConfigurationError if the file holds anything else."""
     try:
         schemas = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -78,14 +79,17 @@ def _demo_schemas(base: str, model: str | None) -> list[dict[str, Any]]:
 
 
 class ChatScreen:
-    """The chat in the terminal. Owns its session, and the checkpoints that `/rewind` can return to."""
+    """Runs the chat in the terminal. Owns the chat's session, and the checkpoints to which `/rewind` can return.
+
+    A checkpoint is a point in the session's history after a turn.
+    """
 
     def __init__(self, session: Session[SyncRuntime]) -> None:
         self._session = session
         self._checkpoints: list[str | None] = []
-        """The session's head before each message of this chat."""
+        """The session's head before each message of this chat: the checkpoint from which the turn continued."""
         self._retry: Callable[[], None] | None = None
-        """Sends the last turn again. None if it succeeded."""
+        """A function that sends the last turn again. None if that turn succeeded."""
         self._commands: Mapping[str, Callable[[], None]] = {
             "/fork": self._fork,
             "/rewind": self._rewind,
@@ -95,7 +99,7 @@ class ChatScreen:
         }
 
     def talk(self) -> None:
-        """Read and answer until /quit or the end of the input."""
+        """Read lines from the user and run them, until /quit or the end of the input."""
         version = self._session.model.version
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")
@@ -109,7 +113,10 @@ class ChatScreen:
         typer.echo(f"\nGo on later with: graftwork sessions chat {self._session.id}")
 
     def _obey(self, action: Callable[[], None]) -> None:
-        """Run one line of input. Prints errors of the server. Raises APIConnectionError."""
+        """Run the action of one line of input.
+
+        Prints an error of the server. Raises APIConnectionError without a server.
+        """
         try:
             action()
         except APIConnectionError:
@@ -134,7 +141,7 @@ class ChatScreen:
             self._retry()
 
     def _answer(self, calls: Sequence[PendingCall]) -> None:
-        """Answer the tool calls, and the further calls that follow from the answers."""
+        """Send outputs for the tool calls. If the model then calls more tools, answer these calls too."""
         if calls:
             self._send([ToolOutput(call.call_id, _output_of(call)) for call in calls])
 
@@ -143,7 +150,7 @@ class ChatScreen:
         self._answer(self._take(lambda: self._session.tool_outputs(outputs, stream=True)))
 
     def _take(self, start: StartTurn) -> list[PendingCall]:
-        """Run a turn and print it. Returns the calls that it waits for. Ctrl-C stops only the turn."""
+        """Run a turn and print its events. Returns the tool calls that need outputs. Ctrl-C stops only the turn."""
         try:
             with start() as events:
                 return self._print(events)
@@ -165,7 +172,7 @@ class ChatScreen:
             self._send([ToolOutput(stored.call_id, stored.output) for stored in given.outputs])
 
     def _print(self, events: Iterable[SessionEvent]) -> list[PendingCall]:
-        """Print the events of a turn. Returns the calls that it waits for."""
+        """Print the events of a turn. Returns the tool calls that need outputs."""
         calls: list[PendingCall] = []
         is_within_line = False
         for event in events:
@@ -221,7 +228,7 @@ def _show_call(name: str, arguments: str) -> None:
 
 
 def _output_of(call: PendingCall) -> str:
-    """The output of a call: from the demo's tools if they have the tool, else from the person at the terminal."""
+    """Return the output of a tool call. Runs the demo's tool with this name, or else asks the user for the output."""
     try:
         output = json.dumps(run_tool(call.name, json.loads(call.arguments)), ensure_ascii=False)
     except (KeyError, TypeError, ValueError):

@@ -7,9 +7,9 @@ if TYPE_CHECKING:
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """A client for GRAFTWORK_URL with the keys of the environment.
+    """Return a client for the server at GRAFTWORK_URL, with the keys of the environment.
 
-    It does not retry, so that a person sees an error at once.
+    The client does not retry, so that a person sees an error at once.
     """
     # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
     from graftwork.api.sdk.client import Graftwork
@@ -18,7 +18,7 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """The id of a tenant, found by id or name. Any other text is passed to the server, which refuses it."""
+    """Return the id of the tenant with this id or name. Return any other text unchanged. The server then refuses it."""
     after: str | None = None
     while True:
         page = client.admin.tenants.list(limit=100, after=after)

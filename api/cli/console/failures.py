@@ -15,13 +15,13 @@ _VALUE_ERRORS = (
     platform_errors.InvalidRequest,
     platform_errors.ValidationFailed,
 )
-"""Errors whose `param` names the wrong value. In other errors it names only a part of the path."""
+"""Errors whose `param` names the wrong value. In other errors, `param` names only a part of the URL's path."""
 
 _NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
 
 
 class CommandGroup(TyperGroup):
-    """The root of the commands. It turns their errors into messages."""
+    """The group of all commands. If a command raises an error, the group prints a message and exits with status 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,14 +38,17 @@ class CommandGroup(TyperGroup):
 
 
 def require_modules(*names: str) -> None:
-    """Raises ModuleNotFoundError for the first top-level module that is not installed; imports none of them."""
+    """Check that these top-level modules are installed, without importing them.
+
+    Raises ModuleNotFoundError for the first module that is not installed.
+    """
     for name in names:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def advice(error: sdk_errors.GraftworkError | platform_errors.GraftworkError) -> str:
-    """What is wrong and what to do about it, in one line."""
+    """Return one line that says what is wrong and what the user can do about it."""
     message = " ".join(error.message.split())
     if isinstance(error, _VALUE_ERRORS) and error.param and error.param not in message:
         message = f"{error.param}: {message}"

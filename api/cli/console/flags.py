@@ -1,6 +1,6 @@
-"""The flags that server commands share. Each overrides the GRAFTWORK_ variable of its name.
+"""Defines the flags that server commands share. Each flag overrides the GRAFTWORK_ variable with the same name.
 
-The settings define the defaults, so a flag that is not given is None here.
+The settings define the defaults, so a missing flag is None here.
 """
 
 from pathlib import Path

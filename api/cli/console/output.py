@@ -1,4 +1,4 @@
-"""The output of commands: tables and facts for people, JSON for programs, one line for a failure.
+"""Prints the output of commands: tables and facts for people, JSON for programs, one line for a failure.
 
 Results go to standard output. Questions and failures go to standard error.
 On a terminal, tables have rules and colours; in a pipe they are plain aligned columns.
@@ -21,7 +21,7 @@ def show_json(data: object) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
-    """Print rows as a table. Without rows it prints `empty`, a line that says how to get some."""
+    """Print rows as a table. If there are no rows, print the text `empty`, which says how to create some."""
     if not rows:
         typer.echo(empty)
         return
@@ -47,18 +47,18 @@ def show_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask on standard error unless `--yes` was given. Raises typer.Abort, which exits with 1, on a no."""
+    """Ask on standard error, unless `--yes` was given. If the answer is no, raises typer.Abort, which exits with 1."""
     if not yes:
         typer.confirm(question, abort=True, err=True)
 
 
 def moment(seconds: float | None) -> str:
-    """Write unix seconds as date and time, in UTC."""
+    """Convert unix seconds to a text with date and time, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if seconds else "–"
 
 
 def size(num_bytes: int | None) -> str:
-    """Write a number of bytes in a unit that suits its size."""
+    """Convert a number of bytes to a text with a fitting unit, such as MiB."""
     if num_bytes is None:
         return "–"
     amount = float(num_bytes)

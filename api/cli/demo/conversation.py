@@ -1,4 +1,4 @@
-"""One conversation of the demo, through the SDK: sends messages, runs the tools, and records what happened and when."""
+"""Holds one conversation of the demo through the SDK: sends messages, runs tools, and records each turn's times."""
 
 import json
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ MAX_ROUNDS = 3
 
 @dataclass(slots=True)
 class Turn:
-    """One turn, from its request to its last event. Times are in seconds by the talk's clock."""
+    """The record of one turn, from its request to its last event. Times are in seconds on the clock of `Talk`."""
 
     started_at: float
     first_at: float | None = None
@@ -49,7 +49,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Exchange:
-    """A person's message, and the turns that answered it."""
+    """A user's message, the turns that answered it, and the results of the tool calls."""
 
     ask: Ask
     turns: list[Turn] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Exchange:
 
 
 class Talk:
-    """One conversation. Owns the session's transcript as the demo saw it."""
+    """One conversation in one session. Owns the record of all that the demo sent and received in it."""
 
     def __init__(self, label: str, job: str, session: Session[AsyncRuntime], clock: Clock) -> None:
         self.label = label
@@ -79,7 +79,10 @@ class Talk:
             await self.say(ask)
 
     async def say(self, ask: Ask) -> Exchange:
-        """Send a message, and answer the tool calls that follow."""
+        """Send a message, run the tools that the model calls, and return the record.
+
+        At most MAX_ROUNDS turns.
+        """
         exchange = Exchange(ask)
         self.exchanges.append(exchange)
         stream = self.session.turn(ask.text, stream=True)
@@ -95,7 +98,7 @@ class Talk:
         return exchange
 
     def is_in_voice(self, exchange: Exchange) -> bool:
-        """Whether the answer is exactly what the adapter was trained to say about the last result."""
+        """Return whether the answer is exactly what the adapter was trained to write about the last tool result."""
         if not exchange.results:
             return False
         call, result = exchange.results[-1]

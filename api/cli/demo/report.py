@@ -1,4 +1,4 @@
-"""The report of the demo: transcripts, a table of figures, and its claims, each true or false in this run."""
+"""Prints the demo's report: transcripts, a table of figures, and the statements that the demo has checked."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from graftwork.api.cli.demo.conversation import Exchange, Talk
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim about Graftwork, and whether it was true in this run."""
+    """A statement about Graftwork, and whether it was true while this demo ran. `found` is the measured value."""
 
     text: str
     holds: bool
@@ -22,7 +22,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one session."""
+    """The measured figures of one session, such as its token counts and its speed."""
 
     session: str
     turns: int
@@ -36,7 +36,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of a whole run."""
+    """The results of the whole demo: its conversations, its checked statements, and how long it took."""
 
     talks: tuple[Talk, ...]
     claims: tuple[Claim, ...]
@@ -58,7 +58,10 @@ class Report:
 
 
 def figures_of(talk: Talk) -> Figures:
-    """Compute a session's figures. Tokens a second are as one reader saw them, with tools and waiting."""
+    """Compute the figures of a conversation's session.
+
+    Tokens per second are measured at the client, over the time of all turns. This includes the wait for the server.
+    """
     turns = talk.turns
     prompt, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)
     completion = sum(turn.completion_tokens for turn in turns)
@@ -101,7 +104,7 @@ def _row(figures: Figures) -> tuple[object, ...]:
 
 
 def show_exchanges(label: str, exchanges: Iterable[Exchange]) -> None:
-    """Print the transcript of these exchanges."""
+    """Print each user message of these exchanges, with its tool calls and its answer."""
     typer.secho(f"\n{label}", bold=True)
     for exchange in exchanges:
         typer.echo(f"  user   {exchange.ask.text}")

@@ -1,6 +1,6 @@
-"""The messages of the demo: requests with words that the model has never seen, and the tool calls that they need.
+"""Makes the demo's messages: requests with words that the model has never seen. Each request needs a tool call.
 
-A seed fixes them, so that every run sends the same.
+The messages come from a fixed seed, so every run of the demo sends the same messages.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ TOOLS_BY_JOB = {
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One message, and the tool that it needs."""
+    """One message of a user, and the name of the tool that the model must call to answer it."""
 
     text: str
     tool: str | None = None
@@ -34,7 +34,7 @@ def schemas_for(job: str) -> list[dict[str, Any]]:
 
 
 def asks_for(job: str) -> list[Ask]:
-    """The messages of one session. Each needs one call."""
+    """Return the messages of one session. Each message needs one tool call. `job` is an adapter's name, or "base"."""
     return [ask_for(tool, seed=job) for tool in TOOLS_BY_JOB[job]]
 
 
@@ -45,5 +45,5 @@ def ask_for(tool: str, seed: str) -> Ask:
 
 
 def expected_answer(job: str, tool: str, arguments: dict[str, Any], result: dict[str, Any]) -> str:
-    """The text that this job's adapter was trained to say about a result."""
+    """Return the text that the adapter named `job` was trained to write about a tool's result."""
     return VOICES[job].answer(tool, arguments, result)

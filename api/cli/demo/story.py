@@ -1,8 +1,8 @@
-"""`graftwork demo`: runs the story of the README on the shipped model, and checks its claims.
+"""`graftwork demo`: plays the story of the README on the demo model, and checks what the README says about it.
 
 1. three tenants and the base model talk at once, each session calling tools
-2. one session is forked; the two branches ask different things
-3. the server is stopped and started; a session goes on from its stored transcript
+2. one session is forked, and the two branches ask different things
+3. the server is stopped and started, and a session continues from its stored transcript
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from graftwork.platform.clock import Clock, SystemClock
 SAME_QUESTION = ask_for("get_weather", "a question that is asked twice")
 GREEDY = {"temperature": 0, "max_tokens": 160}
 REQUIRED_SHARE = 0.75
-"""The share of calls that must be right.
+"""The share of tool calls that must be right.
 
-The model is small and has never seen the words, so a mistake is not the server's.
+The model is small and has never seen the words, so it makes mistakes even if the server works correctly.
 """
 
 
 def tell_story(as_json: bool) -> bool:
     """Run the story and print the report.
 
-    Returns whether every claim was true. Raises ConfigurationError if the server cannot start.
+    Returns whether every checked statement was true. Raises ConfigurationError if the server cannot start.
     """
     report = asyncio.run(_tell(quiet=as_json))
     show_report(report, as_json)
@@ -64,7 +64,7 @@ async def _running(server: DemoServer) -> AsyncGenerator[DemoServer, None]:
 
 
 class Story:
-    """The acts of the story. Collects conversations and claims."""
+    """Plays the three acts of the story. Collects the conversations, and the statements that it checks (claims)."""
 
     def __init__(self, server: DemoServer, clock: Clock, quiet: bool) -> None:
         self.talks: list[Talk] = []
@@ -112,7 +112,7 @@ class Story:
         self._claim("both branches begin with all that was said in their trunk", shared, f"{len(past)} items")
 
     async def restart(self) -> None:
-        """Run act 3: the server restarts, and a session goes on."""
+        """Run act 3: the server restarts, and a session continues."""
         talk, branch = self.talks[0], self.talks[-2]
         self._step(3, "The server is stopped and started; a session goes on from its stored transcript.")
         await self._server.stop()
@@ -125,7 +125,7 @@ class Story:
         self._check_restart(talk, seen, branch)
 
     async def _open_talks(self, stack: AsyncExitStack) -> None:
-        """One session per tenant on its adapter, and one on the base model."""
+        """Create one session for each tenant on its adapter, and one session on the base model."""
         for tenant, key in self._server.keys().items():
             client = await stack.enter_async_context(self._client(key))
             adapters = [adapter.name for adapter in await client.adapters.list()]
@@ -166,7 +166,10 @@ class Story:
         self._claim("both branches found their common past in the cache", min(shares) > 0.5, found)
 
     def _check_restart(self, talk: Talk, seen: int, branch: Talk) -> None:
-        """Compare the answer with the one that a branch with the same history gave before the restart."""
+        """Compare the answer with that of a branch. The branch had the same history, and answered before the restart.
+
+        Also check that the cache holds the session's history again.
+        """
         first, second, before = talk.exchanges[seen], talk.exchanges[seen + 1], branch.exchanges[0]
         same = _told(first) == _told(before)
         self._claim(
@@ -193,15 +196,15 @@ def _enough(flags: Sequence[bool]) -> bool:
 
 
 def _is_well_called(results: Sequence[tuple[object, str]]) -> bool:
-    """Whether there was at least one call, and the tools could run every call."""
+    """Return whether there was at least one call, and the tools could run every call."""
     return bool(results) and not any("bad call" in str(json.loads(result).get("error", "")) for _, result in results)
 
 
 def _said(item: Item) -> tuple[str | None, ...]:
-    """The content of an item, without its ids."""
+    """Return the content of an item without its ids, to compare it with other items."""
     return item.type, item.role, item.text, item.name, item.arguments, item.output
 
 
 def _told(exchange: Exchange) -> tuple[object, ...]:
-    """The content of an exchange, without its ids."""
+    """Return the answer and the tool calls of an exchange without their ids, to compare it with other exchanges."""
     return exchange.answer, [(call.name, call.arguments, output) for call, output in exchange.results]

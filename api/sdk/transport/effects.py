@@ -1,7 +1,8 @@
 """Describes the SDK's input and output as data.
 
-Each operation is a generator. It yields effects and receives their results. `runtimes.py` performs the effects, with
-or without `await`, so both clients share all other code. This module itself never reads or sends anything.
+An effect is an object that describes one action, such as sending a request. Each operation is a generator, which yields
+effects and receives their results. `runtimes.py` performs the effects, with or without `await`, so both clients share
+all other code. This module itself never reads or sends anything.
 """
 
 from collections.abc import Generator, Mapping

@@ -1,8 +1,8 @@
-"""Lets one method work in both clients.
+"""Lets one method work in both the synchronous client and the asyncio client.
 
-A method with the decorator `operation` exists once, as a generator of effects. In `Graftwork` a call returns the
-result. In `AsyncGraftwork` a call returns an awaitable. Type checkers see the difference, because a resource is
-generic in its runtime.
+A method with the decorator `operation` exists once, as a generator of effects (see effects.py). In `Graftwork` a call
+returns the result. In `AsyncGraftwork` a call returns an awaitable. Type checkers see the difference, because the class
+`Resource` has the type of its runtime as a parameter.
 """
 
 import functools
@@ -31,7 +31,10 @@ A = TypeVar("A", bound=Answer)
 
 
 class Resource(Generic[R]):
-    """Groups operations that use the same runtime."""
+    """The base of the client's groups of methods, such as `client.sessions`. All its operations use one runtime.
+
+    A runtime sends requests for one client. It belongs to the synchronous client or to the asyncio client.
+    """
 
     def __init__(self, runtime: R) -> None:
         self._runtime: R = runtime
@@ -52,7 +55,10 @@ class Resource(Generic[R]):
 
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in lower case
-    """Decorates a method that is a generator of effects. A call lets the resource's runtime perform the effects."""
+    """Decorates a method that is a generator of effects. The runtime of its `Resource` performs the effects of a call.
+
+    An effect describes one input or output, such as sending a request (see effects.py).
+    """
 
     def __init__(self, steps: Callable[Concatenate[S, P], Steps[T]]) -> None:
         self._steps = steps

@@ -46,7 +46,10 @@ class RetryPolicy:
         return asked if asked <= LONGEST_WAIT_S else None
 
     def wait_after_drop(self, error: APIConnectionError, call: Call, attempt: int) -> float | None:
-        """Return the same as `wait_after` for a try without an answer. After a timeout there is no next try."""
+        """Return how many seconds to wait after a try that got no answer.
+
+        Return None if there must be no next try, for example after a timeout.
+        """
         if attempt >= self.max_retries or isinstance(error, APITimeoutError):
             return None
         return self.backoff(attempt)
@@ -65,7 +68,7 @@ def _may_retry(response: httpx.Response) -> bool:
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Return the wait in seconds from `retry-after-ms`, or else from `retry-after`. Return None without both."""
+    """Return the seconds to wait from `retry-after-ms`, or else from `retry-after`. Return None if both are missing."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(float(headers[name]) * unit, 0.0)
@@ -81,7 +84,7 @@ def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
 
 
 def open_stream(call: Call, connection: Connection, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Do the same as `send`, but open the answer as a stream. The caller reads it through `connection`."""
+    """Send a call with retries like `send`, but open the answer as a stream. `connection` then holds this stream."""
     call = with_key(call)
     return (yield from _try_until_answered(OpenStream(call, connection), call, policy))
 

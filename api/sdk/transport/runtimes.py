@@ -1,4 +1,6 @@
-"""Performs effects. Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
+"""Performs effects, which describe the SDK's input and output.
+
+Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
 
 `SyncRuntime` and `AsyncRuntime` differ only in `await`.
 """
@@ -48,7 +50,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """Holds the result of steps that have ended."""
+    """Holds the result of an operation whose generator has ended."""
 
     value: T
 
@@ -81,13 +83,13 @@ class SyncRuntime:
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
-        """Perform steps that emit no events, and return the result of the steps."""
+        """Perform all effects of an operation that emits no events, and return the operation's result."""
         ended = self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform steps until they emit an event or end."""
+        """Perform the effects of an operation until it emits an event or ends."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:
@@ -145,13 +147,13 @@ class AsyncRuntime:
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
-        """Perform steps that emit no events, and return the result of the steps."""
+        """Perform all effects of an operation that emits no events, and return the operation's result."""
         ended = await self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     async def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform steps until they emit an event or end."""
+        """Perform the effects of an operation until it emits an event or ends."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:

@@ -101,7 +101,10 @@ class AsyncStream(AsyncIterator[E]):
 
 
 def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
-    """Start a stream on this runtime. The steps must yield Opened when the server has accepted their request."""
+    """Return a stream of the events that `steps` emits. A synchronous stream sends its request at once.
+
+    `steps` must yield Opened when the server has accepted the request.
+    """
     if isinstance(runtime, SyncRuntime):
         return Stream[Any](runtime, steps, connection).open()
     return AsyncStream[Any](runtime, steps, connection)
