@@ -8,7 +8,7 @@ NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (
     "null", "boolean", "integer", "fraction", "string", "array", "object",
 )  # fmt: skip
 ALL_TYPES = frozenset({NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT})
-"""`fraction` is a number that is not whole. So no two types overlap."""
+"""All types of JSON values. `fraction` is a number that is not whole, so that no two types overlap."""
 NUMBERS = frozenset({INTEGER, FRACTION})
 
 TYPES_BY_NAME: dict[str, frozenset[str]] = {name: frozenset({name}) for name in ALL_TYPES - {FRACTION}} | {
