@@ -1,4 +1,7 @@
-"""Limits the seconds of compiling that each domain may use. Spent seconds come back evenly over a minute."""
+"""Limits the seconds of compiling that each domain may use. Spent seconds come back evenly over a minute.
+
+A domain is a group of callers that may share cached prefixes (see IsolationDomain).
+"""
 
 from collections import OrderedDict
 

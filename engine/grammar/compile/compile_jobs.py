@@ -1,6 +1,6 @@
 """The messages between the engine and its compile server.
 
-Each message is its length, then a pickle. Pickle is safe here, because this program writes and reads all messages.
+Each message is its length, then a pickle. This program writes and reads all of them.
 """
 
 import os

@@ -94,7 +94,7 @@ class GrammarCompiler:
     def forget_failures(self) -> None:
         """Forget the cached failures whose cause is the server and not the grammar.
 
-        The loop calls this once a round, after the waiting requests got their errors. The next request compiles again.
+        The loop calls this once a round, after the waiting requests got their errors. A later request compiles again.
         """
         for key in self._shown_failures:
             if isinstance(self._ready.get(key), _PASSING):  # unless it was dropped from the cache meanwhile

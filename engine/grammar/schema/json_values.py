@@ -54,7 +54,10 @@ def canonical(value: Any) -> str:
 
 
 def is_writable(value: Any) -> bool:
-    """Whether its texts need no escape such as \\u0061. The engines write none, so that each name has one spelling."""
+    """Whether a value's strings need no escape such as \u0061.
+
+    The engines write none, so that each name has one spelling.
+    """
     match value:
         case str():
             return all(character >= " " or character in "\b\f\n\r\t" for character in value)
