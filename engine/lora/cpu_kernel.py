@@ -42,7 +42,7 @@ FIRST_ROW, SECOND_ROW, FIRST_PART, END_PART = range(4)
 """Fields of a pair: its two rows, which may be the same row, and the range of its parts."""
 
 X, V, SUMS = 0, 2, 4
-"""Rows of the scratch memory, two of each kind: x; then x @ A.T of all parts, one after another; then y of one slice."""
+"""Rows of the scratch memory, two of each: X holds x, V holds x @ A.T of all parts in turn, SUMS holds y of one slice."""
 SCRATCH_ROWS = 6
 
 Matrix = tuple[int, int, int]
@@ -54,10 +54,10 @@ Pairs = tuple[Integers, Integers, Floats]
 """The rows of a step: the pairs [pairs, 4], and for each part its slot in the tables [parts] and its weight [parts]."""
 
 _RANKS = 4
-"""Rows of a matrix that are multiplied together."""
+"""The number of rows of a matrix that are multiplied together."""
 _LANES = 16
 _TURN = 2 * _LANES
-"""Elements of a row in one turn of a loop. In bf16 that is one cache line."""
+"""Elements of a row that one turn of a loop reads. In bf16 this is one cache line."""
 _LINE_BYTES = 64
 _AHEAD_BYTES = 12288
 """Bytes between a multiplication and the prefetch ahead of it. Without prefetch a core reads at a fraction of its rate."""
@@ -92,7 +92,7 @@ class _Writer:
 
     @contextmanager
     def turns(self, count: Any) -> Iterator[Any]:
-        """A loop over [0, count) in steps of _TURN."""
+        """Write a loop over [0, count) in steps of _TURN."""
         step = _INT64(_TURN)
         with cgutils.for_range_slice(self._builder, _INT64(0), count, step) as (start, _):
             yield start
@@ -250,7 +250,7 @@ multiply = cast(Callable[[Address, Address, Address, int, int, Address, Address,
 
 All arguments but `count` and `like` are addresses. `count` counts elements and is a whole number of turns."""
 accumulate = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_accumulate))
-"""accumulate, with the same arguments: adds four rows to x and y, each row multiplied by its v[:4] or w[:4]."""
+"""accumulate(…), with the arguments of `multiply`: x += v[:4] @ four rows, and y += w[:4] @ four rows."""
 pointer = cast(Callable[[int, Any], Any], intrinsic(_pointer))
 widened = cast(Callable[[Any], np.float32], intrinsic(_widened))
 narrowed = cast(Callable[[np.float32, Any], Any], intrinsic(_narrowed))
@@ -276,7 +276,7 @@ def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
 
 @_compiled
 def widen(source: Elements, target: Floats) -> None:
-    """Write the elements of `source` to the first len(source) places of `target`, as fp32."""
+    """Write the elements of `source` as fp32 to target[:len(source)]."""
     for k in range(len(source)):
         target[k] = widened(source[k])
 
@@ -338,7 +338,7 @@ def _expand(part: Integers, at: int, scratch: Floats, columns: int, like: Any) -
 
 @_compiled
 def _shrink_all(x: Matrix, table: Integers, rows: Pairs, number: int, scratch: Floats, like: Any) -> None:
-    """Compute v for all parts of a pair, one after another."""
+    """Compute v for all parts (adapters with weights) of a pair of rows, one after another."""
     pairs, slots, weights = rows
     _, _, columns = x
     for place in range(2):
@@ -377,7 +377,7 @@ def _expand_all(
 def add_to_rows(y: Matrix, x: Matrix, group: Group, rows: Pairs, scratch: Floats, like: Any) -> None:
     """Add to rows of y, in place, the LoRA deltas of the same rows of x.
 
-    `like` is any value of the type of both: np.float32, or np.uint16 for bf16. scratch: [SCRATCH_ROWS, at least the
+    `like` is any value of the type of x and y: np.float32, or np.uint16 for bf16. scratch: [SCRATCH_ROWS, at least the
     columns of x, the ranks of any pair's parts together, and the columns of any slice].
     """
     table, slices = group
