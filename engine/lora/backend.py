@@ -53,7 +53,10 @@ class LoraBackend(Protocol):
         ...
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
-        """Prepare one step. Rows with the same mix (adapter or mixture) are adjacent. `num_rows` also counts padding."""
+        """Prepare one step. Rows with the same mix (adapter or mixture) are adjacent.
+
+        `num_rows` also counts padding.
+        """
         ...
 
     def check_integrity(self) -> None:

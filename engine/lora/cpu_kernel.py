@@ -35,14 +35,17 @@ A_ADDRESS, SCALES_ADDRESS, NUM_RANKS, FIRST_SLICE = range(4)
 """Fields of an adapter's entry in a group's table: the addresses of A [ranks, in_features] and of its scales (0: none),
 and the number of ranks. The fields below follow, once for each slice of the group."""
 B_ADDRESS, RANK_START, SLICE_RANKS = range(3)
-"""The address of B [ranks, columns] and the ranks of A that it reads. No ranks: the adapter does not change the slice."""
+"""The address of B [ranks, columns] and the ranks of A that it reads.
+
+No ranks: the adapter does not change the slice.
+"""
 SLICE_FIELDS = 3
 
 FIRST_ROW, SECOND_ROW, FIRST_PART, END_PART = range(4)
 """Fields of a pair: its two rows, which may be the same row, and the range of its parts."""
 
 X, V, SUMS = 0, 2, 4
-"""Rows of the scratch memory, two of each: X holds x, V holds x @ A.T of all parts in turn, SUMS holds y of one slice."""
+"""Rows of the scratch memory, two of each: X holds x, V holds x @ A.T of all parts, SUMS holds y of one slice."""
 SCRATCH_ROWS = 6
 
 Matrix = tuple[int, int, int]
@@ -60,7 +63,10 @@ _TURN = 2 * _LANES
 """Elements of a row that one turn of a loop reads. In bf16 this is one cache line."""
 _LINE_BYTES = 64
 _AHEAD_BYTES = 12288
-"""Bytes between a multiplication and the prefetch ahead of it. Without prefetch a core reads at a fraction of its rate."""
+"""Bytes between a multiplication and the prefetch ahead of it.
+
+Without prefetch a core reads at a fraction of its rate.
+"""
 
 
 def _compiled(function: Compiled) -> Compiled:

@@ -25,7 +25,10 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 
 
 def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
-    """Says what is wrong with the kernel on this machine. None if every row is right and has the same bits everywhere."""
+    """Says what is wrong with the kernel on this machine.
+
+    None if every row is right and has the same bits everywhere.
+    """
     try:
         return _failure(dtype)
     except Exception as error:  # noqa: BLE001 - a compiler and its libraries fail in ways of their own

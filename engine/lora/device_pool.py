@@ -166,7 +166,10 @@ class DeviceAdapterPool:
         return PlacementResult.DONE if has_room else PlacementResult.FRAMES_IN_USE
 
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
-        """Returns which idle adapters to evict so that the new total is within the limits. None if all are not enough."""
+        """Returns which idle adapters to evict so that the new total is within the limits.
+
+        None if all are not enough.
+        """
         victims: list[str] = []
         for digest in (*idle, None):
             is_within = self._most_bytes is None or num_bytes <= self._most_bytes
@@ -234,7 +237,10 @@ class DeviceAdapterPool:
         return not self.is_pinned(digest) and digest not in self.wanted
 
     def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
-        """Returns the least recently used adapter that is not pinned and that `may_go` allows. None if there is none."""
+        """Returns the least recently used adapter that is not pinned and that `may_go` allows.
+
+        None if there is none.
+        """
         return next((digest for digest in self._slots if not self.is_pinned(digest) and may_go(digest)), None)
 
     def last_used(self, digest: str) -> int:

@@ -147,7 +147,10 @@ def _pieces(block: Block, key: tuple[int, str]) -> Iterator[_Piece]:
 
 
 def _windows(pieces: list[_Piece]) -> list[Window]:
-    """Cut the pieces into windows (see WINDOW_RANKS). All pieces of a mix stay together, so that one product sums them."""
+    """Cut the pieces into windows (see WINDOW_RANKS).
+
+    All pieces of a mix stay together, so that one product sums them.
+    """
     windows: list[Window] = []
     filled = 0
     by_place: dict[int, Window] = {}

@@ -37,7 +37,7 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
-    """`patience_s`: seconds that adapters wait for device memory before new requests with other adapters are held back."""
+    """`patience_s`: seconds that adapters wait for device memory before other new requests are held back."""
 
     host_bytes: int
     patience_s: float = 0.2
@@ -89,7 +89,7 @@ class LoraPool:
         self._serve_claims()
 
     def _is_claimed(self, group: Group) -> bool:
-        """Whether the group waits only for device memory: all its adapters that are not on the device are on the host."""
+        """Whether the group waits only for device memory: some adapters are only on the host, the others on the device."""
         away = [digest for digest in group if digest not in self._device]
         return bool(away) and all(digest in self._host for digest in away)
 
@@ -101,7 +101,8 @@ class LoraPool:
         """Returns the error if these adapters cannot serve one request together. None if they can, or if it is not
         known yet.
 
-        Adapters of a mixture must have only low-rank factors, which can be summed with weights, and fit the device at once.
+        Adapters of a mixture must fit the device together. They must have only low-rank factors, which can be summed
+        with weights.
         """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
@@ -151,7 +152,10 @@ class LoraPool:
             self._evict(digest)
 
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
-        """Keep a loaded adapter on the host. If the load failed, returns the error for the requests that wait for it."""
+        """Keep a loaded adapter on the host.
+
+        If the load failed, returns the error for the requests that wait for it.
+        """
         self._loader.loading.discard(loaded.digest)
         if isinstance(loaded.outcome, GraftworkError):
             return loaded.outcome

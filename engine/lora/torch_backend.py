@@ -46,7 +46,10 @@ class Segment:
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """Returns a segment for each range of rows that belong to prefill chunks. The rows between the ranges decode."""
+        """Returns a segment for each range of rows that belong to prefill chunks.
+
+        The rows between the ranges decode.
+        """
         bounds = (self.start - 1, *self.decoding, self.end)
         return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 

@@ -94,7 +94,10 @@ class CompileServer:
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _run_child(self, job: CompileJob, pipe: int) -> None:
-        """Run in the child process. Never returns, and closes no file, because open files belong to the parent process."""
+        """Run in the child process.
+
+        Never returns, and closes no file, because open files belong to the parent process.
+        """
         try:
             limit = _mapped_bytes() + job.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -142,7 +142,7 @@ class GrammarCompiler:
     # ---- compiling --------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """Start queued jobs, at most one of each domain at a time, so that many jobs of one domain do not delay others."""
+        """Start queued jobs, at most one of each domain at a time, so that one domain's many jobs do not delay others."""
         while self._server.has_room:
             busy = {job.domain for job in self._running.values()}
             job = next((job for job in self._queued.values() if job.domain not in busy), None)
@@ -197,7 +197,10 @@ class GrammarCompiler:
         self._start_next()
 
     def _keep(self, key: GrammarKey, outcome: CompiledPair | GraftworkError) -> None:
-        """Cache a result, and drop the least recently used results. Matchers in use keep alive the grammars they need."""
+        """Cache a result, and drop the least recently used results.
+
+        Matchers in use keep alive the grammars they need.
+        """
         self._ready[key] = outcome
         self.num_bytes += _weight(outcome)
         while len(self._ready) > 1 and (

@@ -17,7 +17,10 @@ from graftwork.engine.grammar.schema.llguidance_schema import compacted
 
 _EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
 _STEP_FUEL = 100_000
-"""Lexer steps for one mask, about 14,000 of them in a millisecond. An answer that needs more ends with a typed error."""
+"""Lexer steps for one mask, about 14,000 of them in a millisecond.
+
+An answer that needs more ends with a typed error.
+"""
 _STEP_ITEMS = 20_000
 _STATE_BYTES = 256 * 1024
 """A compiled grammar counts in the cache as this many bytes, plus eight times the length of its text."""

@@ -45,7 +45,10 @@ class _Loop(Exception):
 
 
 class Brancher:
-    """Expands claims into branches. Owns the branches of claims expanded so far, and counts the work against a limit."""
+    """Expands claims into branches.
+
+    Owns the branches of claims expanded so far, and counts the work against a limit.
+    """
 
     def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
         self._document = document
@@ -59,7 +62,10 @@ class Brancher:
     # ---- goals ------------------------------------------------------------------------------------------------
 
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """Returns the branches whose values fit all claims of a goal. If there are too many, the error names `pointer`."""
+        """Returns the branches whose values fit all claims of a goal.
+
+        If there are too many, the error names `pointer`.
+        """
         try:
             return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
         except _Loop:

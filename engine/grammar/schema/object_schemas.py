@@ -75,7 +75,7 @@ class _ObjectWriter:
     # ---- properties with a name -------------------------------------------------------------------------------
 
     def _all_names(self, named_only: list[str]) -> list[str]:
-        """Returns all property names: first the declared names in their order, then names that other keywords mention."""
+        """Returns all property names: first declared names in their order, then names that other keywords mention."""
         names = [name for shape in self._shapes for name in shape.named]
         names += [one.name for one in self._branch.of(Property)]
         names += self._required + sorted(self._forbidden) + named_only

@@ -79,7 +79,10 @@ class SchemaDocument:
         return pointer in self._places
 
     def target(self, pointer: str, keyword: str) -> str:
-        """Returns the JSON pointer of a reference's target. Raises InvalidRequest if the target is not in the document."""
+        """Returns the JSON pointer of a reference's target.
+
+        Raises InvalidRequest if the target is not in the document.
+        """
         place = self._places[pointer]
         assert isinstance(place.schema, dict)
         at, reference = under(pointer, keyword), place.schema[keyword]

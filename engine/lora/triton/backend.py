@@ -125,7 +125,7 @@ class TritonStep:
 
 
 def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -> Iterator[SliceTerms]:
-    """Returns each slice's terms (matrices and scale) for the kernels' tables.
+    """Yields each slice's terms (matrices and scale) for the kernels' tables.
 
     The matrices are on the device. The scales are read from the host.
     """

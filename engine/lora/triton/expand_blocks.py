@@ -14,7 +14,7 @@ UNALIGNED = ("a_pointers", "b_pointers", "column_scales", "column_shifts", "rank
 Without this list Triton would compile a variant for every combination of alignments.
 """
 COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
-"""Counts, such as rows and tiles. Without this list Triton would compile variants for special values such as 1."""
+"""Counts that are passed to the kernels. Without this list Triton would compile variants for special values."""
 
 
 @triton.jit

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 ROW_WISE = 1
 """The value of `tile_rows` for the row-wise way: a tile is one row."""
 GROUPED_TILE_ROWS = (16, 32)
-"""The sizes of a tile of the grouped way. Larger tiles would change the matrix instruction, and so the bits of a row."""
+"""The sizes of a tile of the grouped way.
+
+Larger tiles would change the matrix instruction, and so the bits of a row.
+"""
 TILE_ROWS = (ROW_WISE, *GROUPED_TILE_ROWS)
 
 _SPAN_FEATURES = 512  # the least features for which a program is worth its launch

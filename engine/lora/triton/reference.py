@@ -61,7 +61,7 @@ def add_lora(
 
 
 def _tiles(segments: LoraSegments) -> Iterator[tuple[torch.Tensor, Parts]]:
-    """Yields, for each tile that is not padding, its row numbers ([length] int64) and its parts (slots with weights)."""
+    """Yields the row numbers ([length] int64) and the parts (slots with weights) of each tile that is not padding."""
     for tile in range(segments.num_tiles):
         start, length = int(segments.tile_start[tile]), int(segments.tile_length[tile])
         if length:

@@ -181,7 +181,7 @@ def expand_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Change one block of output columns of a tile: scale and shift y, then add scale * (v @ B.T) of each part in turn."""
+    """Change one block of output columns of a tile: scale and shift y, then add scale * (v @ B.T) of each part."""
     tile = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks
     num_parts = tl.load(tile_parts + tile)

@@ -34,7 +34,10 @@ _ALIGNMENT = 4  # int32 entries: each array starts on 16 bytes, wherever the siz
 
 @dataclass(frozen=True, slots=True)
 class SegmentCapacity:
-    """Array sizes for any batch of up to `num_rows` rows and `num_slots` adapters. A CUDA graph is captured with them."""
+    """Array sizes for any batch of up to `num_rows` rows and `num_slots` adapters.
+
+    A CUDA graph is captured with them.
+    """
 
     num_rows: int
     num_slots: int
