@@ -109,11 +109,11 @@ class GrammarManager:
         self._drafts.pop(request_id, None)
 
     def cursor(self, request_id: RequestId) -> GrammarCursor | None:
-        """The cursor of a running request. None if it has no grammar."""
+        """Returns the cursor of a running request. None if the request has no grammar."""
         return self._cursors.get(request_id)
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
-        """The mask row for a request's next token, or for the token after `drafts`, which the grammar must allow."""
+        """Returns a mask row for a request's next token, or for the one after `drafts`, which the grammar must allow."""
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(drafted, banned)
 

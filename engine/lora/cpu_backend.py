@@ -191,7 +191,7 @@ class CpuLora:
         self.tables.check_integrity()
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
-        """A ProductPlanner."""
+        """Plans the products of a step, as a ProductPlanner."""
         chunks = [chunk for segment in segments for chunk in segment.of_chunks()]
         products: list[LoraProduct] = [*self._rest.products(chunks, num_rows)]
         decoding = [segment for segment in segments if segment.decoding]

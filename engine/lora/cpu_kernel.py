@@ -104,7 +104,7 @@ class _Writer:
             yield start
 
     def row(self, rows: Any, row_bytes: Any, number: int) -> Any:
-        """The address of a row."""
+        """Write the computation of a row's address. Returns the address."""
         return self._builder.add(rows, self._builder.mul(row_bytes, _INT64(number)))
 
     def read_ahead(self, row: Any, start: Any) -> None:
@@ -124,7 +124,7 @@ class _Writer:
         return self._load(address, at, _FLOATS, 4)
 
     def elements(self, address: Any, at: Any) -> Any:
-        """Elements as fp32."""
+        """Load elements of a row as a vector of fp32."""
         if self._is_float:
             return self.floats(address, at)
         bits = self._load(address, at, ir.VectorType(_INT16, _LANES), 2)
@@ -132,7 +132,7 @@ class _Writer:
         return self._builder.bitcast(upper, _FLOATS)
 
     def everywhere(self, address: Any, place: int) -> Any:
-        """A vector with one number in all lanes."""
+        """Returns a vector with one number in all lanes."""
         number = self._load(address, _INT64(place), _FLOAT, 4)
         first = self._builder.insert_element(_FLOATS(ir.Undefined), number, _INT32(0))
         return self._builder.shuffle_vector(first, first, _WORDS([0] * _LANES))
@@ -141,12 +141,12 @@ class _Writer:
         self._builder.store(value, self._pointer(address, at, value.type, 4), align=4)
 
     def fused(self, left: Any, right: Any, total: Any) -> Any:
-        """left * right + total, rounded once if the processor can do that."""
+        """Returns left * right + total, rounded once if the processor can do that."""
         product = self._builder.fmul(left, right, flags=("contract",))
         return self._builder.fadd(product, total, flags=("contract",))
 
     def sum(self, vector: Any) -> Any:
-        """The sum of all lanes, computed by halving the vector."""
+        """Returns the sum of all lanes, computed by halving the vector."""
         kind = ir.FunctionType(_FLOAT, [_FLOAT, _FLOATS])
         name = f"llvm.vector.reduce.fadd.v{_LANES}f32"
         function = cgutils.get_or_insert_function(self._builder.module, kind, name)
@@ -274,7 +274,7 @@ def elements_at(address: int, count: int, like: Any) -> Elements:
 
 @_compiled
 def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
-    """One row, as a view of the matrix's memory."""
+    """Returns one row, as a view of the matrix's memory."""
     address, row_stride, columns = matrix
     start = row * row_stride
     return elements_at(address, start + columns, like)[start:]

@@ -1,9 +1,8 @@
 """Adapters in device memory. Each lies in a run of consecutive frames (pieces of one page's size) among the KV pages.
 
-Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. Idle
-adapters and KV pages are evicted in one order. There an adapter ranks like a page whose lease has lapsed, because it
-can be loaded again from the host.
-KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve (KvSizes).
+Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. Idle adapters
+and KV pages are evicted in one order. In this order an adapter ranks like a page whose lease has lapsed, because the
+host still has its weights. KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve (KvSizes).
 """
 
 from collections import OrderedDict

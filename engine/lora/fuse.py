@@ -105,7 +105,7 @@ def _touches_columns(pair: LoraPair | None, trained_bias: torch.Tensor | None) -
 
 
 def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor | None) -> _Columns:
-    """The scale and shift of the base's own outputs."""
+    """Returns the scale and shift of the base's own outputs."""
     weight, bias = module
     is_renormalised = pair is not None and pair.magnitude is not None
     added_bias = None if pair is None or pair.bias is None else pair.scale * pair.bias.float()
@@ -120,7 +120,7 @@ def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor |
 
 
 def _renormalisation(weight: torch.Tensor, pair: LoraPair) -> torch.Tensor:
-    """DoRA's factor of every output: magnitude / norm of the row of W + scale * B @ A, in fp32.
+    """Returns DoRA's factor of every output: magnitude / norm of the row of W + scale * B @ A, in fp32.
 
     Source: Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation" (2024), section 4; PEFT's DoraLinearLayer.
     """
@@ -149,7 +149,7 @@ def _slices(
 
 
 def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwise: float) -> torch.Tensor | None:
-    """The vectors of a group's targets, joined. None if no target has one."""
+    """Returns the vectors of a group's targets, joined. None if no target has a vector."""
     if all(part is None or bool((part == otherwise).all()) for part in parts):
         return None
     filled = [

@@ -89,7 +89,7 @@ class LoraPool:
         self._serve_claims()
 
     def _is_claimed(self, group: Group) -> bool:
-        """Whether the group waits only for device memory: some adapters are only on the host, the others on the device."""
+        """Whether the group waits only for device memory: some adapters are on the host, the others on the device."""
         away = [digest for digest in group if digest not in self._device]
         return bool(away) and all(digest in self._host for digest in away)
 

@@ -80,7 +80,7 @@ class GrammarCompiler:
         self.num_compiles = 0
 
     def key(self, source: GrammarSource) -> GrammarKey:
-        """The cache key of a source: everything that a compiled grammar depends on."""
+        """Returns the cache key of a source: a hash of everything that a compiled grammar depends on."""
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
@@ -142,7 +142,7 @@ class GrammarCompiler:
     # ---- compiling --------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """Start queued jobs, at most one of each domain at a time, so that one domain's many jobs do not delay others."""
+        """Start queued jobs, at most one of each domain at a time, so that many jobs of one do not delay others."""
         while self._server.has_room:
             busy = {job.domain for job in self._running.values()}
             job = next((job for job in self._queued.values() if job.domain not in busy), None)

@@ -90,7 +90,7 @@ class GrammarCursor:
             self._matcher.rollback(num_tokens)
 
     def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
-        """A mask row for the token after `drafts`, to be filled later. `banned` tokens are never allowed."""
+        """Returns a mask row for the token after `drafts`, to be filled later. It never allows `banned` tokens."""
         return _CursorRow(self, tuple(drafts), tuple(banned))
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
@@ -192,7 +192,7 @@ class GrammarDrafts:
             self._compact = None
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """The next tokens in the compact spelling, as far as the grammar fixes them.
+        """Returns the next tokens in the compact spelling, as far as the grammar fixes them.
 
         The last token is left out, because the text after it may be part of a longer token.
         """

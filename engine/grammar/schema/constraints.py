@@ -164,5 +164,5 @@ class Branch:
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """The branch's demands of one kind."""
+        """Returns the branch's demands that are of one class."""
         return [demand for demand in self.demands if isinstance(demand, kind)]

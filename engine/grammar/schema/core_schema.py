@@ -42,7 +42,7 @@ class TypedSchema:
 
     keywords: dict[str, Any]
     needs: tuple[Goal, ...] = ()
-    """The goals that must have a value for this schema to have one."""
+    """The goals that some value must meet; if no value meets one of them, no value fits this schema."""
 
 
 class CoreWriter:

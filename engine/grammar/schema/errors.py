@@ -36,5 +36,5 @@ class Gaps:
         self.pointers.setdefault(pointer, reason)
 
     def listed(self) -> tuple[tuple[str, str], ...]:
-        """All gaps, sorted by pointer."""
+        """Returns all gaps as (pointer, reason), sorted by pointer."""
         return tuple(sorted(self.pointers.items()))

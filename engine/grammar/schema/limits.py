@@ -27,7 +27,7 @@ class LintLimits:
     length_bound: int = 1 << 20
     """The largest value of `minLength`, `maxLength`, `maxItems` and `maxProperties`."""
     lower_count: int = 1024
-    """The largest `minItems` and `minProperties`, because each required item is a rule of its own."""
+    """The largest `minItems` and `minProperties`, because each required item becomes a separate rule."""
     branches: int = 512
     """Branches (alternatives) of one subschema, after unions, conditions and negations are expanded."""
     nodes: int = 20_000

@@ -81,7 +81,7 @@ def _bounds(bounds: list[Bound], gaps: Gaps, *, is_whole: bool) -> dict[str, Any
 
 
 def _inward(bound: Bound) -> float | None:
-    """The nearest limit inside a bound that llguidance 1.9.1 reads exactly. None if there is none.
+    """Returns the nearest limit inside a bound that llguidance 1.9.1 reads exactly. None if no number meets the bound.
 
     llguidance keeps 15 digits. If the limit is a large number, llguidance allows the limit itself even if it is open.
     """
@@ -93,9 +93,9 @@ def _inward(bound: Bound) -> float | None:
 
 
 def _whole_inward(bound: Bound) -> float | None:
-    """The nearest whole number inside a bound that llguidance reads exactly: as a double and in 64 bits.
+    """Returns the nearest whole number inside a bound that llguidance reads exactly: as a double and in 64 bits.
 
-    None if there is none.
+    None if no number meets the bound.
     """
     limit = (
         exact(bound.limit) if bound.is_lower else -exact(bound.limit)
