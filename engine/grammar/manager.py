@@ -113,7 +113,7 @@ class GrammarManager:
         return self._cursors.get(request_id)
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
-        """Returns a mask row for a request's next token, or for the one after `drafts`, which the grammar must allow."""
+        """Returns a mask row for a request's next token, or for that after `drafts`, which the grammar must allow."""
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(drafted, banned)
 

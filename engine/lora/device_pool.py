@@ -2,7 +2,8 @@
 
 Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. Idle adapters
 and KV pages are evicted in one order. In this order an adapter ranks like a page whose lease has lapsed, because the
-host still has its weights. KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve (KvSizes).
+host still has its weights. KV cannot push adapters below their floor, and adapters cannot push KV below one context
+and its reserve (KvSizes).
 """
 
 from collections import OrderedDict
