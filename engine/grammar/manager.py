@@ -1,8 +1,8 @@
-"""The grammar manager: tells the scheduler whether a request's grammar is ready, and follows each running request in
-it.
+"""The grammar manager: tells the scheduler whether a request's grammar is ready, and follows each running request's
+tokens in its grammar.
 
 Owns one cursor for each running request that has a grammar. Never compiles and never blocks. A preempted request keeps
-no grammar state: when it starts again, its cursor reads its tokens anew.
+no grammar state: when it starts again, a new cursor reads all its tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,7 +56,7 @@ class GrammarManager:
         return self._compiler.get(self._key(request)) is not None
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """The error if a request cannot have its grammar, as far as it is known. Else None."""
+        """Returns the error if a request's grammar is known to be refused. None otherwise."""
         if request.grammar is None:
             return None
         if self._compiler is None:
@@ -74,7 +74,7 @@ class GrammarManager:
         return self._keys[request.request_id]
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Handle the end of a compile."""
+        """Pass the result of a compile to the compiler's cache."""
         assert self._compiler is not None
         self._compiler.absorb(compiled)
 
@@ -109,22 +109,22 @@ class GrammarManager:
         self._drafts.pop(request_id, None)
 
     def cursor(self, request_id: RequestId) -> GrammarCursor | None:
-        """The cursor of a running request. None if it has no grammar."""
+        """Returns the cursor of a running request. None if the request has no grammar."""
         return self._cursors.get(request_id)
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
-        """The mask row for a request's next token, or for the token after `drafts`, which the grammar must allow."""
+        """Returns a mask row for a request's next token, or for that after `drafts`, which the grammar must allow."""
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """The constraint on a running request's drafts. None if it has no grammar."""
+        """Returns what limits a running request's drafts to its grammar. None if the request has no grammar."""
         return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Move a cursor by a token that was chosen under its mask.
+        """Move a request's cursor by a token that was chosen with the cursor's mask.
 
-        Returns an error of our own if the grammar refuses the token.
+        Returns an internal error if the grammar refuses the token, because the mask should have prevented it.
         """
         cursor = self._cursors.get(request_id)
         if cursor is None:
@@ -135,7 +135,7 @@ class GrammarManager:
         return InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
 
     def close_all(self) -> None:
-        """Stop the compiler's processes and threads."""
+        """Stop the compile server and the threads of the compiler."""
         if self._compiler is not None:
             self._compiler.close()
 

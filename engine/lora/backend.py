@@ -3,8 +3,8 @@
     place, forget    when an adapter comes to the device or leaves it
     step             once a step; returns what all layers of the decoder call
 
-A backend owns what it derives from resident adapters: packed copies, tables of addresses. LoraPool owns the adapters.
-Invariant: nothing that is derived from an adapter outlives `forget`.
+A backend owns what it derives from resident adapters (those in the device's memory): packed copies, tables of
+addresses. LoraPool owns the adapters. Invariant: nothing that is derived from an adapter outlives `forget`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from graftwork.engine.lora.torch_backend import Segment
 
 
 class StepLora(Protocol):
-    """The adapters of one step. Valid until the next step, or until an adapter comes or goes."""
+    """Applies the adapters of one step. Valid until the next step, or until an adapter is placed or forgotten."""
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Add each row's LoRA delta to the base's output of one group, in place.
@@ -53,9 +53,12 @@ class LoraBackend(Protocol):
         ...
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
-        """Prepare one step. Rows of one mix follow one another. `num_rows` counts all rows, with padding."""
+        """Prepare one step. Rows with the same mix (adapter or mixture) are adjacent.
+
+        `num_rows` also counts padding.
+        """
         ...
 
     def check_integrity(self) -> None:
-        """Check that what is derived from adapters is complete and consistent."""
+        """Check that the copies and tables that are derived from adapters are complete and consistent."""
         ...

@@ -35,7 +35,7 @@ GroupKey = tuple[int, str]
 """(layer, group name), as in ResidentAdapter.deltas."""
 
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-"""For each dtype that the kernel serves, a value of the numpy type that it reads elements as."""
+"""For each dtype that the kernel serves, a value of the numpy type as which the kernel reads elements."""
 
 _FIRST_SLOTS = 16
 
@@ -43,7 +43,7 @@ _FIRST_SLOTS = 16
 class AddressTables:
     """The addresses of the matrices of every resident adapter.
 
-    An adapter has one slot, with an entry in each group's table.
+    An adapter has one slot (a row number), and the entry of that slot in each group's table holds its addresses.
     """
 
     def __init__(self, shapes: Mapping[GroupKey, GroupShape], dtype: torch.dtype) -> None:
@@ -66,7 +66,7 @@ class AddressTables:
         return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
 
     def enter(self, adapter: ResidentAdapter) -> None:
-        """Add the addresses of an adapter that is not in the tables."""
+        """Add the addresses of an adapter to the tables. The adapter must not be in them."""
         assert adapter.digest not in self._slots, f"{adapter.digest} is placed twice"
         if not self._free:
             self._grow()
@@ -78,7 +78,7 @@ class AddressTables:
         self._num_ranks[adapter.digest] = max((delta.num_ranks for delta in adapter.deltas.values()), default=0)
 
     def leave(self, digest: str) -> None:
-        """Remove an adapter's addresses, if it is in the tables."""
+        """Set an adapter's addresses to zero. Does nothing if the adapter is not in the tables."""
         slot = self._slots.pop(digest, None)
         if slot is None:
             return
@@ -91,7 +91,7 @@ class AddressTables:
         return self._slots[digest]
 
     def ranks_of(self, digest: str) -> int:
-        """The largest number of ranks that an adapter has in one group, over all slices of the group."""
+        """Returns the most ranks that an adapter has in one group, where the ranks of the group's slices are added."""
         return self._num_ranks[digest]
 
     def group(self, key: GroupKey) -> Group:
@@ -104,7 +104,7 @@ class AddressTables:
             assert not table[self._free].any(), "an address outlives its adapter"
 
     def _grow(self) -> None:
-        """Double the number of slots, in new tables."""
+        """Double the number of slots by copying into larger tables."""
         taken = len(self._slots)
         more = max(taken, _FIRST_SLOTS)
         for key, (table, slices) in self._groups.items():
@@ -119,7 +119,7 @@ def _empty_group(widths: Sequence[int]) -> Group:
 
 
 def _entry(delta: GroupDelta, shape: GroupShape, dtype: torch.dtype) -> list[int]:
-    """One row of a table, in the layout that cpu_kernel.py reads."""
+    """Returns one adapter's row of a group's table, in the layout that cpu_kernel.py reads."""
     num_ranks = delta.num_ranks
     entry = [_address(delta.A, (num_ranks, shape.in_features), dtype)]
     entry += [0 if delta.scales is None else _address(delta.scales, (num_ranks,), torch.float32), num_ranks]
@@ -137,7 +137,7 @@ def _entry(delta: GroupDelta, shape: GroupShape, dtype: torch.dtype) -> list[int
 
 
 def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """The address of a matrix. Checks that it is contiguous, because an entry holds no strides."""
+    """Returns the address of a matrix. The matrix must be contiguous, because an entry holds no strides."""
     assert matrix.shape == shape
     assert matrix.dtype == dtype
     assert matrix.is_contiguous()
@@ -145,7 +145,7 @@ def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 class KernelProduct:
-    """Rows that decode. The kernel computes two at a time."""
+    """Applies the adapters of rows that decode. The kernel computes two rows at a time."""
 
     def __init__(self, tables: AddressTables, pairs: Pairs, scratch: Floats) -> None:
         self._tables = tables
@@ -160,14 +160,14 @@ class KernelProduct:
 
 
 def _matrix(rows: torch.Tensor) -> Matrix:
-    """The kernel's view of a tensor. The caller keeps the tensor alive."""
+    """Returns a tensor as the kernel's Matrix. The caller must keep the tensor alive."""
     row_stride, element_stride = rows.stride()
     assert element_stride == 1
     return rows.data_ptr(), row_stride, rows.shape[1]
 
 
 class CpuLora:
-    """Applies adapters by the kernel and, for chunks, by torch."""
+    """Applies adapters: the kernel for rows that decode, torch for rows of prefill chunks."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
         """`rest` applies the rows that the kernel does not."""
@@ -191,7 +191,7 @@ class CpuLora:
         self.tables.check_integrity()
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
-        """A ProductPlanner."""
+        """Plans the products of a step, as a ProductPlanner."""
         chunks = [chunk for segment in segments for chunk in segment.of_chunks()]
         products: list[LoraProduct] = [*self._rest.products(chunks, num_rows)]
         decoding = [segment for segment in segments if segment.decoding]
@@ -201,7 +201,10 @@ class CpuLora:
         return products
 
     def _pairs(self, segments: Sequence[Segment]) -> Pairs:
-        """Pairs of rows of one mix. If their number is odd, the last row is paired with itself."""
+        """Returns pairs of rows that use the same mix.
+
+        If the number of rows is odd, the last row is paired with itself.
+        """
         pairs: list[tuple[int, int, int, int]] = []
         slots: list[int] = []
         weights: list[float] = []
@@ -214,7 +217,7 @@ class CpuLora:
         return np.array(pairs, np.int64), np.array(slots, np.int64), np.array(weights, np.float32)
 
     def _make_room(self, segments: Sequence[Segment]) -> None:
-        """Grow the scratch memory to the ranks that the adapters of one row have together."""
+        """Grow the scratch memory if needed, so that it holds the ranks of all adapters of one row together."""
         ranks = max(sum(self.tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
         if ranks > self._scratch.shape[1]:
             self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)

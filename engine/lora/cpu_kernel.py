@@ -35,14 +35,17 @@ A_ADDRESS, SCALES_ADDRESS, NUM_RANKS, FIRST_SLICE = range(4)
 """Fields of an adapter's entry in a group's table: the addresses of A [ranks, in_features] and of its scales (0: none),
 and the number of ranks. The fields below follow, once for each slice of the group."""
 B_ADDRESS, RANK_START, SLICE_RANKS = range(3)
-"""The address of B [ranks, columns] and the ranks of A that it reads. No ranks: the adapter does not change the slice."""
+"""The address of B [ranks, columns] and the ranks of A that it reads.
+
+No ranks: the adapter does not change the slice.
+"""
 SLICE_FIELDS = 3
 
 FIRST_ROW, SECOND_ROW, FIRST_PART, END_PART = range(4)
 """Fields of a pair: its two rows, which may be the same row, and the range of its parts."""
 
 X, V, SUMS = 0, 2, 4
-"""Rows of the scratch memory, two of each kind: x; then x @ A.T of all parts, one after another; then y of one slice."""
+"""Rows of the scratch memory, two of each: X holds x, V holds x @ A.T of all parts, SUMS holds y of one slice."""
 SCRATCH_ROWS = 6
 
 Matrix = tuple[int, int, int]
@@ -54,13 +57,16 @@ Pairs = tuple[Integers, Integers, Floats]
 """The rows of a step: the pairs [pairs, 4], and for each part its slot in the tables [parts] and its weight [parts]."""
 
 _RANKS = 4
-"""Rows of a matrix that are multiplied together."""
+"""The number of rows of a matrix that are multiplied together."""
 _LANES = 16
 _TURN = 2 * _LANES
-"""Elements of a row in one turn of a loop. In bf16 that is one cache line."""
+"""Elements of a row that one turn of a loop reads. In bf16 this is one cache line."""
 _LINE_BYTES = 64
 _AHEAD_BYTES = 12288
-"""Bytes between a multiplication and the prefetch ahead of it. Without prefetch a core reads at a fraction of its rate."""
+"""Bytes between a multiplication and the prefetch ahead of it.
+
+Without prefetch a core reads at a fraction of its rate.
+"""
 
 
 def _compiled(function: Compiled) -> Compiled:
@@ -92,13 +98,13 @@ class _Writer:
 
     @contextmanager
     def turns(self, count: Any) -> Iterator[Any]:
-        """A loop over [0, count) in steps of _TURN."""
+        """Write a loop over [0, count) in steps of _TURN."""
         step = _INT64(_TURN)
         with cgutils.for_range_slice(self._builder, _INT64(0), count, step) as (start, _):
             yield start
 
     def row(self, rows: Any, row_bytes: Any, number: int) -> Any:
-        """The address of a row."""
+        """Write the computation of a row's address. Returns the address."""
         return self._builder.add(rows, self._builder.mul(row_bytes, _INT64(number)))
 
     def read_ahead(self, row: Any, start: Any) -> None:
@@ -118,7 +124,7 @@ class _Writer:
         return self._load(address, at, _FLOATS, 4)
 
     def elements(self, address: Any, at: Any) -> Any:
-        """Elements as fp32."""
+        """Load elements of a row as a vector of fp32."""
         if self._is_float:
             return self.floats(address, at)
         bits = self._load(address, at, ir.VectorType(_INT16, _LANES), 2)
@@ -126,7 +132,7 @@ class _Writer:
         return self._builder.bitcast(upper, _FLOATS)
 
     def everywhere(self, address: Any, place: int) -> Any:
-        """A vector with one number in all lanes."""
+        """Returns a vector with one number in all lanes."""
         number = self._load(address, _INT64(place), _FLOAT, 4)
         first = self._builder.insert_element(_FLOATS(ir.Undefined), number, _INT32(0))
         return self._builder.shuffle_vector(first, first, _WORDS([0] * _LANES))
@@ -135,12 +141,12 @@ class _Writer:
         self._builder.store(value, self._pointer(address, at, value.type, 4), align=4)
 
     def fused(self, left: Any, right: Any, total: Any) -> Any:
-        """left * right + total, rounded once if the processor can do that."""
+        """Returns left * right + total, rounded once if the processor can do that."""
         product = self._builder.fmul(left, right, flags=("contract",))
         return self._builder.fadd(product, total, flags=("contract",))
 
     def sum(self, vector: Any) -> Any:
-        """The sum of all lanes, computed by halving the vector."""
+        """Returns the sum of all lanes, computed by halving the vector."""
         kind = ir.FunctionType(_FLOAT, [_FLOAT, _FLOATS])
         name = f"llvm.vector.reduce.fadd.v{_LANES}f32"
         function = cgutils.get_or_insert_function(self._builder.module, kind, name)
@@ -250,7 +256,7 @@ multiply = cast(Callable[[Address, Address, Address, int, int, Address, Address,
 
 All arguments but `count` and `like` are addresses. `count` counts elements and is a whole number of turns."""
 accumulate = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_accumulate))
-"""accumulate, with the same arguments: adds four rows to x and y, each row multiplied by its v[:4] or w[:4]."""
+"""accumulate(…), with the arguments of `multiply`: x += v[:4] @ four rows, and y += w[:4] @ four rows."""
 pointer = cast(Callable[[int, Any], Any], intrinsic(_pointer))
 widened = cast(Callable[[Any], np.float32], intrinsic(_widened))
 narrowed = cast(Callable[[np.float32, Any], Any], intrinsic(_narrowed))
@@ -268,7 +274,7 @@ def elements_at(address: int, count: int, like: Any) -> Elements:
 
 @_compiled
 def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
-    """One row, as a view of the matrix's memory."""
+    """Returns one row, as a view of the matrix's memory."""
     address, row_stride, columns = matrix
     start = row * row_stride
     return elements_at(address, start + columns, like)[start:]
@@ -276,7 +282,7 @@ def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
 
 @_compiled
 def widen(source: Elements, target: Floats) -> None:
-    """Write the elements of `source` to the first len(source) places of `target`, as fp32."""
+    """Write the elements of `source` as fp32 to target[:len(source)]."""
     for k in range(len(source)):
         target[k] = widened(source[k])
 
@@ -338,7 +344,7 @@ def _expand(part: Integers, at: int, scratch: Floats, columns: int, like: Any) -
 
 @_compiled
 def _shrink_all(x: Matrix, table: Integers, rows: Pairs, number: int, scratch: Floats, like: Any) -> None:
-    """Compute v for all parts of a pair, one after another."""
+    """Compute v for all parts (adapters with weights) of a pair of rows, one after another."""
     pairs, slots, weights = rows
     _, _, columns = x
     for place in range(2):
@@ -377,7 +383,7 @@ def _expand_all(
 def add_to_rows(y: Matrix, x: Matrix, group: Group, rows: Pairs, scratch: Floats, like: Any) -> None:
     """Add to rows of y, in place, the LoRA deltas of the same rows of x.
 
-    `like` is any value of the type of both: np.float32, or np.uint16 for bf16. scratch: [SCRATCH_ROWS, at least the
+    `like` is any value of the type of x and y: np.float32, or np.uint16 for bf16. scratch: [SCRATCH_ROWS, at least the
     columns of x, the ranks of any pair's parts together, and the columns of any slice].
     """
     table, slices = group

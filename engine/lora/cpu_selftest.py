@@ -1,4 +1,5 @@
-"""Tests the CPU kernel at start, before an engine relies on it: does it compile, compute, and keep rows apart?
+"""Tests the CPU kernel at start, before an engine relies on it: does it compile, is the result right, and is
+a row's result independent of other rows?
 
 numba compiles for the processor that it finds, and the compiler chooses the order of a sum. So only a test tells
 whether a row gets the same bits in both places of a pair and beside any neighbour. The test also compiles the kernel,
@@ -24,7 +25,10 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 
 
 def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
-    """Say what is wrong with the kernel on this machine. None if every row equals plain torch's."""
+    """Says what is wrong with the kernel on this machine.
+
+    None if every row is right and has the same bits everywhere.
+    """
     try:
         return _failure(dtype)
     except Exception as error:  # noqa: BLE001 - a compiler and its libraries fail in ways of their own
@@ -56,7 +60,7 @@ def _failure(dtype: torch.dtype) -> str | None:
 
 
 def _adapter(digest: str, rank: int, dtype: torch.dtype, generator: torch.Generator) -> ResidentAdapter:
-    """Two slices of one rank, with scales."""
+    """Returns an adapter of two slices with the same rank, with scales."""
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         values = torch.randn(rows, columns, generator=generator)
@@ -72,7 +76,7 @@ def _adapter(digest: str, rank: int, dtype: torch.dtype, generator: torch.Genera
 
 
 def _applied(lora: CpuLora, mix: AdapterMix, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The kernel's y for rows that all use one mix."""
+    """Returns the kernel's y for rows that all use the same mix."""
     rows = tuple(range(len(x)))
     result = y.clone()
     lora.step([Segment(0, len(x), mix, decoding=rows)], len(x)).add_deltas(result, x, *_KEY)
@@ -80,7 +84,7 @@ def _applied(lora: CpuLora, mix: AdapterMix, y: torch.Tensor, x: torch.Tensor) -
 
 
 def _delta(mix: AdapterMix, x: torch.Tensor) -> torch.Tensor:
-    """The delta of a mix, in fp64.  # [rows, sum of widths]"""
+    """Returns the delta of a mix, in fp64: [rows, sum of widths]."""
     total = torch.zeros(len(x), sum(_WIDTHS), dtype=torch.float64)
     for adapter, weight in mix.parts:
         delta = adapter.deltas[_KEY]

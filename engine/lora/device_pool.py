@@ -1,8 +1,9 @@
-"""Adapters in device memory. Each lies in a run of consecutive frames, among the pages of KV.
+"""Adapters in device memory. Each lies in a run of consecutive frames (pieces of one page's size) among the KV pages.
 
-Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. An idle adapter is evicted
-in one order with KV pages, with the rank of a page whose lease has lapsed, because the host still has its weights.
-KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve (KvSizes).
+Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. Idle adapters
+and KV pages are evicted in one order. In this order an adapter ranks like a page whose lease has lapsed, because the
+host still has its weights. KV cannot push adapters below their floor, and adapters cannot push KV below one context
+and its reserve (KvSizes).
 """
 
 from collections import OrderedDict
@@ -26,30 +27,33 @@ class PlacementResult(Enum):
 
     DONE = auto()
     SHARE_IN_USE = auto()
-    """Other adapters in use fill all the memory that adapters may have."""
+    """Adapters in use fill the memory that adapters may have, so that the new ones do not fit."""
     FRAMES_IN_USE = auto()
     """Too few frames can be freed now: running KV or a copy in flight holds the rest."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One adapter's place."""
+    """One adapter on the device: its frames, its users and its last use."""
 
     adapter: ResidentAdapter
-    """Views of the run's memory."""
+    """The adapter's tensors, as views of the memory of `run`."""
     run: FrameRun
     last_used: int
-    """By the prefix tree's clock, because adapters and pages share one eviction order."""
+    """The time of the last use on the prefix tree's clock, because adapters and pages share one eviction order."""
     num_pins: int = 0
 
 
 class DeviceAdapterPool:
-    """Resident adapters by digest, the least recently used first. A FrameUser of the device."""
+    """Resident adapters by digest, the least recently used first.
+
+    It is the device's FrameUser: KV pages may take frames back from idle adapters.
+    """
 
     def __init__(
         self, device_memory: DeviceMemory, page_store: PageStore, lora: LoraBackend, most_bytes: int | None = None
     ) -> None:
-        """`most_bytes` limits the adapters, besides the share that is reserved for KV."""
+        """`most_bytes` limits the bytes of all adapters. The memory that is reserved for KV limits them too."""
         self._device_memory = device_memory
         self._page_store = page_store
         self._lora = lora
@@ -58,7 +62,7 @@ class DeviceAdapterPool:
         self.frame_allocator = FrameAllocator(page_store, device_memory)
         self.frame_allocator.on_runs_moved = self._runs_moved
         self.num_bytes = 0
-        """Bytes of the adapters themselves, without the rest of their last frames."""
+        """Bytes of the adapters themselves, without the unused ends of their last frames."""
         self.wanted: Collection[str] = ()
         """The adapters that queued requests need. KV pages cannot evict them."""
         self.claimed_pages = 0
@@ -89,7 +93,7 @@ class DeviceAdapterPool:
         self._touch(digest)
 
     def unpin(self, digest: str) -> None:
-        """Remove one user. After the last one the adapter is idle."""
+        """Remove one user of an adapter. Without users the adapter is idle."""
         self._slots[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
@@ -132,7 +136,7 @@ class DeviceAdapterPool:
         return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
-        """Give an adapter's frames back."""
+        """Remove an idle adapter from the device, and free its frames."""
         slot = self._slots.pop(digest)
         assert not slot.num_pins, f"{digest} is in use"
         self.num_bytes -= slot.adapter.num_bytes
@@ -146,7 +150,7 @@ class DeviceAdapterPool:
         self._lora.place(on_host, adapter)
 
     def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Evict what is necessary. Evicts nothing if it would not be enough."""
+        """Evict idle adapters and KV as necessary. Evicts nothing if all of them would not be enough."""
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
         idle = [digest for digest in self._slots if not self.is_pinned(digest) and digest not in spared]
         pool, idle_frames = self._page_store.device, sum(self._slots[digest].run.num_frames for digest in idle)
@@ -162,7 +166,10 @@ class DeviceAdapterPool:
         return PlacementResult.DONE if has_room else PlacementResult.FRAMES_IN_USE
 
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
-        """The idle adapters to evict so that the new total is within the limits. None if all of them are not enough."""
+        """Returns which idle adapters to evict so that the new total is within the limits.
+
+        None if all are not enough.
+        """
         victims: list[str] = []
         for digest in (*idle, None):
             is_within = self._most_bytes is None or num_bytes <= self._most_bytes
@@ -177,9 +184,10 @@ class DeviceAdapterPool:
     def to_drain(
         self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
     ) -> set[str]:
-        """The adapters in use to drain so that others fit, besides those that drain already.
+        """Returns the adapters to drain so that `coming` fits: those that drain already, and more if they are not
+        enough.
 
-        The longest in use come first.
+        A drained adapter takes no new requests. Adapters that were used least recently are chosen first.
         """
         chosen = [*draining]
         chosen += [digest for digest in self._slots if digest not in draining and digest not in spared]
@@ -188,14 +196,14 @@ class DeviceAdapterPool:
         return set(chosen if victims is None else victims)
 
     def frames_for(self, adapters: Iterable[ResidentAdapter]) -> int:
-        """Frames that some adapters take together."""
+        """Returns the number of frames that these adapters take together."""
         return sum(map(self._frames_of, adapters))
 
     def _frames_of(self, adapter: ResidentAdapter) -> int:
         return max(self._device_memory.frames_for(adapter.num_bytes), 1)
 
     def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
-        """Renew all views of adapters whose frames were moved."""
+        """Renew the views of all adapters whose frames were moved, also in the backend."""
         moved = [slot for slot in self._slots.values() if slot.run in moves]
         for slot in moved:
             self._lora.forget(slot.adapter.digest)
@@ -229,11 +237,14 @@ class DeviceAdapterPool:
         return not self.is_pinned(digest) and digest not in self.wanted
 
     def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
-        """The least recently used adapter that is not pinned and that `may_go` allows."""
+        """Returns the least recently used adapter that is not pinned and that `may_go` allows.
+
+        None if there is none.
+        """
         return next((digest for digest in self._slots if not self.is_pinned(digest) and may_go(digest)), None)
 
     def last_used(self, digest: str) -> int:
-        """When it was last used, on the prefix tree's clock."""
+        """Returns when an adapter was last used, on the prefix tree's clock."""
         return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
@@ -248,7 +259,7 @@ class DeviceAdapterPool:
 
 
 class _Idle:
-    """Presents the idle adapters that a condition allows as one Evictable."""
+    """Presents idle adapters for which `may_go` is true as one Evictable, from which they are evicted one by one."""
 
     def __init__(self, adapters: DeviceAdapterPool, may_go: Callable[[str], bool]) -> None:
         self._adapters = adapters

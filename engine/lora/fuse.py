@@ -36,14 +36,14 @@ class BaseModules(Protocol):
         ...
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """(out_features, in_features) of a target."""
+        """Returns (out_features, in_features) of a target."""
         ...
 
 
 def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtype) -> ResidentAdapter:
     """Build an adapter on the CPU, ready to be copied to the device.
 
-    Raises ValidationFailed if a value does not fit `dtype`: it would become infinite and spoil the rows of others.
+    Raises ValidationFailed if a value does not fit `dtype`: it would become infinite and spoil other requests' rows.
     """
     deltas: dict[tuple[int, str], GroupDelta] = {}
     for layer in sorted({layer for layer, _ in (*weights.pairs, *weights.biases)}):
@@ -105,7 +105,7 @@ def _touches_columns(pair: LoraPair | None, trained_bias: torch.Tensor | None) -
 
 
 def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor | None) -> _Columns:
-    """The scale and shift of the base's own outputs."""
+    """Returns the scale and shift of the base's own outputs."""
     weight, bias = module
     is_renormalised = pair is not None and pair.magnitude is not None
     added_bias = None if pair is None or pair.bias is None else pair.scale * pair.bias.float()
@@ -120,7 +120,7 @@ def _columns(module: Module, pair: LoraPair | None, trained_bias: torch.Tensor |
 
 
 def _renormalisation(weight: torch.Tensor, pair: LoraPair) -> torch.Tensor:
-    """DoRA's factor of every output: magnitude / norm of the row of W + scale * B @ A, in fp32.
+    """Returns DoRA's factor of every output: magnitude / norm of the row of W + scale * B @ A, in fp32.
 
     Source: Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation" (2024), section 4; PEFT's DoraLinearLayer.
     """
@@ -149,7 +149,7 @@ def _slices(
 
 
 def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwise: float) -> torch.Tensor | None:
-    """The vectors of a group's targets, joined. None if no target has one."""
+    """Returns the vectors of a group's targets, joined. None if no target has a vector."""
     if all(part is None or bool((part == otherwise).all()) for part in parts):
         return None
     filled = [
@@ -159,7 +159,7 @@ def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwi
 
 
 def _stacked_factors(pairs: Sequence[LoraPair], in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    """[sum of ranks in pages, in_features]; rows of zeros fill the pages."""
+    """Returns A of all slices: [sum of ranks in pages, in_features]. Rows of zeros fill the pages."""
     scales = {pair.scale if _is_exact(pair.scale, dtype) else 1.0 for pair in pairs}
     if len(scales) == 1 and all(pair.rank % RANK_PAGE == 0 for pair in pairs):  # as most are: in two operations
         (scale,) = scales
@@ -176,7 +176,7 @@ def _stacked_factors(pairs: Sequence[LoraPair], in_features: int, dtype: torch.d
 
 
 def _scales(pairs: Sequence[LoraPair], dtype: torch.dtype) -> torch.Tensor | None:
-    """The scales that are not multiplied into A. None if none is left."""
+    """Returns the scales that are not multiplied into A. None if all are multiplied into A."""
     left = [1.0 if _is_exact(pair.scale, dtype) else pair.scale for pair in pairs]
     if all(scale == 1.0 for scale in left):
         return None
@@ -189,7 +189,7 @@ def _is_exact(scale: float, dtype: torch.dtype) -> bool:
 
 
 def _stored_factor(B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[ranks in pages, out_features] from [out_features, rank]."""
+    """Returns B as it is stored: [ranks in pages, out_features], from [out_features, rank]."""
     missing = pages_of_ranks(B.shape[1]) - B.shape[1]
     transposed = B.to(dtype).t()
     return functional.pad(transposed, (0, 0, 0, missing)) if missing else transposed
@@ -223,7 +223,7 @@ def _is_of_one_dtype(adapter: ResidentAdapter) -> bool:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """In one pass; NaN is above and below nothing."""
+    """Whether all values are finite, in one pass: a comparison with NaN is always false."""
     if not tensor.numel():
         return True
     low, high = torch.aminmax(tensor)

@@ -23,7 +23,7 @@ _LOADS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoaded:
-    """The end of a load, on its way to the loop."""
+    """The result of a load, as an event for the loop: the adapter, or the error."""
 
     digest: str
     outcome: ResidentAdapter | GraftworkError
@@ -44,17 +44,20 @@ class AdapterLoader:
         self.loading: set[str] = set()
 
     def start(self, digest: str) -> None:
-        """Begin a load, unless it is under way or too many are."""
+        """Begin to load an adapter. Does nothing if this load, or the most that may run at once, is under way."""
         if digest not in self.loading and len(self.loading) < _LOADS_AT_ONCE:
             self.loading.add(digest)
             self._threads.submit(self._load, digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Load an adapter for nobody and compare what it adds with plain torch; `answer` is called on the thread."""
+        """Load an adapter only to compare what it adds with plain torch.
+
+        `answer` is called on the loading thread, with the error or None.
+        """
         self._threads.submit(self._probe, digest, answer)
 
     def close(self) -> None:
-        """End the threads; loads under way are waited for."""
+        """Wait for the loads under way, and end the threads. Loads that have not begun are cancelled."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _load(self, digest: str) -> None:

@@ -20,7 +20,7 @@ import torch
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
 
 WINDOW_RANKS = 192
-"""The most ranks that are summed in one product. A mixture with more gets a window of its own."""
+"""The most ranks that are summed in one product (a window). A mixture with more ranks gets its own window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class AdapterMix:
 
 
 Block = Sequence[AdapterMix]
-"""The mixes that the rows of one block use."""
+"""The mixes (adapters or mixtures) that the rows of one block use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Pack:
         self.num_bytes = 0
 
     def group(self, layer: int, name: str) -> PackedGroup | None:
-        """The packed group, or None if no mix of the pack changes it."""
+        """Returns the packed group, or None if no mix of the pack changes it."""
         key = layer, name
         if key not in self._groups:
             packed = self._packed(key)
@@ -147,7 +147,10 @@ def _pieces(block: Block, key: tuple[int, str]) -> Iterator[_Piece]:
 
 
 def _windows(pieces: list[_Piece]) -> list[Window]:
-    """Cut the pieces into windows. Never cuts inside a mix, so its sum stays in one product."""
+    """Cut the pieces into windows (see WINDOW_RANKS).
+
+    All pieces of a mix stay together, so that one product sums them.
+    """
     windows: list[Window] = []
     filled = 0
     by_place: dict[int, Window] = {}
@@ -175,7 +178,7 @@ class _Stack:
         self._num_ranks = 0
 
     def add_window(self, windows: Sequence[Window], out_start: int, out_end: int) -> None:
-        """Add the same window of every block, padded with zeros to the widest."""
+        """Add one window of each block. Narrower windows are padded with zeros to the width of the widest."""
         width = max(sum(piece.num_ranks for piece in window) for window in windows)
         B = [self._add_pieces(block, window, width, out_end - out_start) for block, window in enumerate(windows)]
         end = self._num_ranks + width
@@ -206,8 +209,9 @@ class _Stack:
             self._add_zeros(block, missing)
 
     def finished(self, known_owners: dict[tuple[tuple[int, ...], ...], torch.Tensor]) -> PackedGroup:
-        """Build the group. Groups of one layout share their `owners` tensor, so that a step makes one mask for each
-        layout.
+        """Build the group.
+
+        Groups with the same layout of ranks share one `owners` tensor, so that a step makes one mask for each layout.
         """
         device = self._like.device
         layout = tuple(map(tuple, self._owners))
@@ -237,7 +241,7 @@ PackKey = tuple[tuple[tuple[tuple[str, float], ...], ...], ...]
 
 
 class PackCache:
-    """The packs of recent batches, within a budget of bytes. The least recently used pack goes first.
+    """The packs of recent batches, up to `budget_bytes`. Over it, the least recently used packs are dropped.
 
     While a batch decodes, its adapters stay the same, so no step copies anything.
     """
@@ -266,5 +270,5 @@ class PackCache:
             del self._packs[key]
 
     def check_integrity(self) -> None:
-        """The packs keep their budget; only a single pack may be larger than it."""
+        """Check that the packs are within their budget of bytes. A single pack may be larger."""
         assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

@@ -1,14 +1,14 @@
-"""Adapter weights on the host and on the device.
+"""The pool of adapter weights, on the host and on the device.
 
-Only LoraPool places adapters. A digest is absent, loading, on the host, or resident on the device. A batch pins the
-adapters that it uses. Loads run on their own threads, one load for each digest, and return to the loop as events. A
-load that fails ends the requests that wait for it, and nothing else.
+Only LoraPool decides which adapters are on the device. A digest is absent, loading, on the host, or resident on the
+device. A batch pins the adapters that it uses. Loads run on their own threads, one load for each digest, and return to
+the loop as events. A load that fails ends the requests that wait for it, and nothing else.
 
 Free memory on the device goes to the group of adapters that has waited longest. All adapters of one request are placed
-together; otherwise two requests with a part each could wait for each other for ever. Idle adapters and idle KV are
-evicted in one order (see DeviceAdapterPool). If everything is in use for `patience_s`, the pool holds new work back: it
-drains the adapter that was pinned longest ago, so that no new request may use it; and if KV is in the way, no
-new request may take the frames that the waiting group needs.
+together; otherwise two requests that each have one of their adapters could wait for each other for ever. Idle adapters
+and idle KV are evicted in one order (see DeviceAdapterPool). If everything is in use for `patience_s`, the pool holds
+new work back: it drains the adapter that was pinned longest ago, so that no new request may use it; and if KV is in the
+way, no new request may take the frames that the waiting group needs.
 
 Every wait ends. A waiting request holds no page and no pin. A running request never waits for an adapter and always
 reaches its end (see Scheduler); then its pages and adapters are idle. A new request starts only if enough idle KV
@@ -37,7 +37,7 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
-    """`patience_s`: seconds that an adapter waits for device memory before new requests of others are held back."""
+    """`patience_s`: seconds that adapters wait for device memory before other new requests are held back."""
 
     host_bytes: int
     patience_s: float = 0.2
@@ -53,12 +53,12 @@ class LoraPool:
         self._clock = clock
         self._host: OrderedDict[str, ResidentAdapter] = OrderedDict()
         self._claims: dict[Group, float] = {}
-        """The groups that wait for device memory, each with the time since when, the oldest first."""
+        """The groups that wait for device memory, with the time at which each began to wait, the oldest first."""
         self._kept: dict[str, None] = {}
-        """Digests that must stay on the host."""
+        """Digests that must stay on the host, because the first requests in the queue need them."""
         self._typical_bytes = 0
         self._draining: set[str] = set()
-        """Digests that take no new requests. Some may be evicted already."""
+        """Digests of adapters that take no new requests, so that they can be evicted. Some may be evicted already."""
         self._to_forget: set[str] = set()
         self.host_bytes = 0
         self.num_loads = 0
@@ -89,7 +89,7 @@ class LoraPool:
         self._serve_claims()
 
     def _is_claimed(self, group: Group) -> bool:
-        """Whether the group lacks nothing but device memory."""
+        """Whether the group waits only for device memory: some adapters are on the host, the others on the device."""
         away = [digest for digest in group if digest not in self._device]
         return bool(away) and all(digest in self._host for digest in away)
 
@@ -98,9 +98,11 @@ class LoraPool:
         return digest in self._device and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
-        """The error if these adapters cannot serve one request together, as far as they are loaded. Else None.
+        """Returns the error if these adapters cannot serve one request together. None if they can, or if it is not
+        known yet.
 
-        Only low-rank factors have a weighted sum, and the group must fit the device at once.
+        Adapters of a mixture must fit the device together. They must have only low-rank factors, which can be summed
+        with weights.
         """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
@@ -121,7 +123,7 @@ class LoraPool:
         )
 
     def get(self, digest: str) -> ResidentAdapter:
-        """A resident adapter that the caller has pinned. Valid for this step."""
+        """Returns a resident adapter that the caller has pinned. The result is valid for this step."""
         assert self._device.is_pinned(digest), f"{digest} is used without a pin"
         adapter = self._device.find(digest)
         assert adapter is not None, f"{digest} is pinned and not on the device"
@@ -141,7 +143,7 @@ class LoraPool:
         self._loader.probe(digest, answer)
 
     def forget(self, digest: str) -> None:
-        """Free an adapter now, or when its last user ends."""
+        """Drop an adapter from host and device. If requests use it, it leaves the device when the last one ends."""
         self._drop_from_host(digest)
         self._claims = {group: since for group, since in self._claims.items() if digest not in group}
         if self._device.is_pinned(digest):
@@ -150,7 +152,10 @@ class LoraPool:
             self._evict(digest)
 
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
-        """Handle the end of a load. Returns the error for the requests that wait for it, if it failed."""
+        """Keep a loaded adapter on the host.
+
+        If the load failed, returns the error for the requests that wait for it.
+        """
         self._loader.loading.discard(loaded.digest)
         if isinstance(loaded.outcome, GraftworkError):
             return loaded.outcome
@@ -174,7 +179,10 @@ class LoraPool:
     # ---- the host ---------------------------------------------------------------------------------------------
 
     def _first_on_host(self, groups: Iterable[Group]) -> dict[str, None]:
-        """What the first requests in the queue need on the host, as much as fits. Always includes the first request's."""
+        """Returns the digests that the first requests in the queue need on the host, as many as fit.
+
+        The adapters of the first request are always among them.
+        """
         kept: dict[str, None] = {}
         num_bytes = 0
         for group in groups:
@@ -187,7 +195,10 @@ class LoraPool:
         return kept
 
     def _keep_on_host(self, adapter: ResidentAdapter) -> None:
-        """Drop adapters from the host, least recently loaded or placed first. Keeps what the head of the queue needs."""
+        """Keep an adapter on the host. To make room, drops others, the least recently loaded or placed first.
+
+        Never drops the adapters that the first requests in the queue need.
+        """
         self._drop_from_host(adapter.digest)
         self._typical_bytes = adapter.num_bytes
         idle = [digest for digest in self._host if digest not in self._kept]
@@ -203,13 +214,13 @@ class LoraPool:
     # ---- the device -------------------------------------------------------------------------------------------
 
     def _serve_claims(self) -> None:
-        """Place waiting groups in order. The first that does not fit stops the rest, so that none overtakes it."""
+        """Place waiting groups in order. Stops at the first group that does not fit, so that no group overtakes it."""
         self._finish_draining()
         self._device.claimed_pages = 0
         now = self._clock.monotonic()
         for group, since in list(self._claims.items()):
             if not self._is_claimed(group):
-                continue  # a part of it left the host and is loading again
+                continue  # one of its adapters left the host and is loading again
             out_of_patience = now - since >= self._limits.patience_s
             away = [self._host[digest] for digest in group if digest not in self._device]
             placing = self._device.place(away, set(group) if out_of_patience else self._device.wanted)
@@ -230,7 +241,7 @@ class LoraPool:
             self._device.claimed_pages = self._device.frames_for(away)
 
     def _finish_draining(self) -> None:
-        """Evict drained adapters that are idle. When no group waits any more, let the others take requests again."""
+        """Evict drained adapters that are idle. When no group waits, the other drained adapters take requests again."""
         self._draining.intersection_update(self._device.digests)
         if not self._claims:
             self._draining.clear()

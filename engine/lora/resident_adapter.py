@@ -1,8 +1,9 @@
-"""An adapter in the form that the forward pass uses: fused by input, in the engine's dtype, in one block of memory.
+"""An adapter in the form that the forward pass uses: targets with the same input joined, in the engine's dtype, in one
+block of memory.
 
-One block means one copy between host and device, and exact bytes in every budget. All tensors are views of the block.
-Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one of rank 128, and
-equal rows give equal bits wherever their ranks are (see packs.py).
+One block needs only one copy between host and device, and its number of bytes is exact in every budget. All tensors are
+views of the block. Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one
+of rank 128, and equal rows give equal bits wherever their ranks are (see packs.py).
 """
 
 from collections.abc import Callable
@@ -68,13 +69,13 @@ class GroupDelta:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether it has low-rank factors and nothing else, so that it may be part of a weighted mixture."""
+        """Whether the change is only low-rank factors, so that it may be part of a weighted mixture."""
         return self.column_scale is None and self.column_shift is None
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingDelta:
-    """hidden += scale * (A[token] @ B)."""
+    """The change of the embedding by low-rank factors: hidden += scale * (A[token] @ B)."""
 
     A: torch.Tensor  # [vocab, ranks]
     B: torch.Tensor  # [ranks, hidden]
@@ -91,14 +92,14 @@ class ResidentAdapter:
     digest: str
     block: torch.Tensor  # [num_bytes] uint8; every tensor below is a view of it
     deltas: dict[tuple[int, str], GroupDelta]
-    """By (layer, group name). A group that the adapter does not change is absent."""
+    """The changes by (layer, group name). A group that the adapter does not change is absent."""
     embedding: EmbeddingDelta | None
     saved_embedding: torch.Tensor | None  # [vocab, hidden]
     saved_head: torch.Tensor | None  # [vocab, hidden]
     max_ranks: int
-    """The most ranks of any slice, in whole pages."""
+    """Returns the most ranks of any slice, rounded up to whole pages of eight."""
     is_low_rank: bool
-    """Whether it has low-rank factors of linear layers and nothing else, so that it may be part of a weighted mixture."""
+    """Whether it has only low-rank factors of linear layers, so that it may be part of a weighted mixture."""
 
     @property
     def num_bytes(self) -> int:
@@ -116,7 +117,7 @@ class ResidentAdapter:
         return self.over(block)
 
     def over(self, block: torch.Tensor) -> "ResidentAdapter":
-        """The same adapter as views of another block that holds the same bytes."""
+        """Returns the adapter as views of another block, which must hold the same bytes."""
         start_of_own, views = int(self.block.storage_offset()), _Views(block)
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
@@ -125,7 +126,7 @@ class ResidentAdapter:
         return self.mapped(view, block)
 
     def mapped(self, change: TensorChange, block: torch.Tensor) -> "ResidentAdapter":
-        """The same adapter over `block`, with `change` applied to every tensor in a fixed order."""
+        """Returns the adapter over `block`, with `change` applied to every tensor in a fixed order."""
         return replace(
             self,
             block=block,
@@ -137,14 +138,14 @@ class ResidentAdapter:
 
 
 class _Views:
-    """Makes contiguous tensors in a block, each in one operation, because an adapter has a hundred."""
+    """Makes contiguous tensors in a block. Each takes one operation, because an adapter has about a hundred tensors."""
 
     def __init__(self, block: torch.Tensor) -> None:
         self._block = block
         self._typed: dict[torch.dtype, torch.Tensor] = {}
 
     def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """A view with the shape and dtype of another tensor, `start` bytes into the block."""
+        """Returns a view that begins `start` bytes into the block, with the shape and dtype of another tensor."""
         typed = self._typed.get(like.dtype)
         if typed is None:
             typed = self._typed[like.dtype] = self._block.view(like.dtype)
@@ -190,5 +191,5 @@ def compacted(
 
 
 def pages_of_ranks(rank: int) -> int:
-    """The number of stored ranks: `rank` rounded up to whole pages."""
+    """Returns the number of stored ranks: `rank` rounded up to whole pages of eight."""
     return -(-rank // RANK_PAGE) * RANK_PAGE

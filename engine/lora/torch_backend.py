@@ -41,18 +41,21 @@ class Segment:
         return self.end - self.start
 
     def of_sampled(self) -> "Segment":
-        """The mix's segment among the sampled rows, which the head sees. None of them is part of a chunk."""
+        """Returns the mix's segment among the sampled rows, which the head sees. No sampled row is part of a chunk."""
         rows = range(self.sampled_start, self.sampled_end)
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """The ranges of rows that belong to prefill chunks. The rows between them decode."""
+        """Returns a segment for each range of rows that belong to prefill chunks.
+
+        The rows between the ranges decode.
+        """
         bounds = (self.start - 1, *self.decoding, self.end)
         return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 
 
 LONG_SEGMENT_ROWS = 16
-"""From this length on, a segment's own product costs less than its share of zeros in a pack."""
+"""Segments of at least this many rows are multiplied alone: that costs less than the zeros of a pack."""
 
 
 BLOCK_ROWS = 8
@@ -60,7 +63,7 @@ BLOCK_ROWS = 8
 
 
 class LoraProduct(Protocol):
-    """Rows that are multiplied together."""
+    """The product of rows that are multiplied together with their adapters."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Add the deltas of one group to the product's rows of y, in place."""
@@ -93,7 +96,7 @@ class SegmentProduct:
 
 
 class PackedProduct:
-    """Short segments, multiplied by a pack over blocks of `block_rows` rows. Rows of no segment see zeros."""
+    """Short segments, multiplied by a pack over blocks of `block_rows` rows. Rows of no segment get no delta."""
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
         self._start = start
@@ -119,7 +122,10 @@ class PackedProduct:
             out.narrow(2, part.out_start, part.out_end - part.out_start).baddbmm_(own_v, part.B)
 
     def _foreign_ranks(self, owners: torch.Tensor) -> torch.Tensor:
-        """The ranks that each row must not see. Made once for each layout of ranks.  # [blocks, rows, ranks] bool"""
+        """Returns a mask of the ranks that belong to other rows' mixes: [blocks, rows, ranks] bool.
+
+        It is made once for each layout of ranks.
+        """
         layout = id(owners)
         if layout not in self._foreign:
             owner_of_row = torch.full((len(self._segments), self._block_rows, 1), -2)
@@ -132,7 +138,7 @@ class PackedProduct:
 
 
 class TorchProducts:
-    """Plans the products: one for each long segment, and one for each run of short segments between them."""
+    """Plans the products: one for each long segment, and packed ones for the short segments between long segments."""
 
     def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
@@ -234,7 +240,7 @@ class LoraBatch:
                     rows.add_(delta.column_shift)
 
     def _product(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        """x @ matrix with bits that do not depend on the number of rows."""
+        """Returns x @ matrix. The bits of a row do not depend on the number of rows."""
         missing = self._rules.min_rows - len(x)
         if missing <= 0:
             return torch.mm(x, matrix)
@@ -242,7 +248,9 @@ class LoraBatch:
 
 
 def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:
-    """Split segments where a gap of whole blocks is between them, so that no block of zeros is multiplied."""
+    """Split segments where at least one whole block between them has no adapter, so that no block of zeros is
+    multiplied.
+    """
     start = 0
     for place, (one, following) in enumerate(pairwise(segments), start=1):
         if following.start - one.end >= BLOCK_ROWS:
@@ -258,7 +266,10 @@ def _only_adapter(segment: Segment) -> ResidentAdapter:
 
 
 def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
-    """The number of rows that a batch is padded to: enough for exact products, and whole blocks if it has adapters."""
+    """Returns the number of rows that a batch is padded to.
+
+    It is enough for exact products, and a whole number of blocks if the batch has adapters.
+    """
     rows = max(num_rows, min_rows)
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
 

@@ -24,7 +24,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
-    """Test one adapter. Raises ValidationFailed naming the group whose delta is wrong."""
+    """Test one adapter. Raises ValidationFailed that names the group whose delta is wrong."""
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
     rules = BatchInvariance.of(dtype)
@@ -49,7 +49,7 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
 
 
 def _probe_embedding(weights: AdapterWeights, batch: LoraBatch, base: BaseModules, dtype: torch.dtype) -> None:
-    """Test the embedding of a few tokens.
+    """Test what the adapter changes in the embeddings of a few tokens.
 
     The base's rows are random, because the adapter adds to them or replaces them.
     """
@@ -95,7 +95,7 @@ def _expected(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """PEFT's arithmetic for one module, in fp32.  # [rows, out_features]"""
+    """Returns the output of one module, computed as PEFT does, in fp32: [rows, out_features]."""
     pair = weights.head if layer == HEAD_LAYER else weights.pairs.get((layer, target))
     merged = weight.float().cpu()
     if pair is not None:

@@ -41,9 +41,9 @@ class AdapterWeights:
 
     digest: str
     pairs: dict[tuple[int, str], LoraPair]
-    """By (layer index, target). An absent module is not changed."""
+    """The factors by (layer index, target). A module that is absent is not changed."""
     biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    """By (layer index, target): trained biases [out_features], which replace the base's."""
+    """Trained biases [out_features], by (layer index, target). They replace the base's biases."""
     embedding: LoraPair | None = None
     """LoRA on embed_tokens. A tied head keeps the base's weights, as in PEFT."""
     head: LoraPair | None = None
@@ -69,7 +69,7 @@ class AdapterSource(Protocol):
     """Reads adapter weights by digest."""
 
     def load(self, digest: str) -> AdapterWeights:
-        """Read one version, on the CPU, in the dtype of its file.
+        """Read one adapter version into CPU memory, in the dtype of its file.
 
         Raises NotFound if there is no such artifact and ValidationFailed if its bytes no longer match the digest.
         """

@@ -58,7 +58,7 @@ class CompileClient:
         return len(self._due) < CHILDREN
 
     def start(self, job: CompileJob) -> None:
-        """Send a job without waiting for the server to read it. An answer is delivered in every case."""
+        """Send a job without waiting for the server to read it. An answer is delivered even if the server dies."""
         with self._lock:
             try:
                 process = self._process or self._spawn()
@@ -69,7 +69,7 @@ class CompileClient:
         self._handing_in.submit(self._send, process, job)
 
     def close(self) -> None:
-        """Kill the server and its children. The threads end then."""
+        """Kill the server and its children. Then the reading and writing threads end too."""
         with self._lock:
             if self._process is not None:
                 _kill(self._process)

@@ -1,4 +1,7 @@
-"""The messages between the engine and its compile server. Each is a length and a pickle. Both ends are this program."""
+"""The messages between the engine and its compile server.
+
+Each message is its length, then a pickle. This program writes and reads all of them.
+"""
 
 import os
 import pickle
@@ -11,9 +14,9 @@ from graftwork.engine.grammar.schema.lint import GrammarEngine
 
 _HEADER = struct.Struct("!I")
 BUSY = "compile_server_busy"
-"""The code of an answer if the machine was too busy to compile in time. It says nothing about the grammar."""
+"""The code of an answer if the machine was too busy to compile in time. The grammar itself may be good."""
 CHILDREN = 2
-"""The number of compiles at a time."""
+"""The number of grammars that are compiled at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def send(stream: int, message: CompileJob | CompileAnswer) -> None:
 
 
 def forward(stream: int, content: bytes) -> None:
-    """Write a message that is encoded already."""
+    """Write a message that is pickled already."""
     view = memoryview(content)
     while view:
         view = view[os.write(stream, view) :]

@@ -48,7 +48,7 @@ class _Child:
     started: float
     content: bytes = b""
     is_late: bool = False
-    """Whether its wall time is over, although it had too little processor time to finish or to reach its limit."""
+    """Whether the child's wall time is over because the machine was busy: it got less processor time than its limit."""
 
 
 class CompileServer:
@@ -94,7 +94,10 @@ class CompileServer:
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _run_child(self, job: CompileJob, pipe: int) -> None:
-        """Run as the child. Never returns, and closes nothing, because open files belong to the parent."""
+        """Run in the child process.
+
+        Never returns, and closes no file, because open files belong to the parent process.
+        """
         try:
             limit = _mapped_bytes() + job.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

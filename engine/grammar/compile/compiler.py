@@ -1,7 +1,8 @@
-"""The cache of compiled grammars. Each source is compiled once, at the cost of the domain that asks first.
+"""The cache of compiled grammars. Each source (a grammar's text) is compiled once. The time is charged to the domain
+that asks first.
 
 Only GrammarCompiler says whether a grammar is ready. The compile server does the work, and results return to the loop
-as messages. Refusals are cached too, so that a hostile grammar costs its domain one compile.
+as messages. Refusals are cached too, so that a hostile grammar is compiled only once.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 GrammarKey = str
 _PASSING = (InternalFailure, CapacityContended)
-"""Failures that say nothing about a grammar. A second compile may succeed."""
+"""Errors whose cause is not the grammar. A second compile may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class GrammarCompiler:
         self.num_compiles = 0
 
     def key(self, source: GrammarSource) -> GrammarKey:
-        """The cache key of a source: everything that a compiled grammar depends on."""
+        """Returns the cache key of a source: a hash of everything that a compiled grammar depends on."""
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
@@ -91,9 +92,9 @@ class GrammarCompiler:
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def forget_failures(self) -> None:
-        """Forget the failures that are our own fault.
+        """Forget the cached failures whose cause is the server and not the grammar.
 
-        The loop calls this once a round, after it has told the waiting requests; then the grammars are compiled again.
+        The loop calls this once a round, after the waiting requests got their errors. A later request compiles again.
         """
         for key in self._shown_failures:
             if isinstance(self._ready.get(key), _PASSING):  # unless it was dropped from the cache meanwhile
@@ -122,7 +123,7 @@ class GrammarCompiler:
         return None
 
     def get(self, key: GrammarKey) -> CompiledPair | GraftworkError | None:
-        """The compiled grammar, or the error why there is none. None while it is not known."""
+        """Returns the compiled grammar, or the error if it was refused or failed. None while no result is known."""
         found = self._ready.get(key)
         if found is not None:
             self._ready.move_to_end(key)
@@ -141,7 +142,7 @@ class GrammarCompiler:
     # ---- compiling --------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """Start queued jobs, one of a domain at a time, so that a flood from one domain does not delay the others."""
+        """Start queued jobs, at most one of each domain at a time, so that many jobs of one do not delay others."""
         while self._server.has_room:
             busy = {job.domain for job in self._running.values()}
             job = next((job for job in self._queued.values() if job.domain not in busy), None)
@@ -155,7 +156,10 @@ class GrammarCompiler:
             self._server.start(CompileJob(number, job.source, limits.seconds, limits.wall_seconds, limits.memory_bytes))
 
     def _answered(self, answer: CompileAnswer) -> None:
-        """Called on the client's thread. Loading the result takes time, so another thread does it."""
+        """Pass a server's answer to the loading thread.
+
+        The compile client's thread calls it and must not wait for a load.
+        """
         try:
             self._loading.submit(self._load, answer)
         except RuntimeError:  # closed meanwhile
@@ -185,7 +189,7 @@ class GrammarCompiler:
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Handle the result of a compile, and start the next one."""
+        """Cache the result of a compile, and start the next compile."""
         job = self._running.pop(compiled.key)
         self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1
@@ -193,7 +197,10 @@ class GrammarCompiler:
         self._start_next()
 
     def _keep(self, key: GrammarKey, outcome: CompiledPair | GraftworkError) -> None:
-        """Cache a grammar. Drops the least recently used ones; matchers in use keep alive what they need."""
+        """Cache a result, and drop the least recently used results.
+
+        Matchers in use keep alive the grammars they need.
+        """
         self._ready[key] = outcome
         self.num_bytes += _weight(outcome)
         while len(self._ready) > 1 and (

@@ -13,7 +13,7 @@ class Backends:
         self._made: dict[GrammarEngine, GrammarBackend] = {}
 
     def of(self, engine: GrammarEngine) -> GrammarBackend:
-        """The backend of an engine. Imports the engine at the first call."""
+        """Returns the backend of a grammar engine. Imports the engine at the first call."""
         if engine not in self._made:
             self._made[engine] = self._make(engine)
         return self._made[engine]

@@ -1,14 +1,14 @@
 """The position of one answer in its grammar. It accepts tokens, tells which may follow, and rolls back rejected drafts.
 
-The loop uses it between steps, and the mask thread during a step. They never use it at once, because the loop waits for
-the masks. A mask row remembers the answer's length; if the cursor has moved since then, filling it fails.
+The loop uses it between steps, and the mask thread during a step. They never use it at the same time, because the loop
+waits for the masks. A mask row remembers the answer's length; if the cursor has moved since then, filling it fails.
 
-Drafts from a grammar: the tokens that are likely to come next, and how many draft tokens it allows.
+Drafts from a grammar: the tokens that are likely to come next, and how many draft tokens the grammar allows.
 
 Often a grammar fixes the next text but for its whitespace: a schema names the next key, but `,"b"`, `, "b"` and `,
 "b"` are all allowed. So drafts come from a second, compact grammar that allows one spelling of each answer. It is
 followed for as long as the model writes in that spelling. Drafts use the longest tokens that fit the text. If the model
-writes otherwise, the draft is rejected and costs one row.
+writes otherwise, the draft is rejected; the cost is one more row in the batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -90,7 +90,7 @@ class GrammarCursor:
             self._matcher.rollback(num_tokens)
 
     def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
-        """A mask row for the token after `drafts`, to be filled later. `banned` tokens are never allowed."""
+        """Returns a mask row for the token after `drafts`, to be filled later. It never allows `banned` tokens."""
         return _CursorRow(self, tuple(drafts), tuple(banned))
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
@@ -127,7 +127,7 @@ class GrammarCursor:
 
 
 class _CursorRow:
-    """A mask row to be filled, with the length of the answer that it is for."""
+    """A mask row to be filled, with the answer's length for which it is right."""
 
     def __init__(self, cursor: GrammarCursor, drafts: tuple[int, ...], banned: tuple[int, ...]) -> None:
         self._cursor = cursor
@@ -154,14 +154,14 @@ def _clear(words: Words, token_ids: Iterable[int]) -> None:
 
 
 class Speller:
-    """Splits text into the longest tokens of a vocabulary."""
+    """Splits text into tokens. At each point it takes the longest token of the vocabulary that fits."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
         self._longest = max(map(len, self._ids), default=0)
 
     def spell(self, text: bytes) -> list[int]:
-        """The tokens of a text. Stops where no token fits."""
+        """Returns the tokens of a text, up to the point where no token fits."""
         token_ids: list[int] = []
         start = 0
         while start < len(text):
@@ -192,7 +192,7 @@ class GrammarDrafts:
             self._compact = None
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """The next tokens in the compact spelling, as far as the grammar fixes them.
+        """Returns the next tokens in the compact spelling, as far as the grammar fixes them.
 
         The last token is left out, because the text after it may be part of a longer token.
         """
@@ -202,5 +202,5 @@ class GrammarDrafts:
         return tuple(token_ids[: self.allowed_length(tuple(token_ids))])
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """How many of these tokens the grammar allows next, from the first on."""
+        """Counts how many of these tokens, from the first on, the grammar allows next."""
         return self._cursor.num_allowed(token_ids)

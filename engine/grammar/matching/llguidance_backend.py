@@ -1,6 +1,6 @@
 """llguidance for one vocabulary.
 
-It parses lazily, so a compile sends back the grammar itself, checked against the limits.
+llguidance parses while it follows an answer. So a compile only checks the limits, and its result is the grammar's text.
 """
 
 from dataclasses import replace
@@ -17,14 +17,17 @@ from graftwork.engine.grammar.schema.llguidance_schema import compacted
 
 _EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
 _STEP_FUEL = 100_000
-"""Lexer steps for one mask, about 14,000 of them in a millisecond. An answer that needs more ends with a typed error."""
+"""Lexer steps for one mask, about 14,000 of them in a millisecond.
+
+An answer that needs more ends with a typed error.
+"""
 _STEP_ITEMS = 20_000
 _STATE_BYTES = 256 * 1024
-"""Bytes that a compiled grammar counts in the cache, besides eight times its text."""
+"""A compiled grammar counts in the cache as this many bytes, plus eight times the length of its text."""
 
 
 class _Tokenizer:
-    """The tokenizer interface that llguidance needs. It never tokenizes text for us."""
+    """The tokenizer interface that llguidance needs. This program never calls it to tokenize text."""
 
     bos_token_id = None
 
@@ -104,7 +107,7 @@ class LlguidanceBackend:
 
 
 def _as_llguidance(grammar: LintedGrammar) -> str:
-    """The grammar in Lark form, whose options allow every token that spells allowed text.
+    """Returns the grammar in Lark form, with options that allow every token that spells allowed text.
 
     By default llguidance allows only one spelling of forced text. That disturbs a model that has learned another one.
     """

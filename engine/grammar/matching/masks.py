@@ -20,13 +20,13 @@ _NEVER = float("-inf")
 
 @dataclass(slots=True)
 class FilledMasks:
-    """The result of the mask thread. Rows are rows of the logits."""
+    """The masks that the mask thread has filled, by row of the logits."""
 
     rows: list[int]
     barred: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None
-    """[len(rows), vocab]"""
+    """True for each forbidden token. [len(rows), vocab]"""
     ends: dict[int, GraftworkError | None] = field(default_factory=dict)
-    """Rows without a next token: None if the answer is complete, else the error."""
+    """For each row without a next token: None if its answer is complete, else the error."""
 
 
 class MaskFiller:
@@ -43,7 +43,7 @@ class MaskFiller:
         return self._thread.submit(self._fill, list(specs))
 
     def apply(self, masks: "Future[FilledMasks] | None", logits: torch.Tensor) -> dict[int, GraftworkError | None]:
-        """Wait for the masks and set the logits of forbidden tokens to -inf, in place. logits: [rows, vocab]."""
+        """Wait for the masks and set the logits of forbidden tokens to -inf, in place. Returns `FilledMasks.ends`."""
         if masks is None:
             return {}
         filled = masks.result()

@@ -30,7 +30,7 @@ class Matcher(Protocol):
         ...
 
     def forced_bytes(self) -> bytes:
-        """The bytes that must come next, as far as they are certain. May be empty."""
+        """Returns the bytes that must come next, as far as they are certain. They may be empty."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The bytes of every token, which is all that a grammar engine needs from a tokenizer.
 
-Special tokens have no bytes, so that no text can make one; a structural tag may name them. Padding ids beyond the
-tokenizer's vocabulary have no bytes either.
+Special tokens have no bytes, so that no text can produce one. Only a structural tag may name special tokens. Padding
+ids beyond the tokenizer's vocabulary have no bytes either.
 """
 
 import hashlib

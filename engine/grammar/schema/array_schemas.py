@@ -1,4 +1,4 @@
-"""Writes the array schemas of one branch, in core keywords."""
+"""Writes the array schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,14 +8,14 @@ from graftwork.engine.grammar.schema.errors import Gaps
 from graftwork.engine.grammar.schema.json_values import ARRAY
 
 _PLACES = 4
-"""The number of positions at which the first contained item may be. Later positions are not offered."""
+"""The items of `contains` begin at one of this many positions. An answer cannot have them later."""
 _MOST_CONTAINED = 16
 
 Written = tuple[dict[str, Any], tuple[Goal, ...]]
 
 
 def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
-    """The schemas of one branch: one, or one for each position at which the contained items may begin."""
+    """Returns the schemas of one branch: one, or with `contains` one for each position at which its items may begin."""
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)
     most = min((one.most for one in lengths if one.most is not None), default=None)
@@ -53,9 +53,11 @@ def _goal(claims: Iterator[Claim | None]) -> Goal:
 
 
 def _containing(demand: Contains, first: list[Goal], rest: Goal) -> Iterator[tuple[list[Goal], Goal, int]]:
-    """(first, rest, least) for each position at which the run of fitting items may begin.
+    """Yields the goals of the first items, the goal of all other items, and the least length of the array.
 
-    With `maxContains`, all other items must not fit, and every count has schemas of its own.
+    There is one result for each position at which the items that fit `contains` may begin; these items are adjacent.
+
+    With `maxContains`, all other items must not fit, and each number of fitting items has its own results.
     """
     others: Goal = frozenset() if demand.most is None else frozenset({demand.claim.negated()})
     last = demand.least if demand.most is None else min(demand.most, demand.least + _PLACES)

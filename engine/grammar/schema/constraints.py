@@ -1,4 +1,4 @@
-"""The types for what a schema demands of a value, after unions, negations and references are resolved.
+"""The data types for what a schema demands of a value, after unions, negations and references are resolved.
 
 A claim says that a value fits, or does not fit, the schema at one place. A goal is several claims that must all hold. A
 branch is a set of types with demands. A value fits a branch if the branch has its type and the value meets every demand
@@ -14,7 +14,7 @@ from graftwork.engine.grammar.schema.patterns import Node
 
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
-    """The value fits the schema at `pointer`, or does not."""
+    """Demands that the value fits the schema at `pointer`; if `holds` is False, that it does not fit."""
 
     pointer: str
     holds: bool = True
@@ -82,7 +82,7 @@ class HasFormat:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """For an array: goals of its first items, and of all others. None demands nothing."""
+    """For an array: the claim that each of its first items must meet, and the claim for all others. None: no demand."""
 
     first: tuple[Claim | None, ...]
     rest: Claim | None
@@ -102,9 +102,9 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """For an object: goals of the named properties, of those that match a pattern, and of all others.
+    """For an object: claims on the named properties, on those that match a pattern, and on all others.
 
-    None demands nothing.
+    None stands for no demand.
     """
 
     named: Mapping[str, Claim | None] = field(hash=False)
@@ -164,5 +164,5 @@ class Branch:
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """The branch's demands of one kind."""
+        """Returns the branch's demands that are of one class."""
         return [demand for demand in self.demands if isinstance(demand, kind)]

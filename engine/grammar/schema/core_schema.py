@@ -1,6 +1,7 @@
 """Writes the expanded branches as a schema with the few keywords that the grammar engines enforce exactly.
 
-The result is a graph of goals. A goal is a union of typed schemas. Each has one type, and its parts are goals again.
+First it builds a graph of goals (sets of claims, see constraints.py). A goal becomes a union of typed schemas. Each
+typed schema has one type, and its parts, such as the items of an array, are goals again.
 Typed schemas use `type`, `enum`; number bounds and `multipleOf`; lengths, `pattern` and `format` of strings;
 `prefixItems` and `items`; `properties`, `required`, `patternProperties` and `additionalProperties`; nothing else.
 The result may allow less than the schema (whole numbers are written without a point), but never more.
@@ -37,11 +38,11 @@ ANY_VALUE: Goal = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class TypedSchema:
-    """One alternative with one type. Its parts are goals, not yet written schemas."""
+    """One alternative of a goal, with one type. Its keywords contain goals where the written schema has subschemas."""
 
     keywords: dict[str, Any]
     needs: tuple[Goal, ...] = ()
-    """The goals that must have a value for this schema to have one."""
+    """The goals that some value must meet; if no value meets one of them, no value fits this schema."""
 
 
 class CoreWriter:
@@ -56,7 +57,7 @@ class CoreWriter:
         self._num_nodes = 0
 
     def write(self) -> dict[str, Any]:
-        """The core schema. Raises InvalidRequest if no value fits, or if it grows beyond the limits."""
+        """Returns the core schema. Raises InvalidRequest if no value fits, or if the schema grows beyond the limits."""
         root: Goal = frozenset({Claim("#")})
         try:
             self._collect(root)
@@ -118,18 +119,21 @@ class CoreWriter:
         return [TypedSchema({"enum": values})] if values else []
 
     def _alive(self) -> set[Goal]:
-        """The goals that have a finite value: a least fixed point over what each alternative needs."""
+        """Returns the goals that some finite value meets.
+
+        It repeats until no further goal is found (a least fixed point).
+        """
         alive, known = {ANY_VALUE}, 0
         while known < len(alive):
             known = len(alive)
-            for goal in reversed(self._unions):  # parts were found after the goals that contain them
+            for goal in reversed(self._unions):  # a goal was found before the goals that it contains
                 if goal not in alive and any(alive.issuperset(typed.needs) for typed in self._unions[goal]):
                     alive.add(goal)
         return alive
 
 
 def goals_in(keywords: dict[str, Any]) -> list[Goal]:
-    """The goals in the keywords of a typed schema."""
+    """Returns all goals that the keywords of a typed schema contain."""
     return [goal for keyword, part in keywords.items() if keyword != "enum" for goal in _goals_at(part)]
 
 
@@ -146,7 +150,10 @@ def _goals_at(part: Any) -> list[Goal]:
 
 
 class _Printer:
-    """Writes the document. Goals without parts are written inline; the others, which may form a cycle, go to `$defs`."""
+    """Writes the document. A goal that contains no goals is written inline.
+
+    The others, which may form a cycle, go to `$defs`.
+    """
 
     def __init__(self, unions: dict[Goal, list[TypedSchema]], alive: set[Goal]) -> None:
         self._unions = unions

@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = frozenset({"float", "double"})
 
 
 def demands_of(name: object, pointer: str) -> tuple[Demand, ...] | None:
-    """The demands of a format. None if it is not enforced."""
+    """Returns the demands that stand for a format. None if the format is not enforced."""
     if not isinstance(name, str):
         return None
     if name in _BUILT_IN:

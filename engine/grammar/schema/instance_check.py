@@ -1,4 +1,4 @@
-"""Checks given values against a schema. Listed values (`enum`, `const`) must also meet the keywords around them."""
+"""Checks given values against a schema, because the values of `enum` and `const` must also meet the other keywords."""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -42,7 +42,7 @@ class Fitting:
         return any(self.is_met(value, branch) for branch in self._brancher.branches_of(goal, "#"))
 
     def is_met(self, value: Any, branch: Branch) -> bool:
-        """Whether a value meets a goal. Raises InvalidRequest if the check takes too long."""
+        """Whether a value fits a branch. Raises InvalidRequest if the check takes too long."""
         try:
             return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
         except PatternError as error:
@@ -93,7 +93,10 @@ class Fitting:
                 return all(self.fits(item, self.claims_on(demand, name)) for name, item in value.items())
 
     def claims_on(self, demand: Properties, name: str) -> Goal:
-        """The claims of an object's demand on the property with a name. Raises PatternError if matching takes too long."""
+        """Returns the claims that a demand makes on the property `name`.
+
+        Raises PatternError if matching takes too long.
+        """
         claims = [demand.named[name]] if name in demand.named else []
         claims += [claim for pattern, claim in demand.patterns if matches(pattern, name, self._fuel)]
         return frozenset(claim for claim in claims or [demand.rest] if claim is not None)
@@ -108,5 +111,5 @@ def _number_meets(value: float, demand: Bound | MultipleOf) -> bool:
 
 
 def exact(number: float) -> Fraction:
-    """The number as the decimal that was written, not as the nearest binary float."""
+    """Returns the number as a fraction: the decimal that was written, not the nearest binary float."""
     return Fraction(repr(number)) if isinstance(number, float) else Fraction(number)

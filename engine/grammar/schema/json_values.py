@@ -8,7 +8,7 @@ NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (
     "null", "boolean", "integer", "fraction", "string", "array", "object",
 )  # fmt: skip
 ALL_TYPES = frozenset({NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT})
-"""`fraction` is a number that is not whole. So no two types overlap."""
+"""All types of JSON values. `fraction` is a number that is not whole, so that no two types overlap."""
 NUMBERS = frozenset({INTEGER, FRACTION})
 
 TYPES_BY_NAME: dict[str, frozenset[str]] = {name: frozenset({name}) for name in ALL_TYPES - {FRACTION}} | {
@@ -17,7 +17,7 @@ TYPES_BY_NAME: dict[str, frozenset[str]] = {name: frozenset({name}) for name in 
 
 
 def type_of(value: Any) -> str:
-    """The type of a parsed value; 1.0 is an integer."""
+    """Returns the JSON type of a parsed value. 1.0 is an integer."""
     match value:
         case None:
             return NULL
@@ -36,7 +36,7 @@ def type_of(value: Any) -> str:
 
 
 def identity(value: Any) -> Hashable:
-    """A key that is equal for values that are equal in JSON: 1 equals 1.0 but not true, and keys have no order."""
+    """Returns a key that is equal for values that are equal in JSON: 1 equals 1.0 but not true; keys have no order."""
     match value:
         case bool() | None | str():
             return (type_of(value), value)
@@ -49,12 +49,15 @@ def identity(value: Any) -> Hashable:
 
 
 def canonical(value: Any) -> str:
-    """The compact JSON text of a value, with keys in their order."""
+    """Returns the compact JSON text of a value, with keys in their order."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def is_writable(value: Any) -> bool:
-    """Whether its texts need no escape such as \\u0061. The engines write none, so that each name has one spelling."""
+    """Whether a value's strings need no escape such as \u0061.
+
+    The engines write none, so that each name has one spelling.
+    """
     match value:
         case str():
             return all(character >= " " or character in "\b\f\n\r\t" for character in value)

@@ -1,6 +1,6 @@
-"""Reads the keywords that contain no other schema. Each gives branches, for the keyword and for its negation.
+"""Reads the keywords that contain no other schema. Each keyword, or its negation, becomes branches (alternatives).
 
-A keyword about one type allows all other types. So its negation allows only values of that type.
+A keyword about one type allows all values of other types. So its negation allows only values of that one type.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Keyword = Callable[["LeafKeywords", str, dict[str, Any], str, bool], list[Branch
 
 
 def only(types: frozenset[str], demand: Demand, *, holds: bool) -> list[Branch]:
-    """The branches of a demand on some types. Values of other types fit it; they do not fit its negation."""
+    """Returns the branches of a demand on values of `types`. Other values fit the demand, but not its negation."""
     return [Branch(ALL_TYPES if holds else types, (demand,))]
 
 
@@ -42,7 +42,10 @@ class LeafKeywords:
         self._gaps = gaps
 
     def branches(self, keyword: str, schema: dict[str, Any], pointer: str, holds: bool) -> list[Branch]:
-        """The branches of one keyword, or of its negation. Raises InvalidRequest for a malformed keyword."""
+        """Returns the branches of a keyword, or of its negation if `holds` is False.
+
+        Raises InvalidRequest for a malformed keyword.
+        """
         return _KEYWORDS[keyword](self, keyword, schema, under(pointer, keyword), holds)
 
     def _type(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
@@ -166,7 +169,7 @@ LEAF_KEYWORDS = tuple(_KEYWORDS)
 
 
 def whole_number(value: object, at: str) -> int:
-    """A non-negative whole number. Raises InvalidRequest for any other value."""
+    """Returns the value as a non-negative whole number. Raises InvalidRequest for any other value."""
     if not _is_number(value) or value != int(value) or value < 0:
         raise refused(at, "a count is a whole number from 0.")
     return int(value)

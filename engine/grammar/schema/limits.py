@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LintLimits:
-    """The limits on a grammar's text. Beyond one, the request is a 400 that names the place."""
+    """The limits on a grammar's text. A request over a limit gets a 400 that names the place."""
 
     text_bytes: int = 256 * 1024
     depth: int = 64
@@ -23,15 +23,15 @@ class LintLimits:
     """The number of alternatives of one `anyOf` or `oneOf`."""
     pattern_length: int = 1024
     pattern_repeats: int = 4096
-    """The number of copies of the innermost part that a pattern's counted repeats multiply to."""
+    """The largest product of a pattern's nested counted repeats: `(a{3}){4}` has 12 copies of `a`."""
     length_bound: int = 1 << 20
-    """`minLength`, `maxLength`, `maxItems`, `maxProperties`."""
+    """The largest value of `minLength`, `maxLength`, `maxItems` and `maxProperties`."""
     lower_count: int = 1024
-    """The largest `minItems` and `minProperties`, because each required item is a rule of its own."""
+    """The largest `minItems` and `minProperties`, because each required item becomes a separate rule."""
     branches: int = 512
-    """Branches of one place, after unions, conditions and negations are expanded."""
+    """Branches (alternatives) of one subschema, after unions, conditions and negations are expanded."""
     nodes: int = 20_000
-    """Typed schemas of the whole grammar, after expansion."""
+    """Alternatives with one type in the whole grammar, after expansion (core_schema.TypedSchema)."""
     tags: int = 256
 
 
@@ -51,7 +51,7 @@ class CompileLimits:
     cache_entries: int = 512
     """The number of cached results. Refusals count too, so that a hostile grammar is not compiled again."""
     domain_seconds_per_minute: float = 15.0
-    """Seconds of compiling for one domain in a minute. Over it, the domain's next grammars are a 429 for a while."""
+    """Seconds of compiling for one domain in a minute. Over it, the domain's new grammars get a 429 for a while."""
     domain_queue: int = 32
     """The number of grammars of one domain that may wait for a compile."""
     fill_seconds: float = 0.25

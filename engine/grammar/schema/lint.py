@@ -1,8 +1,9 @@
-"""Reads a grammar before it is compiled: decides whether it is served, by which engine, and writes it for that engine.
+"""Reads a grammar before it is compiled: decides whether a grammar engine can serve it, chooses the engine, and writes
+the grammar for that engine.
 
-It is pure Python with bounded cost. Every keyword is enforced by the chosen engine, or refused with its JSON pointer.
-If the caller is not strict, keywords that cannot be enforced are listed instead. xgrammar serves what it enforces
-exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
+The lint is pure Python with bounded cost. Every keyword is enforced by the chosen engine, or refused with its JSON
+pointer. If the caller is not strict, keywords that cannot be enforced are listed instead. xgrammar serves what it
+enforces exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
 """
 
 import json
@@ -33,7 +34,7 @@ class GrammarEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintedGrammar:
-    """The text for an engine to compile, and the gaps that it does not enforce."""
+    """The text for an engine to compile, and the gaps: the keywords that this text does not enforce."""
 
     engine: GrammarEngine
     kind: GrammarKind
@@ -47,7 +48,8 @@ def lint(
 ) -> LintedGrammar:
     """Check a grammar and prepare it for an engine. Raises InvalidRequest with the JSON pointer as its `param`.
 
-    `specials` are the tokenizer's special tokens, which a structural tag may name. Without them its text is only checked.
+    `specials` are the tokenizer's special tokens, which a structural tag may name. Without `specials` use the result
+    of a structural tag only as a check, because its special tokens are written as plain text.
     """
     size = len(source.text.encode(errors="surrogatepass"))
     if size > limits.text_bytes:
@@ -72,13 +74,16 @@ def lint(
 
 
 def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
-    """Rewrite a schema in the few keywords that the engines enforce exactly. Raises InvalidRequest."""
+    """Rewrite a schema in the few keywords that the engines enforce exactly.
+
+    Raises InvalidRequest if that is impossible.
+    """
     check_size(schema, limits)
     return CoreWriter(schema, limits, gaps).write()
 
 
 def parsed(text: str) -> Any:
-    """Parse JSON. Raises InvalidRequest."""
+    """Parse JSON. Raises InvalidRequest if the text is no JSON."""
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
         canonical(value).encode()  # half of a surrogate pair is not a character

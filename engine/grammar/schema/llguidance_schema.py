@@ -25,7 +25,7 @@ _COMPACT_OPTIONS = {
 
 
 def compacted(text: str) -> str:
-    """The grammar of `spelled` with one spelling for each answer."""
+    """Returns the grammar `spelled` with options that allow only one spelling of each answer."""
     return text.replace(canonical(_OPTIONS), canonical(_COMPACT_OPTIONS))
 
 

@@ -1,4 +1,4 @@
-"""Drops from a branch the types that its own demands exclude. A branch without types fits nothing."""
+"""Drops from a branch (an alternative of a schema) the types that its own demands exclude."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def required_names(branch: Branch) -> list[str]:
 
 
 def narrowed(branch: Branch) -> Branch | None:
-    """The branch without the types that its demands exclude. None if no type is left."""
+    """Returns the branch without the types that its demands exclude. None if no type is left, so that no value fits."""
     types = set(branch.types & _possible_types(branch))
     lengths: dict[str, list[Length]] = {}
     for length in branch.of(Length):
@@ -27,13 +27,13 @@ def narrowed(branch: Branch) -> Branch | None:
 
 
 def _possible_types(branch: Branch) -> frozenset[str]:
-    """The types of the values that a branch lists, if it lists values."""
+    """Returns the types of the values that a branch lists. All types if it lists no values."""
     values = listed_values(branch)
     return ALL_TYPES if values is None else frozenset(type_of(value) for value in values)
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
-    """The values that all lists of a branch allow. None if it has no list."""
+    """Returns the values that all lists (`enum`, `const`) of a branch allow. None if the branch has no list."""
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]
     if not listed:

@@ -1,8 +1,9 @@
 """Expands a schema into branches, in which no union, negation, condition or reference is left.
 
-Every keyword is read in two ways: that it holds, and that it does not. Negation swaps the two (De Morgan). So the
-engines need not know `not`, `if`/`then`/`else` or the exclusive part of `oneOf`. A keyword whose negation cannot be
-expressed (that some item does not fit) is a gap. Branches that contradict themselves are dropped.
+Every keyword is read in two ways: that it holds, and that it does not. Negation swaps the two readings (De Morgan). So
+the engines need not know `not`, `if`/`then`/`else` or the exclusive part of `oneOf`. A keyword whose negation cannot be
+expressed (such as "some item does not fit") is a gap: it is not enforced. Branches that contradict themselves are
+dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocum
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WORK = 40_000
 _WORTH = 16
-"""The number of demands and listed values that cost as much to join as two branches without any."""
+"""Joining two branches costs one unit, and one more for each this many demands and listed values."""
 _LOOK_AHEAD = 2
 _MOST_SUBSETS = 4
 
@@ -44,7 +45,10 @@ class _Loop(Exception):
 
 
 class Brancher:
-    """Expands claims. Owns the results so far, and the budget for them."""
+    """Expands claims into branches.
+
+    Owns the branches of claims expanded so far, and counts the work against a limit.
+    """
 
     def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
         self._document = document
@@ -58,7 +62,10 @@ class Brancher:
     # ---- goals ------------------------------------------------------------------------------------------------
 
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """The branches that fit all claims of a goal. `pointer` is named in the error if there are too many."""
+        """Returns the branches whose values fit all claims of a goal.
+
+        If there are too many, the error names `pointer`.
+        """
         try:
             return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
         except _Loop:
@@ -66,7 +73,7 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Whether a goal may have a value. True can be wrong, False cannot."""
+        """Whether some value may meet a goal. False is certain, True is not."""
         try:
             branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
         except _Loop:
@@ -84,7 +91,7 @@ class Brancher:
         )
 
     def property_goal(self, branch: Branch, name: str) -> Goal:
-        """The goal of one property's value in a branch."""
+        """Returns all claims that a branch makes on the value of property `name`."""
         claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
         for demand in branch.of(Properties):
             claims |= set(_claims_on(demand, name))
@@ -93,7 +100,7 @@ class Brancher:
     # ---- claims -----------------------------------------------------------------------------------------------
 
     def branches(self, claim: Claim) -> list[Branch]:
-        """The branches of one claim."""
+        """Returns the branches of one claim. The result is kept for the next call."""
         if claim not in self._known:
             if claim in self._open:
                 raise _Loop
@@ -123,7 +130,7 @@ class Brancher:
         return self._with_unevaluated(schema, claim, self._product(parts, claim.pointer))
 
     def _product(self, parts: Sequence[list[Branch]], pointer: str) -> list[Branch]:
-        """Combine one branch of each part, in every way. Combinations that contradict themselves are dropped."""
+        """Combine one branch of each list in `parts`, in every way. Drops combinations that contradict themselves."""
         found = ANYTHING
         for part in sorted(parts, key=len):
             if part is ANYTHING:
@@ -356,8 +363,9 @@ class Brancher:
 
 
 def _rest_of_properties(branch: Branch, rest: Claim) -> Demand:
-    """Demand `rest` of all properties that no keyword of this branch evaluates, even if another branch might evaluate
-    them.
+    """Returns the demand that `rest` holds for all properties that no keyword of this branch evaluates.
+
+    Another branch may evaluate such a property; that does not matter here.
     """
     seen = [demand for demand in branch.of(Properties) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
@@ -378,9 +386,9 @@ def _rest_of_items(branch: Branch, rest: Claim) -> Demand:
 
 
 def _claims_on(demand: Properties, name: str) -> list[Claim]:
-    """The claims of a demand on a property, without those by pattern, which take time to match.
+    """Returns the claims of a demand on property `name`, without claims by pattern, which take time to match.
 
-    Leaving them out only demands less.
+    Without them the demand only becomes weaker.
     """
     found = demand.named.get(name) if name in demand.named or demand.patterns else demand.rest
     return [] if found is None else [found]

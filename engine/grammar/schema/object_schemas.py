@@ -1,4 +1,4 @@
-"""Writes the object schemas of one branch, in core keywords."""
+"""Writes the object schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def object_schemas(
     branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
 ) -> list[Written]:
-    """One schema, or none if a required property is impossible."""
+    """Returns one schema for the objects of a branch, or an empty list if a required property is impossible."""
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()
     except PatternError as error:
@@ -75,7 +75,7 @@ class _ObjectWriter:
     # ---- properties with a name -------------------------------------------------------------------------------
 
     def _all_names(self, named_only: list[str]) -> list[str]:
-        """All property names: declared ones in their order, then those that other keywords mention."""
+        """Returns all property names: first declared names in their order, then names that other keywords mention."""
         names = [name for shape in self._shapes for name in shape.named]
         names += [one.name for one in self._branch.of(Property)]
         names += self._required + sorted(self._forbidden) + named_only
@@ -94,7 +94,10 @@ class _ObjectWriter:
     # ---- properties without -----------------------------------------------------------------------------------
 
     def _unnamed(self) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
-        """(goals by pattern, goal of all other properties, the only names that are allowed besides)."""
+        """Returns the goals by pattern, the goal of all other properties, and further names that a list allows.
+
+        The goal of other properties is False if there may be none.
+        """
         by_pattern = [_claims_by_pattern(shape) for shape in self._shapes]
         everywhere: Goal = frozenset().union(
             *(claims for found in by_pattern for text, claims in found.items() if text is None)
@@ -104,7 +107,7 @@ class _ObjectWriter:
             for shape, found in zip(self._shapes, by_pattern, strict=True)
         ]
         rest = everywhere.union(*rests)
-        # A pattern that a shape does not have belongs to the others of that shape.
+        # If a shape lacks a pattern, its claim on other properties holds for the names of that pattern.
         goals: dict[str, Goal] = {
             text: everywhere.union(*(found.get(text, other) for found, other in zip(by_pattern, rests, strict=True)))
             for text in dict.fromkeys(text for found in by_pattern for text in found if text is not None)
@@ -132,7 +135,7 @@ class _ObjectWriter:
         return ({pattern: rest} if rest is not False else {}), False, []
 
     def _pattern_of_names(self, branches: list[Branch]) -> str | None:
-        """The pattern that all names must match. None if any name is allowed."""
+        """Returns the pattern that all names must match. None if any name is allowed."""
         asked: list[Node] = []
         for one in branches[0].demands:
             if isinstance(one, Matches):
@@ -154,10 +157,10 @@ class _ObjectWriter:
     # ---- counts -----------------------------------------------------------------------------------------------
 
     def _counts(self, is_closed: bool, num_allowed: int, *, has_optional: bool) -> dict[str, Any] | None:
-        """The limits on the number of properties. A model may write a property twice, which counts once, so only limits
-        that still hold then are enforced.
+        """Returns the keywords that limit the number of properties. None if no number fits.
 
-        llguidance 1.9.1 counts only if all declared names are required.
+        A model may write a property twice, which counts once. So a limit is a gap if that could break it.
+        llguidance 1.9.1 counts properties only if all declared names are required.
         """
         lengths = [one for one in self._branch.of(Length) if one.of == OBJECT]
         least = max((one.least for one in lengths), default=0)
@@ -192,9 +195,9 @@ def _union(claims: Iterable[Claim | None]) -> Goal:
 
 
 def _claims_by_pattern(shape: Properties) -> dict[str | None, Goal]:
-    """The claims of a demand by pattern, in the engine's spelling. None stands for any name.
+    """Returns the claims of a demand by pattern, in the engine's spelling. The key None stands for any name.
 
-    Two patterns of a schema may become the same pattern.
+    Two patterns of a schema may get the same spelling; then their claims are joined.
     """
     found: dict[str | None, Goal] = {}
     for pattern, claim in shape.patterns:

@@ -18,7 +18,7 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class PatternError(ValueError):
-    """A pattern is not served. The message says why."""
+    """A pattern cannot be enforced, or matching it takes too long. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def normalise(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Every other code point. Surrogates are not characters and belong to neither side."""
+    """Returns the ranges of all other characters. Surrogates are not characters and are never in the result."""
     left, start = [], 0
     for low, high in normalise([*ranges, _SURROGATES]):
         if start < low:
@@ -280,13 +280,13 @@ def _is_one(ranges: Ranges) -> bool:
 def read_search(pattern: str) -> Node:
     """Read a pattern that may be found anywhere in the text unless it is anchored, as in JSON Schema.
 
-    Raises PatternError.
+    Raises PatternError if the pattern cannot be enforced.
     """
     return _joined(_Reader(pattern).read(), around=(ANYTHING,))
 
 
 def read_whole(pattern: str) -> Node:
-    """Read a pattern that must match the whole text. Raises PatternError."""
+    """Read a pattern that must match the whole text. Raises PatternError if it cannot be enforced."""
     return _joined(_Reader(pattern).read(), around=())
 
 
@@ -296,12 +296,12 @@ def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
 
 
 def length_between(least: int, most: int | None) -> Node:
-    """A pattern of any text with a length in a range, in characters."""
+    """Returns a pattern of every text whose length in characters is in a range."""
     return Repeat(ANY, least, most)
 
 
 def none_of(texts: Iterable[str]) -> Node:
-    """A pattern of every text but these."""
+    """Returns a pattern of every text except the given texts."""
     by_first: dict[str, list[str]] = {}
     texts = list(texts)
     for text in texts:
@@ -314,7 +314,7 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Whether every text certainly matches: anything, then a part that may be empty, then anything."""
+    """Whether it is certain that every text matches: the pattern is anything, a part that may be empty, anything."""
     match node:
         case Either(choices):
             return any(is_universal(choice) for choice in choices)
@@ -325,7 +325,7 @@ def is_universal(node: Node) -> bool:
 
 
 def repeats(node: Node) -> int:
-    """The number of copies of the innermost part that counted repeats multiply to."""
+    """Returns the largest product of nested counted repeats: `(a{3}){4}` has 12 copies of `a`."""
     match node:
         case Chars():
             return 1
@@ -354,7 +354,7 @@ def _written_range(low: int, high: int) -> str:
 
 
 class Fuel:
-    """The budget of a match. A unit is about a microsecond."""
+    """The units of work that matches may still use. A unit is about a microsecond."""
 
     def __init__(self, units: int = 200_000) -> None:
         self.left = units
@@ -372,7 +372,7 @@ def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
 
 
 def _ends(node: Node, text: str, starts: frozenset[int], fuel: Fuel) -> frozenset[int]:
-    """The positions where a match that begins at one of `starts` may end."""
+    """Returns the positions where a match that begins at one of `starts` may end."""
     fuel.spend(1 + len(starts))
     match node:
         case Chars(ranges):

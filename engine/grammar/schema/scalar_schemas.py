@@ -1,4 +1,4 @@
-"""Writes the number and string schemas of one branch, in core keywords."""
+"""Writes the number and string schemas of one branch (one alternative), in the keywords of core_schema.py."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
@@ -17,16 +17,19 @@ _MAX_BARRED_LENGTH = 64
 """The longest forbidden text, in characters. Each character is a nested group, and engines limit the nesting."""
 _STEP = 1e-6
 _EXACT = 2**53
-"""Up to this number, every whole number has a double of its own."""
+"""Up to this number, each whole number is a different double."""
 _DIGITS = 15
 _LARGE = 10**9
 _FARTHEST = 9 * 10**18
 _LEAST_INTEGER = -(2**63 - 1024)
-"""The least double whose whole numbers still fit 64 bits."""
+"""The least whole number that is a double and that llguidance still reads in 64 bits."""
 
 
 def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """One schema for each run between forbidden numbers. Numbers that must have a fraction cannot be expressed."""
+    """Returns one schema for each range between forbidden numbers.
+
+    Returns none if whole numbers are not allowed, because no schema says that a number must have a fraction.
+    """
     if INTEGER not in branch.types:
         return []
     is_whole = FRACTION not in branch.types
@@ -78,9 +81,9 @@ def _bounds(bounds: list[Bound], gaps: Gaps, *, is_whole: bool) -> dict[str, Any
 
 
 def _inward(bound: Bound) -> float | None:
-    """The nearest limit inside a bound that llguidance 1.9.1 reads exactly. None if there is none.
+    """Returns the nearest limit inside a bound that llguidance 1.9.1 reads exactly. None if no number meets the bound.
 
-    It keeps 15 digits, and it includes an open limit if the number is large.
+    llguidance keeps 15 digits. If the limit is a large number, llguidance allows the limit itself even if it is open.
     """
     limit = bound.limit
     if bound.exclusive and abs(limit) >= _LARGE:
@@ -90,9 +93,9 @@ def _inward(bound: Bound) -> float | None:
 
 
 def _whole_inward(bound: Bound) -> float | None:
-    """The nearest whole number inside a bound that llguidance reads exactly: as a double and in 64 bits.
+    """Returns the nearest whole number inside a bound that llguidance reads exactly: as a double and in 64 bits.
 
-    None if there is none.
+    None if no number meets the bound.
     """
     limit = (
         exact(bound.limit) if bound.is_lower else -exact(bound.limit)
@@ -106,7 +109,10 @@ def _whole_inward(bound: Bound) -> float | None:
 
 
 def _beyond(bound: Bound, farthest: int) -> int | None:
-    """Whether a limit is beyond all numbers that can be written, so that it demands nothing."""
+    """Returns a limit that every number meets, for a bound beyond all numbers that can be written.
+
+    None if no number meets the bound.
+    """
     if (bound.limit > 0) == bound.is_lower:
         return None
     return farthest if bound.is_lower else -farthest
@@ -165,7 +171,7 @@ def _is_empty(keywords: dict[str, Any]) -> bool:
 
 
 def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """One schema. The text must match all patterns."""
+    """Returns one schema for the strings of a branch. A string must match all patterns."""
     keywords: dict[str, Any] = {"type": STRING}
     lengths = [one for one in branch.of(Length) if one.of == STRING]
     least = max((one.least for one in lengths), default=0)
@@ -186,5 +192,5 @@ def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[s
 
 
 def anchored(pattern: str) -> str:
-    """A pattern for a match of the whole text, with its open ends written out."""
+    """Returns the pattern with anchors at both ends, so that it must match the whole text."""
     return f"^(?:{pattern})$"

@@ -1,6 +1,6 @@
-"""A JSON Schema as a set of places: every subschema by its JSON pointer, and the targets of references.
+"""A JSON Schema as a set of places (subschemas) by JSON pointer, and the targets of references.
 
-Knows which values are subschemas, so that an `$id` inside an `enum` is data. Never follows a reference out of the
+It knows which values are subschemas, so that an `$id` inside an `enum` is data. Never follows a reference out of the
 document.
 """
 
@@ -21,7 +21,7 @@ _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "defini
 
 
 class Dialect(IntEnum):
-    """The drafts, oldest first. A document that names none is read as the newest."""
+    """The drafts (versions) of JSON Schema, oldest first. A document that names no draft is read as the newest."""
 
     DRAFT4 = 4
     DRAFT6 = 6
@@ -61,10 +61,13 @@ class SchemaDocument:
     """All places of one document. Read-only after it is made."""
 
     def __init__(self, root: Schema) -> None:
-        """Raises InvalidRequest if a subschema is neither an object nor a boolean, or has an unknown dialect."""
+        """Find all subschemas of `root`.
+
+        Raises InvalidRequest if a subschema is neither an object nor a boolean, or has an unknown dialect.
+        """
         self._places: dict[str, Place] = {}
         self._targets: dict[str, str] = {}
-        """Pointers by absolute URI, for resources and for anchors (after the `#`)."""
+        """The JSON pointers of schemas with an `$id` or an anchor, by absolute URI. An anchor follows the `#`."""
         self._dynamic: dict[str, list[str]] = {}
         self.has_unevaluated = False
         self._visit(root, "#", "", Dialect.DRAFT2020)
@@ -76,7 +79,10 @@ class SchemaDocument:
         return pointer in self._places
 
     def target(self, pointer: str, keyword: str) -> str:
-        """The pointer of a reference's target. Raises InvalidRequest if it is not in the document."""
+        """Returns the JSON pointer of a reference's target.
+
+        Raises InvalidRequest if the target is not in the document.
+        """
         place = self._places[pointer]
         assert isinstance(place.schema, dict)
         at, reference = under(pointer, keyword), place.schema[keyword]
@@ -96,15 +102,19 @@ class SchemaDocument:
         return found
 
     def _static(self, at: str, reference: str) -> str:
-        """Resolve a dynamic reference as a plain one, if only one place in the document has its name."""
+        """Returns a dynamic reference to be read as a plain one.
+
+        Raises InvalidRequest if several places in the document have its name.
+        """
         name = urldefrag(reference)[1]
         if len(self._dynamic.get(name, [])) > 1:
             raise refused(at, "several places answer to this dynamic reference.")
         return reference
 
     def _visit_unknown(self, pointer: str, at: str) -> None:
-        """Visit the target of a reference that no keyword marks as a subschema, such as the value of an unknown
-        keyword.
+        """Add the target of a reference to the places, although no keyword marks it as a subschema.
+
+        Such a target is, for example, the value of an unknown keyword. Raises InvalidRequest if it is no schema.
         """
         value: Any = self._places["#"].schema
         for part in pointer.split("/")[1:]:

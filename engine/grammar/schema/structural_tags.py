@@ -1,5 +1,5 @@
-"""Structural tags: answers with tool calls. An answer is text with calls, or calls alone, or either calls or a schema's
-value.
+"""Structural tags: answers with tool calls. An answer is text with calls, or only calls, or either calls or a value of
+a schema.
 
 The text of a structural tag is JSON:
 
@@ -13,7 +13,7 @@ The text of a structural tag is JSON:
 
 In a format whose calls are whole JSON values (`{"name": "f", "parameters": {…}}`), `begin` and `end` are empty and the
 schema covers the whole value. `begin`, `end`, `opening`, `separator` and `closing` may contain special tokens. Every
-schema is checked like a grammar of its own. Pointers in its errors begin at its place in the tag.
+schema is checked like a separate grammar. Pointers in a schema's errors begin at its place in the tag.
 """
 
 import json
@@ -60,7 +60,10 @@ class StructuralTag:
 
 
 def read_tag(value: Any, limits: LintLimits) -> StructuralTag:
-    """Parse a structural tag. Raises InvalidRequest if it is malformed, or if free text could be mistaken for a tool call."""
+    """Parse a structural tag.
+
+    Raises InvalidRequest if it is malformed, or if free text could be mistaken for a tool call.
+    """
     if not isinstance(value, dict) or not value.keys() <= _KNOWN:
         raise refused("#", f"a structural tag is an object of {', '.join(sorted(_KNOWN))}.")
     for name in _TEXT_FIELDS:
@@ -137,7 +140,7 @@ class TagWriter:
         return "\n".join([*rules, ""])
 
     def _json(self, schema: Any, pointer: str) -> str:
-        """Write a schema inline. An error in it names its place in the tag."""
+        """Write a schema inline. If it cannot be enforced, the error names the schema's place in the tag."""
         check_size(schema, self.limits)
         inner = Gaps(self.gaps.strict)
         try:
@@ -152,7 +155,7 @@ class TagWriter:
         return " ".join([*self._literal(begin), f"call_{index}_arguments", *self._literal(self.tag.calls[index].end)])
 
     def _group(self) -> str:
-        """The rule of a group of calls."""
+        """Returns the Lark rule of a group of calls."""
         more = " ".join(["(", *self._literal(self.tag.separator), "call", ")*"]) if self.tag.parallel else ""
         return " ".join([*self._literal(self.tag.opening), "call", more, *self._literal(self.tag.closing)])
 
@@ -165,7 +168,7 @@ class TagWriter:
         return [f"start: {' | '.join(f'({choice})' for choice in choices)}"]
 
     def _text_rules(self) -> list[str]:
-        """The rules of free text. Text ends at the first complete trigger."""
+        """Returns the Lark rules of free text, which ends at the first complete trigger."""
         tag = self.tag
         rules = [f"TEXT: /{written(ANYTHING)}/ & {' & '.join(f'~/{_holding(one)}/' for one in tag.triggers)}"]
         for index, trigger in enumerate(tag.triggers):
@@ -181,7 +184,7 @@ class TagWriter:
         return rules
 
     def _runs(self) -> Iterator[str]:
-        """The rules of text, then a trigger, then the rest of a call that begins with it."""
+        """Yields the Lark rules of text, then a trigger, then the rest of a call that begins with this trigger."""
         tag = self.tag
         for index, trigger in enumerate(tag.triggers):
             if tag.opening.startswith(trigger):
@@ -195,7 +198,7 @@ class TagWriter:
                     yield " ".join([f"trigger_{index}", self._call(number, call.begin[len(trigger) :]), *closing])
 
     def _literal(self, text: str) -> Iterator[str]:
-        """Write a text, with its special tokens by id."""
+        """Write a text as Lark. Special tokens in the text are written by id."""
         if not self.specials:
             yield from [json.dumps(text)] if text else []
             return
@@ -207,5 +210,5 @@ class TagWriter:
 
 
 def _holding(text: str) -> str:
-    """A pattern of every text that contains `text`."""
+    """Returns a pattern of every text that contains `text`."""
     return written(Run((ANYTHING, *(Chars(((ord(one), ord(one)),)) for one in text), ANYTHING)))

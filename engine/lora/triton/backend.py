@@ -10,7 +10,8 @@ only for the rows that need it:
 - changes of the vocabulary: LoRA on embed_tokens and lm_head, and saved copies of either;
 - an adapter whose rank is too high for the tables, or that finds no free slot.
 
-Invariant: either an adapter has a slot, or torch applies it. Never both, never neither.
+Invariant: each placed adapter either has a slot, or torch applies all of it; never both. (Changes of the vocabulary
+are always torch's.)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GROUPS, GroupShape
 
 NUM_SLOTS = 1024
-"""The number of adapters in the tables. For a model of 32 layers, one slot takes 10 KB."""
+"""The number of slots (adapters) in the kernels' tables. For a model of 32 layers, one slot takes 10 KB."""
 
 
 class TritonLora:
@@ -75,7 +76,7 @@ class TritonLora:
         )
 
     def slot_of(self, digest: str) -> int | None:
-        """An adapter's slot in the kernels' tables; None where torch applies it."""
+        """Returns an adapter's slot in the kernels' tables. None if torch applies the adapter."""
         return self._slots.get(digest)
 
     def check_integrity(self) -> None:
@@ -85,7 +86,7 @@ class TritonLora:
         assert taken == set(range(self._fused.num_slots)) - set(self._fused.free_slots)
 
     def _owner(self, mix: AdapterMix) -> RowOwner | None:
-        """The slots of a mix's adapters; None if one of them has none."""
+        """Returns the slots of a mix's adapters. None if one of the adapters has no slot."""
         if any(adapter.digest not in self._slots for adapter, _ in mix.parts):
             return None
         if mix.single is not None:
@@ -93,7 +94,7 @@ class TritonLora:
         return tuple((self._slots[adapter.digest], weight) for adapter, weight in mix.parts)
 
     def _highest_rank(self, adapter: ResidentAdapter) -> int:
-        """The highest rank in the groups that the kernels apply."""
+        """Returns an adapter's highest rank in the groups that the kernels apply."""
         parts = [part for key in self._groups if key in adapter.deltas for part in adapter.deltas[key].slices]
         return max((part.rank_end - part.rank_start for part in parts), default=0)
 
@@ -102,7 +103,7 @@ class TritonLora:
 
 
 class TritonStep:
-    """One step: the kernels for every layer, and torch for what they do not apply."""
+    """Applies the adapters of one step: the kernels in every layer, and torch where the kernels cannot."""
 
     def __init__(self, fused: FusedLora, slotless: LoraBatch | None, at_vocabulary: LoraBatch | None) -> None:
         self._fused = fused
@@ -124,7 +125,10 @@ class TritonStep:
 
 
 def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -> Iterator[SliceTerms]:
-    """The terms of each slice of a group, for the kernels' tables: addresses on the device, scales from the host."""
+    """Yields each slice's terms (matrices and scale) for the kernels' tables.
+
+    The matrices are on the device. The scales are read from the host.
+    """
     parts = {part.out_start: part for part in on_device.slices}
     out_start = 0
     for width in widths:

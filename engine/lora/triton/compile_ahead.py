@@ -1,4 +1,6 @@
-"""Compiles the kernels for several GPU architectures, on a machine without a GPU. It checks that they build and fit.
+"""Compiles the kernels for several GPU architectures, on a machine without a GPU.
+
+It checks that every kernel compiles and fits the architecture's shared memory.
 
     python -m graftwork.engine.lora.triton.compile_ahead
 
@@ -23,7 +25,7 @@ from graftwork.engine.lora.triton.tile_kernels import expand_tiles_kernel, shrin
 from graftwork.engine.lora.triton.tiles import MAX_PARTS
 
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Shared memory that one program may have, by compute capability."""
+"""Bytes of shared memory that one program may have, by compute capability."""
 
 _POINTER_NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 _FP32_POINTERS = {"planes", "scales", "part_weight"}
@@ -64,7 +66,7 @@ class LayerShape:
 
     @property
     def kernels(self) -> tuple[Any, Any]:
-        """The shrink kernel and the expand kernel."""
+        """Returns the shrink kernel and the expand kernel that serve this shape."""
         if self.tile_rows == ROW_WISE:
             return shrink_rows_kernel, expand_rows_kernel
         return shrink_tiles_kernel, expand_tiles_kernel
@@ -98,7 +100,7 @@ class CompiledKernel:
 
 
 def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAPES) -> Iterator[CompiledKernel]:
-    """Build shrink and expand for each shape and architecture."""
+    """Compile shrink and expand for each shape and architecture."""
     for capability in capabilities:
         for shape in shapes:
             for kernel in shape.kernels:
@@ -145,7 +147,7 @@ def _type_of(name: str, shape: LayerShape) -> str:
 
 
 def constants_of(shape: LayerShape) -> dict[str, Any]:
-    """The compile-time arguments that a launch for this shape passes to the kernels."""
+    """Returns the compile-time arguments that a launch for this shape passes to the kernels."""
     plan = shape.plan
     return {
         "NUM_SLICES": shape.num_slices,
@@ -170,7 +172,7 @@ HEADING = _LINE.format("kernel", "layer", "dtype", "rank", "arch", "shared bytes
 
 
 def line_of(built: CompiledKernel) -> str:
-    """One kernel's line under HEADING."""
+    """Returns one kernel's line of the table whose first line is HEADING."""
     return _LINE.format(
         built.kernel,
         built.shape.name,

@@ -1,6 +1,9 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Code that the kernels share: the arguments that make no variants, and helpers for a block of output columns."""
+"""Code that the kernels share: lists of arguments for which no variants are compiled, and helpers for output blocks.
+
+An output block is a range of a slice's output columns that one program computes.
+"""
 
 import triton
 import triton.language as tl
@@ -11,12 +14,12 @@ UNALIGNED = ("a_pointers", "b_pointers", "column_scales", "column_shifts", "rank
 Without this list Triton would compile a variant for every combination of alignments.
 """
 COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
-"""Arguments whose values must not make variants."""
+"""Counts that are passed to the kernels. Without this list Triton would compile variants for special values."""
 
 
 @triton.jit
 def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    """The slice of an output block, and the first block of that slice."""
+    """Returns the slice to which an output block belongs, and the first block of that slice."""
     slice_index = 0
     first_block = 0
     blocks_before = 0
@@ -51,7 +54,10 @@ def is_changed(
 
 @triton.jit
 def change_columns(y_block, column_scales, column_shifts, entry, columns, width):
-    """column_scale * y + column_shift in fp32. An absent scale is 1, an absent shift 0. `columns` broadcast with y."""
+    """Returns column_scale * y + column_shift in fp32. An absent scale is 1, an absent shift 0.
+
+    `columns` must broadcast with y.
+    """
     scale_address = tl.load(column_scales + entry)
     shift_address = tl.load(column_shifts + entry)
     scale_pointers = scale_address.to(tl.pointer_type(tl.float32)) + columns

@@ -28,7 +28,7 @@ LayerKey = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """The conditions that a captured graph is valid for. Another key needs another capture."""
+    """The conditions under which a captured CUDA graph is valid. Another key needs another capture."""
 
     capacity: SegmentCapacity
     has_columns: bool
@@ -101,7 +101,7 @@ class FusedLora:
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def assign(self, slot: int, deltas: Mapping[LayerKey, SlotPairs]) -> None:
-        """Put an adapter into a free slot. `adapter` has its terms by layer and group; unchanged layers may be absent.
+        """Put an adapter into a free slot. `adapter` maps (layer, group) to terms; unchanged layers may be absent.
 
         Tensors are used where they are if they are on the device, have the weights' dtype, are 16-byte aligned, and
         have the layout A [rank, in_features], B the transpose of a contiguous [rank, width]. Others are copied. The
@@ -118,7 +118,7 @@ class FusedLora:
         self._residents[slot] = resident
 
     def release(self, slot: int) -> None:
-        """Empty a slot and drop its adapter, in stream order. Ends the step.
+        """Empty a slot and drop its adapter, in the order of the current stream. Ends the step.
 
         Raises ValueError if the slot is empty.
         """
@@ -146,7 +146,7 @@ class FusedLora:
     def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
         """Tell which delta each row of the batch gets: a slot's, a mixture's of up to four (slot, weight), or none.
 
-        With a capacity, the arrays have fixed sizes and addresses, one set for each capacity. A graph that was captured
+        Each capacity has its own set of arrays, with fixed sizes and addresses. A graph that was captured
         after `begin_step` may be replayed after any `begin_step` that returns an equal key.
         Raises ValueError if a slot is empty, if the capacity is exceeded, or if a mixture has an adapter that scales or
         shifts columns, because those have no weighted sum.
@@ -193,7 +193,7 @@ class FusedLora:
         return self._captured[capacity]
 
     def _part(self, slot: int, weight: float, num_parts: int) -> _Resident:
-        """The slot and weight of one part of a row."""
+        """Returns the adapter in a slot, after checking that it can be one of `num_parts` adapters of a row."""
         resident = self._residents[slot] if 0 <= slot < self.num_slots else None
         if resident is None:
             raise ValueError(f"slot {slot} is empty: assign an adapter to it first")

@@ -5,9 +5,9 @@
 
 There are two pairs of kernels: for tiles of many rows (tile_kernels.py) and for single rows (row_kernels.py). The
 segments decide which pair runs. A program is launched for each tile (see tiles.py) and finds weights by address (see
-slice_table.py), so adapters may have different ranks. Base rows, empty tiles, unused slots and ranks beyond an
-adapter's own are neither read nor written. There are no atomics. Input features are summed in spans in fp32, and the
-spans in order, so equal rows give equal bits.
+slice_table.py), so adapters may have different ranks. Rows without an adapter (base rows), empty tiles, unused slots
+and ranks beyond an adapter's own are neither read nor written. There are no atomics. Input features are summed in spans
+in fp32, and the spans in order, so equal rows give equal bits.
 
 Under the interpreter (TRITON_INTERPRET=1, tensors on the CPU) operands are upcast when they are loaded, because its
 bf16 arithmetic is wrong. The kernels use only built-ins of the language, so that a copy of them can be interpreted in a
@@ -65,13 +65,17 @@ def apply_lora(
 
 
 def bounds_of(table: SliceTable) -> LaunchBounds:
-    """Bounds for every adapter that may be in the table. Columns are counted only if an adapter has them now."""
+    """Returns bounds that hold for every adapter that may be in the table.
+
+    Columns (scales and shifts) are included only if an adapter has them now.
+    """
     return LaunchBounds(table.max_rank, table.has_columns)
 
 
 def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank: int) -> torch.Tensor:
-    """Scratch memory for v, with ranks rounded up to whole blocks: fp32 [num_planes, rows, ranks of all parts and
-    slices].
+    """Returns scratch memory for v: fp32 [num_planes, rows, ranks of all parts and slices].
+
+    The ranks of each part and slice are rounded up to whole blocks.
 
     It is not cleared: shrink writes the blocks that hold real ranks, and expand reads only those.
     """
@@ -97,7 +101,7 @@ def lora_expand(
 ) -> None:
     """y = column_scale * y + column_shift + scale * (v @ B.T), in place. Sums are fp32 and are rounded once.
 
-    Without `has_columns` the columns are not read.
+    Without `has_columns` column_scale and column_shift are not read.
     """
     expand_launch(planes, y, table, segments, plan, has_columns).run()
 
@@ -117,7 +121,7 @@ class Launch:
 def shrink_launch(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> Launch:
-    """The launch of shrink."""
+    """Returns the kernel, grid and arguments of shrink."""
     arguments = _common_arguments(planes, table, segments, plan)
     grid = (segments.num_tiles * segments.num_parts * table.num_slices * arguments["rank_blocks"], plan.num_planes)
     arguments |= {
@@ -144,7 +148,7 @@ def expand_launch(
     plan: LoraPlan,
     has_columns: bool,
 ) -> Launch:
-    """The launch of expand."""
+    """Returns the kernel, grid and arguments of expand."""
     out_blocks = sum(-(-width // plan.block_out) for width in table.slice_widths)
     grid = (segments.num_tiles * out_blocks,)
     arguments = _common_arguments(planes, table, segments, plan) | {
@@ -172,7 +176,7 @@ def expand_launch(
 def _common_arguments(
     planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> dict[str, Any]:
-    """The arguments of all four kernels."""
+    """Returns the arguments that all four kernels take."""
     return {
         "planes": planes,
         "ranks": table.ranks,
@@ -193,7 +197,7 @@ def _common_arguments(
 
 
 def _tile_arguments(segments: LoraSegments) -> dict[str, Any]:
-    """The further arguments of the kernels for tiles of many rows."""
+    """Returns the arguments that only the kernels for tiles of many rows take."""
     return {
         "tile_start": segments.tile_start,
         "tile_length": segments.tile_length,
@@ -202,7 +206,7 @@ def _tile_arguments(segments: LoraSegments) -> dict[str, Any]:
 
 
 def expand_precision(dtype: torch.dtype) -> dict[str, bool | str]:
-    """How expand multiplies tiles by weights of this dtype without losing the precision of v, which is fp32.
+    """Returns how expand multiplies v, which is fp32, by weights of this dtype without losing v's precision.
 
     v is not split into fp16 halves, because it may exceed fp16's range. fp16 weights are exact in tf32, so three tf32
     products are as precise as fp32.

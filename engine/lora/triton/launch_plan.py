@@ -19,7 +19,10 @@ from dataclasses import dataclass
 ROW_WISE = 1
 """The value of `tile_rows` for the row-wise way: a tile is one row."""
 GROUPED_TILE_ROWS = (16, 32)
-"""The sizes of a tile of the grouped way. Larger tiles would change the matrix instruction, and so the bits of a row."""
+"""The sizes of a tile of the grouped way.
+
+Larger tiles would change the matrix instruction, and so the bits of a row.
+"""
 TILE_ROWS = (ROW_WISE, *GROUPED_TILE_ROWS)
 
 _SPAN_FEATURES = 512  # the least features for which a program is worth its launch
@@ -41,13 +44,13 @@ class StepShape:
     num_rows: int
     """Rows with an adapter. A row counts once for every part of its mixture."""
     num_adapters: int
-    """Distinct adapters among them."""
+    """The number of distinct adapters of these rows."""
     total_ranks: int
-    """Sum over the distinct adapters of their largest ranks."""
+    """The sum of the largest ranks of the distinct adapters."""
 
 
 def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
-    """The number of rows of a tile: ROW_WISE, or one of GROUPED_TILE_ROWS.
+    """Returns the number of rows of a tile: ROW_WISE, or one of GROUPED_TILE_ROWS.
 
     Row-wise, each row reads its adapter; grouped, each tile does. Both read an adapter from memory only once, because a
     layer's part of it stays in L2. So row-wise is chosen if an adapter has few rows (a tile would be 15/16 empty) or if
@@ -66,9 +69,9 @@ def _is_better_by_row(step: StepShape) -> bool:
 
 
 def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
-    """Small tiles if an adapter has few rows, so that no program idles.
+    """Returns the number of rows of a tile for the grouped way.
 
-    Larger tiles if its weights would be read again.
+    Tiles are small if adapters have few rows, and larger if small tiles would read an adapter's weights again.
     """
     small, large = GROUPED_TILE_ROWS
     return large if num_adapters and num_rows // num_adapters >= 2 * large else small
@@ -126,7 +129,7 @@ class LoraPlan:
 
 
 def plan_for(shape: LaunchShape) -> LoraPlan:
-    """The plan of a layer in a step."""
+    """Returns how to launch the kernels for one layer in one step."""
     is_row_wise = shape.tile_rows == ROW_WISE
     is_narrow = shape.element_bytes <= 2
     if is_row_wise:

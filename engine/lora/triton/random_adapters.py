@@ -11,7 +11,7 @@ from graftwork.engine.lora.weights import LoraPair
 def random_pair(
     rank: int, in_features: int, width: int, dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0
 ) -> LoraPair:
-    """Make a pair whose delta is about standard normal if x is standard normal."""
+    """Make the pair of matrices A and B. If x is standard normal, the delta is about standard normal too."""
     A = torch.randn(rank, in_features, generator=generator) / in_features**0.5
     B = torch.randn(width, rank, generator=generator) / rank**0.5
     return LoraPair(A.to(dtype), B.to(dtype), scale)
@@ -24,7 +24,7 @@ def random_slots(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> list[list[LoraPair | None]]:
-    """Make adapters by slot. `ranks` has a rank for each slot and slice; 0 leaves the slice unchanged."""
+    """Make adapters by slot. `ranks` holds a rank for each slot and slice. With rank 0 the slice is unchanged."""
     return [
         [
             random_pair(rank, in_features, width, dtype, generator, scale=0.5 + 0.25 * slot + 0.125 * index)

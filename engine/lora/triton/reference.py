@@ -14,7 +14,7 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, Parts
 def lora_delta(
     x: torch.Tensor, segments: LoraSegments, slots: Sequence[SlotPairs], slice_widths: Sequence[int]
 ) -> torch.Tensor:
-    """The delta of a fused layer's output: fp32 [num_rows, sum of widths], zero for base rows.
+    """Returns the delta of a fused layer's output: fp32 [num_rows, sum of widths], zero for rows without an adapter.
 
     `x` is [num_rows, in_features]; `slots` are the adapters by slot, each by slice.
     """
@@ -41,7 +41,7 @@ def add_lora(
 ) -> torch.Tensor:
     """Scale and shift the columns of y and add the delta, in fp32, rounded once. Returns a new tensor like y.
 
-    A mixture has the columns of its first part.
+    For a mixture, only the columns of its first adapter are applied.
     """
     delta = lora_delta(x, segments, slots, slice_widths)
     expected = y.clone()
@@ -61,7 +61,7 @@ def add_lora(
 
 
 def _tiles(segments: LoraSegments) -> Iterator[tuple[torch.Tensor, Parts]]:
-    """The rows [length] int64 and the parts of each tile that is not padding."""
+    """Yields the row numbers ([length] int64) and the parts (slots with weights) of each tile that is not padding."""
     for tile in range(segments.num_tiles):
         start, length = int(segments.tile_start[tile]), int(segments.tile_length[tile])
         if length:

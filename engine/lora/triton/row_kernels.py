@@ -29,7 +29,7 @@ def sum_first_axis(block):
 
 @triton.jit
 def dot_span(x_row, a_rows, rank_mask, first, last, BLOCK_RANK: tl.constexpr, BLOCK_IN: tl.constexpr):
-    """One row of x @ A.T over the input features [first, last): fp32 [BLOCK_RANK]."""
+    """Returns one row of x @ A.T over the input features [first, last): fp32 [BLOCK_RANK]."""
     total = tl.full((BLOCK_RANK, BLOCK_IN), 0.0, tl.float32)
     for block_start in range(first, last, BLOCK_IN):
         features = block_start + tl.arange(0, BLOCK_IN)
@@ -65,7 +65,7 @@ def shrink_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """v = x @ A.T for one row, part, slice and block of ranks, into its plane."""
+    """Write v = x @ A.T for one row, part, slice and block of ranks, into the plane of its span."""
     blocks_a_row = NUM_PARTS * NUM_SLICES * rank_blocks
     position = tl.program_id(0) // blocks_a_row
     block = tl.program_id(0) % blocks_a_row
@@ -135,7 +135,9 @@ def expand_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """y = columns of y, plus scale * (v @ B.T) of each part in turn, for one row and one block of output columns."""
+    """Change one block of output columns of one row: scale and shift y, then add scale * (v @ B.T) of each part in
+    turn.
+    """
     position = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks
     num_parts = tl.load(tile_parts + position)

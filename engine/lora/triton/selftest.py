@@ -1,4 +1,5 @@
-"""Tests the kernels on a device at start, before an engine relies on them: do they compile, and are they right?
+"""Tests the kernels on a device at start, before an engine relies on them: do they compile, and are their results
+right?
 
 Triton compiles a kernel at its first launch, with tools that a machine may lack, and the result may be wrong on a new
 device. The test applies a few small adapters in both ways and compares them with plain torch.
@@ -25,7 +26,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say what is wrong with the kernels on a device. None if they agree with the reference."""
+    """Returns what is wrong with the kernels on a device. None if they agree with the reference."""
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}
@@ -37,7 +38,7 @@ def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _error(device: torch.device, dtype: torch.dtype, tile_rows: int) -> float:
-    """The largest error of a batch against the reference, relative to its largest value."""
+    """Returns the largest error of a batch, relative to the largest value of the reference."""
     generator = torch.Generator().manual_seed(_SEED)
     slots: list[SlotPairs] = [*random_slots(_RANKS, _IN_FEATURES, _WIDTHS, dtype, generator)]
     slots[2] = with_random_columns(random_slots(_RANKS, _IN_FEATURES, _WIDTHS, dtype, generator)[2], _WIDTHS, generator)

@@ -32,7 +32,10 @@ class SliceTerms:
 
 
 SlotPairs = Sequence[LoraPair | SliceTerms | None]
-"""One adapter's terms for each slice of a fused layer. A pair has no columns; None leaves the slice unchanged."""
+"""One adapter's terms for each slice of a fused layer.
+
+A LoraPair has no columns (scales and shifts of outputs). With None the slice is unchanged.
+"""
 
 _ALIGNED_ELEMENTS = 16
 _ALIGNED_BYTES = 16
@@ -40,7 +43,7 @@ _NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
 
 
 def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
-    """An entry of SlotPairs in its general form.
+    """Returns a slice's entry in SlotPairs as SliceTerms.
 
     Raises ValueError for a pair with a magnitude or bias of its own: those depend on the base's weights.
     """
@@ -85,7 +88,7 @@ class SliceTable:
     """The largest rank that an entry may have."""
     dtype: torch.dtype
     rows: list[SlotRow]
-    """The row of each slot. It keeps alive the tensors that its words point to."""
+    """The row of each slot. A row keeps alive the tensors whose addresses it holds."""
 
     @property
     def num_slots(self) -> int:
@@ -110,9 +113,9 @@ class SliceTable:
         return all(size % _ALIGNED_ELEMENTS == 0 for size in (self.in_features, *self.slice_widths))
 
     def replace_slot(self, slot: int, pairs: SlotPairs) -> None:
-        """Point a slot at another adapter, in stream order and at unchanged table addresses.
+        """Write another adapter's addresses into a slot, in the current stream's order. The table itself does not move.
 
-        The caller must make sure that no later step uses this slot for the former adapter.
+        The caller must make sure that no later step uses this slot for the adapter that was in it.
         Raises ValueError, and changes nothing, if a shape or rank does not fit the table.
         """
         row = self.row_of(pairs)
@@ -132,11 +135,11 @@ class SliceTable:
         )
 
     def keep(self, slot: int, row: SlotRow) -> None:
-        """Note that `row` has been written to a slot's words."""
+        """Record that the caller has written `row` to a slot's words, and keep the row's tensors alive."""
         self.rows[slot] = row
 
     def _entry(self, index: int, delta: SliceTerms) -> "_Entry":
-        """Make an entry: tensors in the kernels' layout (copied only if necessary), rank and scale."""
+        """Returns an entry: tensors in the kernels' layout (copied only if necessary), rank and scale."""
         width = self.slice_widths[index]
         for column in (delta.column_scale, delta.column_shift):
             if column is not None and column.shape != (width,):
@@ -159,7 +162,7 @@ class SliceTable:
         return replace(entry, A=A, B=B, rank=pair.rank, scale=pair.scale)
 
     def _readable(self, tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """The tensor on the table's device, row-major and aligned. Copies it only if necessary."""
+        """Returns the tensor on the table's device, row-major and aligned. Copies the tensor only if necessary."""
         if tensor is None:
             return None
         placed = tensor.to(self.words.device, dtype).contiguous()
@@ -185,7 +188,7 @@ class _Entry:
 
 
 def num_words(num_slices: int) -> int:
-    """64-bit words that a slot takes in a table: its addresses, then its ranks, then its scales."""
+    """Returns how many 64-bit words a slot takes in a table: for its addresses, then its ranks, then its scales."""
     return _NUM_ADDRESSES * num_slices + 2 * -(-num_slices // 2)
 
 
@@ -204,7 +207,7 @@ def _words(entries: Sequence[_Entry]) -> torch.Tensor:
 
 
 def _views(words: torch.Tensor, num_slices: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Addresses by kind, ranks and scales, each [num_slots, num_slices], within [num_slots, words]."""
+    """Returns views of a table's words: addresses by kind, ranks, and scales, each [num_slots, num_slices]."""
     addresses = [words[:, kind * num_slices : (kind + 1) * num_slices] for kind in range(_NUM_ADDRESSES)]
     numbers = words[:, _NUM_ADDRESSES * num_slices :]
     half = numbers.shape[1] // 2
@@ -221,7 +224,7 @@ def empty_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """A table of empty slots. The slices lie side by side in y."""
+    """Returns a table of empty slots. The slices lie side by side in y."""
     words = torch.zeros(num_slots, num_words(len(slice_widths)), dtype=torch.int64, device=device)
     return table_over(words, slice_widths, in_features, max_rank, dtype)
 
@@ -229,7 +232,9 @@ def empty_table(
 def table_over(
     words: torch.Tensor, slice_widths: Sequence[int], in_features: int, max_rank: int, dtype: torch.dtype
 ) -> SliceTable:
-    """An empty table over given words, which must be zero: [num_slots, num_words(slices)] int64, rows of any stride."""
+    """Returns an empty table over given words, which must be zero: [num_slots, num_words(slices)] int64, rows of any
+    stride.
+    """
     num_slices = len(slice_widths)
     offsets = [sum(slice_widths[:index]) for index in range(num_slices)]
     addresses, ranks, scales = _views(words, num_slices)
@@ -259,7 +264,7 @@ def build_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """A table of these adapters, by slot."""
+    """Returns a table in which slot i holds the i-th adapter."""
     deltas = [slice_terms(entry) for pairs in slots for entry in pairs]
     max_rank = max((delta.pair.rank for delta in deltas if delta.pair is not None), default=1)
     table = empty_table(len(slots), slice_widths, in_features, max_rank, dtype, device)

@@ -27,7 +27,7 @@ def sum_span(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """x @ A.T over the input features [first, last): fp32 [BLOCK_ROWS, BLOCK_RANK]."""
+    """Returns x @ A.T over the input features [first, last): fp32 [BLOCK_ROWS, BLOCK_RANK]."""
     total = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
     for block_start in range(first, last, BLOCK_IN):
         features = block_start + tl.arange(0, BLOCK_IN)
@@ -70,7 +70,7 @@ def shrink_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """v = x @ A.T for one tile, part, slice and block of ranks, into its plane."""
+    """Write v = x @ A.T for one tile, part, slice and block of ranks, into the plane of its span."""
     blocks_a_tile = NUM_PARTS * NUM_SLICES * rank_blocks
     tile = tl.program_id(0) // blocks_a_tile
     block = tl.program_id(0) % blocks_a_tile
@@ -119,7 +119,7 @@ def shrink_tiles_kernel(
 def sum_planes(
     v_pointers, row_mask, plane_stride, NUM_PLANES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr
 ):
-    """The sum of the planes of v, added in order: fp32 [BLOCK_ROWS, BLOCK_RANK]."""
+    """Returns the sum of the planes of v, added in order: fp32 [BLOCK_ROWS, BLOCK_RANK]."""
     v = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
     for _ in tl.static_range(NUM_PLANES):
         v += tl.load(v_pointers, mask=row_mask[:, None], other=0.0)
@@ -129,7 +129,7 @@ def sum_planes(
 
 @triton.jit
 def multiply_precisely(v, b_block, total, SPLIT_V: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
-    """total + v @ b_block, with the fp32 precision of v (see launch.expand_precision)."""
+    """Returns total + v @ b_block, with the fp32 precision of v (see launch.expand_precision)."""
     if SPLIT_V:
         v_high = v.to(b_block.dtype)
         v_low = (v - v_high.to(tl.float32)).to(b_block.dtype)
@@ -181,7 +181,7 @@ def expand_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """y = columns of y, plus scale * (v @ B.T) of each part in turn, for one tile and one block of output columns."""
+    """Change one block of output columns of a tile: scale and shift y, then add scale * (v @ B.T) of each part."""
     tile = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks
     num_parts = tl.load(tile_parts + tile)

@@ -1,4 +1,4 @@
-"""The rows of a batch by adapter, cut into tiles. One kernel program computes one tile.
+"""Sorts the rows of a batch by adapter, and cuts them into tiles. One kernel program computes one tile.
 
 They are built once a step on the CPU, copied to the device in one piece, and used by all layers. Base rows are in no
 tile, so no kernel reads or writes them.
@@ -34,7 +34,10 @@ _ALIGNMENT = 4  # int32 entries: each array starts on 16 bytes, wherever the siz
 
 @dataclass(frozen=True, slots=True)
 class SegmentCapacity:
-    """Sizes that hold any batch of up to `num_rows` rows over `num_slots` adapters: what a CUDA graph is captured with."""
+    """Array sizes for any batch of up to `num_rows` rows and `num_slots` adapters.
+
+    A CUDA graph is captured with them.
+    """
 
     num_rows: int
     num_slots: int
@@ -47,7 +50,9 @@ class SegmentCapacity:
 
     @property
     def num_tiles(self) -> int:
-        """The most tiles that such a batch can need: one begun by each owner, the rest full."""
+        """The most tiles that such a batch can need: one partly filled tile for each owner, and full tiles for other
+        rows.
+        """
         owners = self.num_rows if self.has_mixtures else min(self.num_rows, self.num_slots)
         return owners + (self.num_rows - owners) // self.tile_rows
 
@@ -57,7 +62,7 @@ class LoraSegments:
     """The tiles of one step. Tile t is rows permutation[start : start + length] and adds the first parts[t] parts."""
 
     packed: torch.Tensor
-    """int32: the arrays below in one allocation, so that a step costs one copy."""
+    """The arrays below in one int32 allocation, so that a step copies only once."""
     tile_start: torch.Tensor  # [num_tiles] int32
     tile_length: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
     tile_parts: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
@@ -66,16 +71,16 @@ class LoraSegments:
     permutation: torch.Tensor  # [capacity in rows] int32, rows ordered by owner
     tile_rows: int
     num_rows: int
-    """Rows of the batch, those of the base included; with a capacity, the most that it allows."""
+    """The number of rows of the batch, rows without an adapter included. With a capacity, the most rows it allows."""
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles that a kernel is launched for, with padding."""
+        """The number of tiles for which a kernel is launched, empty ones included."""
         return self.tile_start.shape[0]
 
     @property
     def num_parts(self) -> int:
-        """Parts that a tile may have: 1, or MAX_PARTS where there are mixtures."""
+        """The most parts that a tile may have: 1, or MAX_PARTS if the step has mixtures."""
         return self.part_slot.shape[1]
 
     def refill(self, fresh: "LoraSegments") -> None:
@@ -92,7 +97,7 @@ class LoraSegments:
 
 
 def parts_of(owner: RowOwner) -> Parts:
-    """A row's owner as pairs of slot and weight. Raises ValueError for a mixture of none or too many."""
+    """Returns a row's owner as pairs of slot and weight. Raises ValueError for a mixture of no or too many adapters."""
     if isinstance(owner, int):
         return ((owner, 1.0),)
     if not 1 <= len(owner) <= MAX_PARTS:
@@ -147,11 +152,11 @@ def _check_fits(num_rows: int, runs: Sequence[tuple[Parts, list[int]]], capacity
 
 
 Tile = tuple[int, int, Parts]
-"""Start, length and parts."""
+"""The first position of a tile, its number of rows, and its parts."""
 
 
 def _cut(runs: Sequence[tuple[Parts, list[int]]], tile_rows: int) -> list[Tile]:
-    """The tiles over rows that are sorted by owner."""
+    """Returns the tiles of rows that are sorted by owner."""
     tiles: list[Tile] = []
     run_start = 0
     for parts, rows in runs:
@@ -206,5 +211,5 @@ def _pack(
 
 
 def _fill(array: torch.Tensor, values: Sequence[float]) -> None:
-    """The first entries; the rest stay zero."""
+    """Write the first entries of an array. The other entries stay zero."""
     array[: len(values)] = torch.tensor(values, dtype=array.dtype)
