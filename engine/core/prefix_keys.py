@@ -1,4 +1,4 @@
-"""Names a page of KV by its content.
+"""Names a page of KV by its content, and counts how often a request has generated each token.
 
 A page's key is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from its
 parent's key, so the keys of one prompt form a chain. Two pages with the same key hold the same KV, in any process and
@@ -6,10 +6,9 @@ on any tier.
 
 Every part of a digest is preceded by its length and by a tag, so two different chains never hash the same bytes.
 
-Counts how often a request has generated each token. Penalties use the counts.
-
-Owns two flat arrays for each request and extends them token by token, so a step never counts a context again. Holds
-known tokens only. Draft tokens are added to the copy that a step makes, never to the arrays here.
+TokenHistory owns the token counts of one request; penalties use them. It extends two flat arrays token by token, so a
+step never counts a context again. The arrays count known tokens only. Draft tokens are added to the copy that a step
+makes, never to the arrays of TokenHistory.
 """
 
 import hashlib
@@ -91,7 +90,7 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 
 def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
-    """Yields the edge of each whole page of `token_ids`, first page first."""
+    """Yields the scope and the tokens of each whole page of `token_ids`, first page first. The tree calls both an edge."""
     for index in range(len(token_ids) // page_tokens):
         yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])
 

@@ -1,19 +1,17 @@
-"""Decides how long a session that waits for tools keeps its pages on the device.
+"""Estimates how long tools take, and decides how long a session that waits for tools keeps its pages on the device.
 
-A lease of tau seconds is worth P(T <= tau) * benefit - cost * E[min(T, tau)], where T is the time at which the last
-tool answers. An answer within the lease saves the time to load or compute the pages and to wait for room. Every second
-of the lease takes room from other sessions. ToolLatencyModel learns T for each tool of each domain and returns the best
-tau. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected cost of the time
-held.
+A lease keeps pages on the device for a limited time. A lease of tau seconds is worth P(T <= tau) * benefit - cost *
+E[min(T, tau)], where T is the time at which the last tool answers. An answer within the lease saves the time to load or
+compute the pages and to wait for room. Every second of the lease takes room from other sessions. ToolLatencyModel
+learns T for each tool of each domain and returns the best tau. Source: the time-to-live of Continuum / CacheTTL (arXiv
+2511.02230), extended by the expected cost of the time held.
 
 A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is limited per domain
 and in total, so a domain that invents tool names cannot evict the histograms of other domains.
 
-Estimates how long an operation takes from how long it took before.
-
-LatencyHistogram owns the weights of logarithmic buckets, and older observations lose weight. There are four buckets per
-octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %). This is exact enough for a
-lease. A histogram takes 0.8 KiB.
+LatencyHistogram estimates how long a tool will take from how long it took before. It owns the weights of logarithmic
+buckets, and older observations lose weight. There are four buckets per octave from 1 ms to 10 h, so a quantile is wrong
+by at most a factor of 2^(1/4) (19 %). This is exact enough for a lease. A histogram takes 0.8 KiB.
 
 Inside a bucket the logarithm of the time is uniform. In the first bucket the time itself is uniform. A time above the
 last edge counts as "never".
@@ -162,9 +160,9 @@ def lognormal_masses(median_s: float, sigma: float) -> Floats:
 
 
 _FIRST_GUESS: Floats = lognormal_masses(median_s=2.0, sigma=2.0)
-"""The prior before any observation: half of all tools answer within 2 s, and 5 % need more than 54 s.
+"""The distribution assumed before any observation: half of all tools answer within 2 s, 5 % need more than 54 s.
 
-These are guesses.
+Both figures are guesses.
 """
 
 

@@ -1,17 +1,15 @@
-"""Finds the file of each page, and counts the bytes of the disk store.
+"""Finds the file of each page on disk, and counts the bytes, the work and the failures of the disk store.
 
-Owns the entry of each file. An entry is in one of these states:
+DiskIndex owns the record of each file. A file is in one of these states:
 
-    claimed    its bytes are counted, but its pages are not found yet
-    published  its pages are found, and it may be evicted
-    retired    its pages are no longer found, but its bytes are counted until the file is gone
-    freed      it is forgotten
+    claimed    the file's bytes are counted, but its pages are not found yet
+    published  the file's pages are found, and the file may be evicted
+    retired    the file's pages are no longer found, but its bytes are counted until the file is gone
+    freed      the index has forgotten the file
 
-Never touches a file. Each method is atomic: it holds one lock, but never during I/O, so the engine's loop may call it
-while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less than the bytes in the
-folder.
-
-Counts what the disk store does, and logs failures at most once a minute.
+The index never reads, writes or removes a file. Each method is atomic: it holds one lock, but never during I/O, so the
+engine's loop may call it while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less
+than the bytes in the folder. DiskMonitor owns the counters, and logs failures at most once a minute.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Describes copies of pages between tiers.
+"""Describes copies of pages between tiers, and lets a step use a load before the load has ended.
 
     SAVE   device → host      STORE  host → disk
     LOAD   host → device      FETCH  disk → device
@@ -7,7 +7,8 @@ A TransferPlan is immutable and names all pages that it uses. The planner marks 
 begins, and evicts nothing while it makes a plan. A CopyEngine runs plans on other threads. A TransferDone message
 reports the end of a plan to the loop.
 
-Lets a step use a load before the load has ended: in each layer, attention waits only for that layer's KV.
+While a page is loaded, a step may already use it: in each layer, attention waits only for that layer's KV. A gate is
+the record of which layers of one load may be read.
 
     copier     creates a gate, copies groups of layers from the first on, and opens each group after its copy
     loop       adds the gate when the pages become readable, and selects it for the steps that read the pages
