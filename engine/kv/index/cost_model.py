@@ -1,7 +1,7 @@
 """Decides how much of a cached prefix to load and how much to compute again.
 
-Owns the estimated costs. A load costs a fixed time and a time for each page. A prefill costs a fixed time, a time for
-each token, and a time for each position that a token attends to. The engine measures its own device at start
+Owns the estimated costs, in seconds. A load costs a fixed time and a time for each page. A prefill costs a fixed time,
+a time for each token, and a time for each position that a token attends to. The engine measures its own device at start
 (`fit_transfer`, `fit_prefill`) and corrects the estimates while it runs (CostTracker).
 
 A token can only be computed after all tokens before it. So the first part of the missing tokens is loaded, and the rest
@@ -62,7 +62,7 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """The costs of all ways to bring a prefix to the device."""
+    """The costs of all ways to bring the KV of a prefix to the device."""
 
     host: TransferCost
     disk: TransferCost
@@ -118,14 +118,14 @@ class PrefillSample:
 
 
 def fit_transfer(samples: Sequence[TransferSample]) -> TransferCost:
-    """Fits a cost to measurements by least relative error."""
+    """Returns the cost that fits the measurements with the least relative error."""
     features = [[1.0, float(sample.num_pages)] for sample in samples]
     fixed_s, page_s = fit_costs(features, [sample.seconds for sample in samples])
     return TransferCost(fixed_s, max(page_s, _MIN_SECONDS))
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
-    """Fits a cost to measurements by least relative error."""
+    """Returns the cost that fits the measurements with the least relative error."""
     features = [
         [float(sample.num_tokens), _attended(sample.num_tokens, sample.context_tokens), 1.0] for sample in samples
     ]
@@ -134,7 +134,7 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
 
 
 class CostTracker:
-    """The present estimate. It is corrected by observed times.
+    """Owns the present estimate of all costs, and corrects it by observed times.
 
     An observation multiplies all costs of its kind by one factor: the ratio of observed to expected time, to the power
     of `smoothing`. The ratio is limited to 8, so one stall does not reverse a decision.

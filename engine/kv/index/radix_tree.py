@@ -59,7 +59,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A session's claim on device pages. While it lasts, pages without a lease are evicted first."""
+    """Protects device pages of a session for a limited time: until it ends, pages without a lease are evicted first."""
 
     until: float
     """End of the lease in seconds, on the engine's monotonic clock."""
@@ -153,7 +153,7 @@ class RadixTree:
         self.on_copy_changed(node, tier, 1)
 
     def move_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Renumbers a node's copy after the page and its holders have moved."""
+        """Gives a node's copy its new page number, after the page and its holders were moved."""
         former = node.page(tier)
         assert former is not None, f"the node has no copy on the {tier}"
         del self._nodes[tier][former]
