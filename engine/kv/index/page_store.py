@@ -97,7 +97,7 @@ class KvSizes:
     reserve_share: float = 0.5
     """Share of each tier, in [0, 1], that is divided equally among the domains that have pages there.
 
-    A domain's part is its reserve: other domains cannot evict so many of its pages.
+    A domain's part is its reserve: evictions for other domains leave it at least this many pages.
     """
     lora_floor_share: float = 0.0
     """Share of the device, in [0, 1], that is reserved for adapters."""
