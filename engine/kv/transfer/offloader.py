@@ -105,8 +105,8 @@ class PageOffloader:
         """Copies to the host the nodes that have waited longest for a copy there.
 
         A node that does not fit on the host must not block other nodes. While other copies use the host, the node moves
-        to the end of the queue. Otherwise it leaves the queue until its path is used again. This keeps two paths that are too
-        large for the host from evicting each other for ever.
+        to the end of the queue. Otherwise it leaves the queue until its path is used again. This keeps two paths that
+        are too large for the host from evicting each other for ever.
         """
         is_busy = self._page_store.host.in_flight_pages > 0
         oldest = self._oldest_dirty()
