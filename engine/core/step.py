@@ -66,7 +66,10 @@ class RequestSlice:
     adapters: tuple[AdapterUse, ...]
     """Sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
-    """One for the last known token and one for each draft token. Empty if the slice ends before the last known token."""
+    """One for the last known token and one for each draft token.
+
+    Empty if the slice ends before the last known token.
+    """
 
     @property
     def end(self) -> int:

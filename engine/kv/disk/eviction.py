@@ -77,7 +77,10 @@ class VictimSearch:
     def __init__(
         self, usage: DomainUsage, queues: Mapping[FileDomain, OrderedDict[str, PageFile]], kept: Collection[str]
     ) -> None:
-        """`queues` holds the files of each domain, least recently used first. Files named in `kept` are never chosen."""
+        """`queues` holds the files of each domain, least recently used first.
+
+        Files named in `kept` are never chosen.
+        """
         self.victims: list[PageFile] = []
         self._usage = usage
         self._bytes = usage.bytes_by_domain()
@@ -122,7 +125,10 @@ class VictimSearch:
         return self._bytes[domain] > self._usage.reserve_of(domain)
 
     def _choose_oldest(self, may_lose: Callable[[FileDomain], bool]) -> bool:
-        """Adds the oldest file of all domains for which `may_lose` is true as a victim. Returns False if there is none."""
+        """Adds the oldest file of all domains for which `may_lose` is true as a victim.
+
+        Returns False if there is none.
+        """
         oldest = [file for domain, file in self._oldest.items() if file is not None and may_lose(domain)]
         if not oldest:
             return False

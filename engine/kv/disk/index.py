@@ -289,9 +289,7 @@ class DiskIndex:
         self._usage.add_bytes(file.domain, file.num_bytes)
 
     def _publish(self, file: PageFile) -> None:
-        """Makes a claimed file findable, as the most recently used file, even if other files were used during its
-        write.
-        """
+        """Makes a claimed file findable as the last used file, even if other files were used while it was written."""
         del self._hidden[file.name]
         self._last_stamp_ns = file.used_at_ns = max(self._last_stamp_ns, file.used_at_ns)
         self._queues.setdefault(file.domain, OrderedDict())[file.name] = file

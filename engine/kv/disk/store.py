@@ -209,7 +209,10 @@ class DiskStore:
     def _write_file(
         self, domain: bytes, fresh: Sequence[tuple[PageKey, memoryview]], kept: set[str]
     ) -> PageFile | None:
-        """Writes one file with as many of the pages as fit, from the first on. Returns None if none could be written."""
+        """Writes one file with as many of the pages as fit, from the first on.
+
+        Returns None if none could be written.
+        """
         page_bytes = len(fresh[0][1])
         assert page_bytes > 0
         assert all(len(view) == page_bytes for _, view in fresh), "the pages of one file are of one size"
@@ -223,7 +226,10 @@ class DiskStore:
         return file if self._index.claim(file) and self._put(file, [header.encode(), *views]) else None
 
     def _make_room(self, domain: bytes, num_pages: int, page_bytes: int, kept: set[str]) -> int:
-        """Makes room for one file with `num_pages` pages, or fewer if needed. Returns how many pages the file may have."""
+        """Makes room for one file with `num_pages` pages, or fewer if needed.
+
+        Returns how many pages the file may have.
+        """
         count = min(num_pages, MAX_PAGES, max(self._file_bytes // page_bytes, 1))
         while count > 0:
             victims = self._index.victims_for(domain, file_bytes(count, page_bytes), kept)
@@ -246,7 +252,10 @@ class DiskStore:
         return False
 
     def _finish_write(self, path: Sequence[PageKey], files: list[PageFile]) -> None:
-        """Marks all files of a path as used, the first file last, so that it is evicted last. Syncs new names to disk."""
+        """Marks all files of a path as used, the first file last, so that it is evicted last.
+
+        Syncs new names to disk.
+        """
         self._touch([*(span.file for span in self._index.spans(path)), *files])
         if files:
             self._files.sync()
@@ -270,9 +279,7 @@ class DiskStore:
         return span.count
 
     def _touch(self, files: Iterable[PageFile]) -> None:
-        """Marks files as used, the first file last, because later pages of a prompt are worthless without earlier
-        pages.
-        """
+        """Marks files as used, the first file last: later pages of a prompt are worthless without earlier pages."""
         for file in reversed(list(dict.fromkeys(files))):
             stamp = self._index.touch(file, self._now_ns())
             if stamp is not None:

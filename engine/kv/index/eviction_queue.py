@@ -122,7 +122,10 @@ class EvictionQueue:
         return domain
 
     def victim_domain_ignoring_reserves(self) -> Domain | None:
-        """Returns the domain that has the lowest-ranked of all idle pages; None if none is idle. O(number of domains)."""
+        """Returns the domain that has the lowest-ranked of all idle pages; None if none is idle.
+
+        O(number of domains).
+        """
         tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
         return min(tops)[2] if tops else None
 

@@ -114,7 +114,10 @@ class KvSizes:
 
     @property
     def max_lora_pages(self) -> int:
-        """The most frames that adapters may use: all but one context and all reserves. Never below `lora_floor_pages`."""
+        """The most frames that adapters may use: all but one context and all reserves.
+
+        Never below `lora_floor_pages`.
+        """
         return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
 
     def device_pages_for(self, lora_pages: int) -> int:
@@ -253,7 +256,7 @@ class PageStore:
     # ---- changes of a page's state ----------------------------------------------------------------------------
 
     def release(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """Removes one holder from each page. The tree keeps its pages cached."""
+        """Removes one holder from each page. Pages that are in the prefix tree stay cached."""
         self._queue_pages(tier, self.pool(tier).release(pages))
 
     def end_copy(self, tier: Tier, pages: Iterable[PageId]) -> None:

@@ -123,7 +123,10 @@ class PageCopier:
         self._report(TransferDone(plan, num_good, self._clock.monotonic() - started))
 
     def _announce(self, plan: TransferPlan) -> LayerGate | None:
-        """If loads may be used before they end, reports the load as readable and returns its gate. Else returns None."""
+        """If loads may be used before they end, reports the load as readable and returns its gate.
+
+        Else returns None.
+        """
         if not self._overlaps_loads or plan.kind is not TransferKind.LOAD:
             return None
         gate = LayerGate(self._cache.num_layers)

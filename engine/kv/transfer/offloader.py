@@ -40,7 +40,10 @@ class PageOffloader:
         self._saves = self._stores = 0
 
     def mark_dirty(self, nodes: Iterable[Node]) -> None:
-        """Queues the nodes of a path that have no copy on the host (dirty nodes). `nodes` are the path from its start."""
+        """Queues the nodes of a path that have no copy on the host (dirty nodes).
+
+        `nodes` are the path from its start.
+        """
         if not self._page_store.host.num_pages:
             return
         self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_saving)
@@ -118,7 +121,10 @@ class PageOffloader:
                     del self._dirty[node]
 
     def _oldest_dirty(self) -> list[Node]:
-        """Returns nodes of one domain without a copy on the host. Each comes after its ancestors without such a copy."""
+        """Returns nodes of one domain without a copy on the host.
+
+        Each comes after its ancestors without such a copy.
+        """
         chosen: dict[Node, None] = {}
         domain: Domain | None = None
         for node in list(islice(self._dirty, 4 * _BATCH_PAGES)):

@@ -74,7 +74,10 @@ class LayerGate:
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Waits until work that the calling thread starts later may read a layer. Raises LoadFailed if the load failed."""
+        """Waits until work that the calling thread starts later may read a layer.
+
+        Raises LoadFailed if the load failed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._end > layer or self._has_failed)
             opened = next((one for one in self._opened if one.end > layer), None)
