@@ -143,7 +143,7 @@ class KvCacheManager:
         return followed.record
 
     def lease(self, record: SessionRecord, nodes: Sequence[Node], lease: Lease) -> None:
-        """Protects the pages of a session from eviction for a limited time (a lease)."""
+        """Leases the pages of a session: for a limited time, pages without a lease are evicted first."""
         record.lease = lease
         self.page_store.lease(nodes, lease)
 

@@ -1,8 +1,8 @@
 """Records which sessions the engine has seen and which pages their histories contain.
 
 Owns the number of sessions whose history contains each page key. The number does not depend on the tier of a page, or
-on whether a copy exists. Never keeps a page allocated: sessions only make their pages last to be evicted.
-Invariant: the records stay within `max_keys`.
+on whether a copy exists. Never keeps a page allocated: a session only raises the rank of its pages, so that they are
+evicted later. Invariant: the records stay within `max_keys`.
 """
 
 from collections import OrderedDict

@@ -135,7 +135,7 @@ class LatencyHistogram:
         return float(self._masses.sum())
 
     def observe(self, seconds: float) -> None:
-        """Records one latency in seconds. An event that never ended counts as infinity."""
+        """Records one latency in seconds. Pass infinity for an event that never ended."""
         self._masses *= self._decay
         self._masses[np.searchsorted(EDGES, seconds)] += 1.0
 

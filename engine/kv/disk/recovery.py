@@ -50,7 +50,7 @@ class FolderScan:
         return sorted(found, key=lambda file: (file.used_at_ns, file.name))
 
     def _read_page_file(self, entry: FileEntry) -> PageFile | None:
-        """Returns the record of a file; None if another program made the file, or if it was damaged and is now removed."""
+        """Returns the record of a file; None if another program made it, or if it was damaged and is now removed."""
         file = PageFile(entry.name, entry.num_bytes, None, entry.used_at_ns)
         try:
             if not is_our_name(entry.name):

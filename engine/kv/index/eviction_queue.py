@@ -122,10 +122,7 @@ class EvictionQueue:
         return domain
 
     def victim_domain_ignoring_reserves(self) -> Domain | None:
-        """Returns the domain that has the lowest-ranked of all idle pages; None if none is idle.
-
-        O(number of domains).
-        """
+        """Returns the domain of the lowest-ranked idle page; None if no page is idle. O(number of domains)."""
         tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
         return min(tops)[2] if tops else None
 

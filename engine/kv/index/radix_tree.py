@@ -17,7 +17,7 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
 
 Domain = bytes
-"""Opaque name of the isolation domain that a page is charged to."""
+"""The name of the isolation domain that a page is charged to. It is compared, never interpreted."""
 
 PUBLIC: Domain = b""
 """The domain that public pages are charged to."""
@@ -195,7 +195,10 @@ class RadixTree:
         return below
 
     def check_integrity(self) -> None:
-        """Recounts the nodes. Checks that each is reachable and held, and that its ancestors have copies on its tiers."""
+        """Recounts the nodes. Checks that each node is reachable and held.
+
+        Also checks that, on each tier where a node has a copy, all its ancestors have one.
+        """
         seen: dict[Tier, set[PageId]] = {Tier.DEVICE: set(), Tier.HOST: set()}
         waiting = list(self._roots.values())
         while waiting:

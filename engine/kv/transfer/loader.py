@@ -31,7 +31,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenPath:
-    """Tokens from the start of a prompt, with the scopes of their pages and the domain that the pages are charged to."""
+    """Tokens from the start of a prompt, the scopes of their pages, and the domain that the pages are charged to."""
 
     scope: PrefixScope
     token_ids: Sequence[int]
@@ -128,7 +128,7 @@ class PageLoader:
         return Tier.DEVICE if plan is None else plan.kind.source
 
     def _pages_off_device(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
-        """Returns the cached pages after the first `start`: the tier of each page, and its node if it is on the host."""
+        """Returns the tier of each cached page after the first `start`, and its node if the page is on the host."""
         on_host = [(Tier.HOST, node) for node in match.nodes[start:]]
         return [*on_host, *((Tier.DISK, None) for _ in match.disk_keys)]
 
