@@ -18,7 +18,7 @@ import numpy as np
 from graftwork.engine.core.tiers import Tier
 
 _MIN_SECONDS = 1e-9
-"""The lower bound of every cost. Without it, a fit to noise could make an operation look free."""
+"""The lower bound of every cost, in seconds. Without this bound, a fit to noise could make an operation look free."""
 
 _MAX_RATIO = 8.0
 """An observation is limited to this many times slower or faster than expected."""
@@ -46,7 +46,7 @@ class PrefillCost:
 
     token_s: float
     attended_s: float
-    """Seconds for each pair of a token and a position that it attends to."""
+    """Seconds for each pair of a token and a position that the token attends to."""
     fixed_s: float
 
     def seconds(self, num_tokens: int, context_tokens: int) -> float:
@@ -76,7 +76,7 @@ class LoadCost:
         """Returns how many missing pages to load, from the first on. The rest is computed.
 
         `pages_by_tier` is the nearest tier of each page of the cached prefix. `total_tokens` is the length of the
-        prompt, uncached tokens included. Among equally fast choices it returns the smallest.
+        prompt, uncached tokens included. Among equally fast choices, the smallest number is returned.
 
         Only the borders between tiers are tried. Within one tier, load time grows linearly, and the time saved per page
         rises, because later tokens attend to more positions. So the minimum of the total time is at a border.
@@ -179,7 +179,7 @@ class CostTracker:
 
 
 def _attended(num_tokens: int, context_tokens: int) -> float:
-    """Returns the number of pairs of a new token and a position that it attends to.
+    """Returns the number of pairs of a new token and a position that the token attends to.
 
     Each new token attends to the context and, on average, to half of the new tokens.
     """
@@ -187,10 +187,10 @@ def _attended(num_tokens: int, context_tokens: int) -> float:
 
 
 def fit_costs(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Returns non-negative weights of the features. Their weighted sums have the least relative error to the seconds.
+    """Returns a non-negative weight for each feature, so that the weighted sums are closest to the measured seconds.
 
-    With relative error, short measurements count as much as long ones, so the fixed cost is fitted well too. Tries
-    every subset of features. This is exact, and cheap for two or three features.
+    Closest means the least relative error: short measurements count as much as long ones, so the fixed cost is fitted
+    well too. Tries every subset of features. This is exact, and cheap for two or three features.
     """
     assert features, "costs cannot be fitted to nothing"
     scale = 1.0 / np.maximum(np.asarray(seconds, dtype=np.float64), 1e-12)

@@ -54,7 +54,10 @@ class DiskPages(Protocol):
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Forgets all pages of a domain, given its digest. Returns how many there were."""
+        """Makes all pages of a domain unfindable.
+
+        `domain` is its digest. Returns how many pages could be found before.
+        """
         ...
 
 
@@ -108,7 +111,7 @@ class KvSizes:
 
     @property
     def device_reserve_pages(self) -> int:
-        """Pages of the device that are divided among the domains that have pages."""
+        """The number of device pages that are divided as reserves among the domains that have pages."""
         most = self.device_pages - self.context_pages - self.lora_floor_pages
         return max(min(int(self.reserve_share * self.device_pages), most), 0)
 
@@ -217,14 +220,20 @@ class PageStore:
         return missing <= 0 or missing <= frame_user.evictable_pages
 
     def evict(self, node: Node, tier: Tier, reason: MissReason) -> None:
-        """Evicts one idle page that is a leaf on the tier. Remembers the reason if no other copy exists."""
+        """Evicts one idle page that has no child on the tier.
+
+        Remembers the reason if no other copy of the page exists.
+        """
         other = node.host if tier is Tier.DEVICE else node.device
         if other is None and not self.disk.holds(node.key):
             self._remember_reason(node, reason)
         self.tree.remove_copy(node, tier)
 
     def forget(self, keys: Iterable[PageKey]) -> None:
-        """Removes pages and all pages after them from every tier. Keeps pages that outlive sessions."""
+        """Removes pages, and all pages that follow them in prompts, from every tier.
+
+        Keeps pages that a request without a session has used.
+        """
         for key in keys:
             node = self.tree.find(key)
             if node is None:
@@ -285,7 +294,7 @@ class PageStore:
                 queue.add(node)
 
     def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
-        """Leases the pages of a path. A page with several leases keeps the one that ends last."""
+        """Leases the pages of a path. A page with several leases keeps the lease that ends last."""
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease

@@ -38,15 +38,15 @@ class Node:
     device: PageId | None = None
     host: PageId | None = None
     is_loading: bool = False
-    """Whether a copy into the device page is still running."""
+    """Whether a transfer into the node's device page is still running."""
     is_saving: bool = False
-    """Whether a copy to the host is still running."""
+    """Whether a transfer of the page to the host is still running."""
     in_tree: bool = True
     children: "dict[Edge, Node]" = field(default_factory=dict)
     device_children: int = 0
     host_children: int = 0
     outlives_sessions: bool = False
-    """Whether a request without a session has used the page. Then closing a session does not remove it."""
+    """Whether a request without a session has used the page. Then closing a session does not remove the page."""
     lease: "Lease | None" = None
 
     def page(self, tier: Tier) -> PageId | None:
@@ -119,8 +119,8 @@ class RadixTree:
     ) -> list[Node]:
         """Adds the whole pages of computed tokens and returns their nodes.
 
-        If the tree already has a device page for a prefix, it keeps that page. Otherwise the caller's page becomes the
-        node's device copy. The caller keeps its holds and must release them later.
+        If the tree already has a device page for a prefix, the tree keeps that page. Otherwise the caller's page
+        becomes the node's device copy. The caller still holds its own pages and must release them later.
         """
         nodes: list[Node] = []
         parent: Node | None = None
@@ -146,7 +146,7 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Makes a held page the node's copy on the tier. The tree becomes one more holder."""
+        """Makes a page that has a holder the node's copy on the tier. The tree becomes one more holder of the page."""
         self._pools[tier].enter_tree(page)
         self._nodes[tier][page] = node
         self._set_copy(node, tier, page)
@@ -169,7 +169,7 @@ class RadixTree:
         return self._ticks
 
     def remove_copy(self, node: Node, tier: Tier) -> None:
-        """Removes a node's copy from a tier on which it is a leaf. A node without copies leaves the tree."""
+        """Removes a node's copy from a tier. No child may have a copy there. A node without copies leaves the tree."""
         assert node.is_leaf_on(tier), "a page is dropped only after those below it"
         page = node.page(tier)
         assert page is not None, f"the node has no copy on the {tier}"

@@ -123,7 +123,7 @@ class PageCopier:
         self._report(TransferDone(plan, num_good, self._clock.monotonic() - started))
 
     def _announce(self, plan: TransferPlan) -> LayerGate | None:
-        """If loads may be used before they end, reports the load as readable and returns its gate.
+        """Reports a load from the host as readable and returns its gate, if steps may use loads before they end.
 
         Else returns None.
         """

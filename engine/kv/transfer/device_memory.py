@@ -133,9 +133,9 @@ class KvCache:
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of one layer.
+        """Returns the keys and the values of one layer.  # each [frames, page_tokens, kv_heads, head_dim]
 
-        Writing to them writes to the frames.  # each [frames, page_tokens, kv_heads, head_dim]
+        Writing to these tensors writes to the frames.
         """
         return self._pages[:, 0, layer], self._pages[:, 1, layer]
 

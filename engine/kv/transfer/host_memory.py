@@ -21,7 +21,7 @@ class HostMemory:
         return self._pages[index]
 
     def bytes_of(self, index: int) -> memoryview:
-        """Returns one page as bytes. Writing to them writes to the memory."""
+        """Returns one page as bytes. Writing to these bytes writes to the memory."""
         return self._bytes[index].numpy().data
 
     def all_bytes(self) -> memoryview:
