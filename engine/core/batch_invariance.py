@@ -1,4 +1,4 @@
-"""Knows for which shapes one row of a matrix product has the same bits in every batch (batch invariance)."""
+"""Defines for which shapes one row of a matrix product has the same bits in every batch (batch invariance)."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class BatchInvariance:
 
     @property
     def allows_any_shape(self) -> bool:
-        """Whether every shape is invariant."""
+        """Whether a row's bits are the same in every batch, for every shape."""
         return self.min_rows <= 1
 
     @classmethod

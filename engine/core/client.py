@@ -1,6 +1,6 @@
 """Defines the interface through which gateways use the engine.
 
-Owns only the protocol; engine/rpc/client.py implements it. Handles tokens and digests, never text or tenants.
+Owns only the protocol. engine/rpc/client.py implements it. Handles tokens and digests, never text or tenants.
 Invariant: every failure is a `GraftworkError`.
 """
 
@@ -22,15 +22,15 @@ class EngineClient(Protocol):
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Runs one request. Closing the generator early cancels it and frees its pages.
+        """Runs one request and yields its events. Closing the generator early cancels the request and frees its pages.
 
-        Raises InvalidRequest, NotFound (no such adapter), CapacityContended (the queue is full; the error says when
-        to retry) or Unavailable (the engine is gone).
+        Raises InvalidRequest if the engine cannot run the request, NotFound if an adapter does not exist,
+        CapacityContended if the queue is full (the error says when to retry), or Unavailable if the engine is gone.
         """
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
-        """Holds, prefetches or drops the KV of a session between its turns. Returns where the KV is.
+        """Carries out a command for the KV of a session between its turns. Returns where the KV is afterwards.
 
         Raises Unavailable while no engine answers. The session still works then, but more slowly.
         """
@@ -48,11 +48,11 @@ class EngineClient(Protocol):
         ...
 
     async def forget_adapter(self, digest: str) -> None:
-        """Frees an adapter's memory once the requests that use it have ended. A new request loads it again."""
+        """Frees an adapter's memory once the requests that use it have ended. A new request loads the adapter again."""
         ...
 
     async def forget_domain(self, domain: IsolationDomain) -> None:
-        """Drops all cached KV of a domain, in memory and in files. Its running requests continue.
+        """Drops all cached KV of a domain, in memory and in files. The domain's running requests continue.
 
         Raises Unavailable while no engine answers. The files then stay on disk and are found at the next start.
         """

@@ -36,7 +36,7 @@ class MissReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Where the KV of a prompt came from; device + host + disk + recomputed = prompt."""
+    """Where the KV of a prompt came from. Each token of the prompt counts once: on one tier, or as recomputed."""
 
     device_tokens: int = 0
     host_tokens: int = 0
@@ -66,7 +66,7 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class PromptAdmitted:
-    """The first event: the request has left the queue."""
+    """The first event of a request: it has left the queue."""
 
     cache: CacheReport
 
@@ -78,7 +78,7 @@ class TokenLogprobs:
     logprob: float
     """The natural logarithm of the token's probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token, logprob) of the likeliest tokens, likeliest first. Equally likely tokens are sorted by token id."""
+    """Pairs (token, logprob) of the likeliest tokens, likeliest first. Equally likely tokens are sorted by token id."""
 
 
 @dataclass(frozen=True, slots=True)

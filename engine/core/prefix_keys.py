@@ -1,4 +1,4 @@
-"""Names a page of KV by its content.
+"""Names a page of KV by its content, and counts how often a request has generated each token.
 
 A page's key is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from its
 parent's key, so the keys of one prompt form a chain. Two pages with the same key hold the same KV, in any process and
@@ -6,10 +6,9 @@ on any tier.
 
 Every part of a digest is preceded by its length and by a tag, so two different chains never hash the same bytes.
 
-Counts how often a request has generated each token. Penalties use the counts.
-
-Owns two flat arrays for each request and extends them token by token, so a step never counts a context again. Holds
-known tokens only. Draft tokens are added to the copy that a step makes, never to the arrays here.
+TokenHistory owns the token counts of one request; penalties use them. It extends two flat arrays token by token, so a
+step never counts a context again. The arrays count known tokens only. Draft tokens are added to the copy that a step
+makes, never to the arrays of TokenHistory.
 """
 
 import hashlib
@@ -91,7 +90,7 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 
 def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
-    """Yields the edge of each whole page of `token_ids`, first page first."""
+    """Yields the scope and the tokens of each whole page of `token_ids`, first page first. The two form an edge."""
     for index in range(len(token_ids) // page_tokens):
         yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])
 
@@ -102,7 +101,7 @@ def page_key(scope: PrefixScope, index: int, parent: PageKey | None, tokens: Pag
 
 
 _WORD = "q"
-"""Signed 64-bit integers, as index tensors use them."""
+"""The type code of `array` for signed 64-bit integers, as index tensors use them."""
 
 
 class TokenCounts:
@@ -121,16 +120,16 @@ class TokenHistory:
     """The token counts of one request."""
 
     def __init__(self, prompt_token_ids: Iterable[int]) -> None:
-        """Adds the prompt's tokens with a count of 0."""
+        """Starts with the prompt's tokens, each with a count of 0."""
         self._counted = TokenCounts()
         self._counted.token_ids.extend(dict.fromkeys(prompt_token_ids))
         self._counted.counts.extend([0] * len(self._counted))
         self._places = {token: place for place, token in enumerate(self._counted.token_ids)}
         self.num_generated_tokens = 0
-        """Generated tokens that have been counted."""
+        """The number of generated tokens that have been counted."""
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Counts generated tokens. Call it in their order."""
+        """Counts generated tokens. Pass all tokens in the order in which they were generated."""
         for token in token_ids:
             place = self._places.setdefault(token, len(self._counted))
             if place == len(self._counted):
@@ -146,7 +145,7 @@ class TokenHistory:
         assert sum(self._counted.counts) == self.num_generated_tokens, "generated tokens were counted wrongly"
 
     def copy_to(self, target: TokenCounts, draft_token_ids: Iterable[int] = ()) -> int:
-        """Appends each distinct token once, with its count, and returns how many were appended.
+        """Appends each distinct token and its count to `target`. Returns how many tokens were appended.
 
         Draft tokens count as generated.
         """

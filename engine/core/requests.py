@@ -1,7 +1,7 @@
 """Defines the request that a gateway sends to the engine.
 
-Owns the request and its parts, and the limits of a mixture. Holds tokens and digests, never text or tenants.
-Invariant: a request never changes. The scheduler keeps its progress in a RequestState.
+Owns the request and its parts, and the limits of a mixture (several adapters in one request). Holds tokens and digests,
+never text or tenants. Invariant: a request never changes. The scheduler keeps its progress in a RequestState.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ MAX_MIXTURE_WEIGHT = 16.0
 
 
 SessionKey = NewType("SessionKey", str)
-"""Opaque name of an agent session, unique within its domain."""
+"""An agent session's name, unique within its domain. The engine does not interpret it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,10 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is chosen. This includes tiny temperatures: dividing by them would overflow fp32."""
+        """Whether the likeliest token is chosen.
+
+        This includes tiny temperatures: dividing by them would overflow fp32.
+        """
         return self.temperature < _GREEDY_BELOW
 
     @property

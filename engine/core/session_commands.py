@@ -37,14 +37,14 @@ class ToolWait:
 
 @dataclass(frozen=True, slots=True)
 class SessionCommand:
-    """One verb, for the history of one session."""
+    """A command for the KV of one session's history."""
 
     verb: SessionVerb
     session: SessionKey
     domain: IsolationDomain
     adapters: tuple[AdapterUse, ...]
     token_ids: tuple[int, ...]
-    """The history, up to the session's head."""
+    """The history: all tokens of the session so far."""
     public_tokens: int = 0
     """See EngineRequest.public_tokens."""
     waits: tuple[ToolWait, ...] = ()
@@ -63,9 +63,9 @@ class SessionMemory:
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
-    """All copies count: the bytes of a page on two tiers count on both."""
+    """Bytes of the copies on disk. A page with copies on two tiers counts on both."""
     lease_s: float | None = None
-    """Seconds left of the lease on the device pages; None without a lease."""
+    """Seconds until the lease on the device pages ends; None without a lease."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Defines what an engine reports about itself: a fixed description, counters and gauges.
 
 Owns the definition of every figure: its name, kind and help text. The wire and `/metrics` carry what is defined here.
-Never counts anything: the scheduler, the adapters and the KV cache count, and the loop reads their figures.
+Never counts anything: the scheduler, the adapters and the KV cache count, and the engine's loop reads the figures.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,10 @@ class EngineDescription:
     biased_targets: tuple[str, ...]
     """LoRA targets that have a bias in the base model."""
     target_shapes: dict[str, tuple[int, int]]
-    """(out_features, in_features) by LoRA target: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
+    """The pair (out_features, in_features) of each LoRA target.
+
+    The targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj.
+    """
     max_lora_rank: int
     page_tokens: int
     device_pages: int
@@ -49,7 +52,7 @@ class EngineCounters:
     """Totals since the engine's start. To add a counter, add one line here."""
 
     steps: int = 0
-    """Forward passes."""
+    """The number of forward passes."""
     prompt_tokens: int = 0
     """Prompt tokens of admitted requests."""
     cached_tokens: int = 0
@@ -66,7 +69,7 @@ class EngineCounters:
 
 @dataclass(slots=True)
 class EngineStats(EngineCounters):
-    """A reading of all counters and gauges. Fields that name the same metric and labels are added up."""
+    """The values of all counters and gauges at one time. Fields with the same metric and labels are added up."""
 
     running_requests: int = field(
         default=0,
@@ -84,7 +87,7 @@ class EngineStats(EngineCounters):
     free_pages: int = field(default=0, metadata=_pages("device", "free"))
     """Device pages that hold nothing a request could reuse."""
     cached_pages: int = field(default=0, metadata=_pages("device", "owned"))
-    """Device pages that only the prefix tree holds; reclaimed on demand."""
+    """Device pages that only the prefix tree holds. They are evicted when room is needed."""
     active_pages: int = field(default=0, metadata=_pages("device", "owned"))
     """Device pages that at least one running request holds."""
     in_flight_pages: int = field(default=0, metadata=_pages("device", "in_flight"))

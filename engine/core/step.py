@@ -21,7 +21,7 @@ from graftwork.platform.ids import RequestId
 
 
 class MaskRow(Protocol):
-    """The tokens that a grammar allows at one position; filled while the forward pass runs."""
+    """The tokens that a grammar allows at one position. `fill` runs during the forward pass."""
 
     def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
         """Sets the bits of the allowed tokens in `words`, lowest bit first. Sets no bit if the answer is complete.
@@ -33,7 +33,7 @@ class MaskRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Everything that is needed to choose one token, except its logits."""
+    """Everything that is needed to choose one token, except the logits."""
 
     params: SamplingParams
     seed: int
@@ -66,7 +66,10 @@ class RequestSlice:
     adapters: tuple[AdapterUse, ...]
     """Sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
-    """One for the last known token and one for each draft token. Empty if the slice ends before the last known token."""
+    """One for the last known token and one for each draft token.
+
+    Empty if the slice ends before the last known token.
+    """
 
     @property
     def end(self) -> int:
@@ -88,7 +91,7 @@ class RequestSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All slices of one forward pass."""
+    """The parts of requests (slices) that one forward pass computes."""
 
     slices: tuple[RequestSlice, ...]
 
@@ -98,7 +101,7 @@ class StepPlan:
 
     @property
     def num_adapters(self) -> int:
-        """Distinct adapters, without the base model."""
+        """The number of distinct adapters in the plan. The base model does not count."""
         return len({use.digest for piece in self.slices for use in piece.adapters})
 
 
@@ -107,11 +110,11 @@ class StepResult:
     """The tokens that a step has chosen."""
 
     token_ids: Mapping[RequestId, tuple[int, ...]]
-    """By request: one token for each sampled row."""
+    """The chosen tokens of each request: one for each of its `RequestSlice.samples`, in order."""
     logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """By request: one entry for each chosen token. Only for requests that asked for log probabilities."""
+    """The log probabilities of each chosen token, by request. Only for requests that asked for log probabilities."""
     ends: Mapping[RequestId, Mapping[int, GraftworkError | None]] = field(default_factory=dict)
-    """The rows where the grammar allows no token, by request and sampled row.
+    """The samples for which the grammar allows no token, by request and by index in `RequestSlice.samples`.
 
     The value is None if the answer is complete, else the error that ends the request.
     """

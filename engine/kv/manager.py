@@ -3,9 +3,9 @@
     match → allocate_path → (loads end) → allocate_pages, insert → release     during a request
     prefetch, offloader.suspend, close_session                                 between the turns of a session
 
-KvCacheManager connects the parts: PageStore (the pages of each tier), PageLoader (loads to the device), PageOffloader
-(copies to lower tiers) and SessionIndex (the pages of each session). It never waits: the end of a copy arrives as a
-message, which the loop passes to `finish_transfer`.
+KvCacheManager connects four classes: PageStore (the pages of each tier), PageLoader (loads to the device),
+PageOffloader (copies to lower tiers) and SessionIndex (the pages of each session). It never waits: the end of a copy
+arrives as a message, which the loop passes to `finish_transfer`.
 
 Invariants: a page that a request holds is never evicted. After all requests and sessions are closed, no pool has an
 active page.
@@ -31,7 +31,7 @@ from graftwork.platform.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class LowerTiers:
-    """The tiers below the device, and the costs to load from them."""
+    """The disk, the engine that copies pages to and from lower tiers, and the costs of loading."""
 
     copies: CopyEngine
     costs: CostTracker
@@ -42,7 +42,7 @@ class KvCacheManager:
     """Allocates device pages to requests and keeps the KV of earlier requests cached."""
 
     def __init__(self, sizes: KvSizes, lower: LowerTiers, clock: Clock, ranking: Ranking | None = None) -> None:
-        """`ranking` replaces the eviction policy, for benchmarks that compare policies."""
+        """`ranking` replaces EvictionPolicy in benchmarks that compare policies."""
         self._clock = clock
         self._disk = lower.disk
         self._copies = lower.copies
@@ -92,14 +92,17 @@ class KvCacheManager:
         )
 
     def allocate_pages(self, num_pages: int, domain: Domain) -> list[PageId] | None:
-        """Allocates pages, and evicts others if needed. Returns None and allocates none if there are too few."""
+        """Allocates pages, and evicts other pages if needed.
+
+        Returns None and allocates no page if there are too few.
+        """
         page_store = self.page_store
         if page_store.make_room(Tier.DEVICE, num_pages, domain) < num_pages:
             return None
         return page_store.device.allocate(num_pages)
 
     def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
-        """Adds the whole pages of computed tokens to the tree. The request keeps its holds."""
+        """Adds the whole pages of computed tokens to the prefix tree. The request still holds its own pages."""
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
         self._record_use(path, nodes, session)
         self.offloader.mark_dirty(nodes)
@@ -116,9 +119,9 @@ class KvCacheManager:
         return shared
 
     def _record_use(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
-        """Records that a session, or a request without one, uses pages.
+        """Records that a session, or a request without a session, uses pages.
 
-        Pages of a request without a session outlive sessions.
+        Closing a session never removes pages that a request without a session has used.
         """
         if session is None:
             for node in nodes:
@@ -128,11 +131,11 @@ class KvCacheManager:
             self.page_store.requeue(self.sessions.add_pages(path.domain, session.session, path.scope.own, keys))
 
     def release(self, pages: Iterable[PageId]) -> None:
-        """Removes a request's holds. The tree keeps its pages cached."""
+        """Ends a request's use of `pages`. Pages that are in the prefix tree stay cached."""
         self.page_store.release(Tier.DEVICE, pages)
 
     def set_history(self, path: TokenPath, session: SessionUse) -> SessionRecord:
-        """Sets the history of a session to a path. Pages that only its old history contained become superseded."""
+        """Sets the history of a session to a path. Pages that only its old history contained are superseded."""
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
         keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
         followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
@@ -140,7 +143,7 @@ class KvCacheManager:
         return followed.record
 
     def lease(self, record: SessionRecord, nodes: Sequence[Node], lease: Lease) -> None:
-        """Leases the pages of a session."""
+        """Leases the pages of a session: for a limited time, pages without a lease are evicted first."""
         record.lease = lease
         self.page_store.lease(nodes, lease)
 
@@ -153,9 +156,9 @@ class KvCacheManager:
         self._copies.sweep()
 
     def forget_domain(self, domain: Domain) -> None:
-        """Removes all pages of a domain from every tier.
+        """Removes all cached pages of a domain from every tier, and its limits and session records.
 
-        Its running requests continue, and their pages are cached again.
+        The domain's running requests continue, and the pages that they compute are cached again.
         """
         self.sessions.remove_domain(domain)
         self.page_store.set_limits(domain, NO_KV_LIMITS)
@@ -167,7 +170,7 @@ class KvCacheManager:
         self._copies.sweep()
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """Sets how many bytes a domain may keep on each tier, and enforces it."""
+        """Sets how many bytes a domain may keep on each tier, and enforces these limits."""
         self.page_store.set_limits(domain, limits)
         self.offloader.enforce_limits(domain)
 
@@ -176,7 +179,7 @@ class KvCacheManager:
         self.offloader.enforce_limits(domain)
 
     def offload(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> None:
-        """Preempts a running request: caches its computed pages, releases them and saves them to the host."""
+        """Interrupts a running request: caches its computed pages, releases them and copies them to the host."""
         nodes = self.insert(path, pages, session)
         self.release(pages)
         self.offloader.save(nodes)
@@ -187,7 +190,10 @@ class KvCacheManager:
     # ---- copies -----------------------------------------------------------------------------------------------
 
     def prefetch(self, path: TokenPath) -> list[Node]:
-        """Loads a path to the device, as far as there is room. Returns the nodes that are there or being loaded."""
+        """Loads a path to the device, as far as there is room.
+
+        Returns the nodes on the device, those being loaded included.
+        """
         return self._loader.prefetch(path, self.match(path))
 
     def finish_transfer(self, done: TransferDone) -> int | None:
@@ -230,7 +236,7 @@ class KvCacheManager:
         return MissReason.HISTORY_EDITED if edited else MissReason.EVICTED_PRESSURE
 
     def _keys_after(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
-        """Yields the keys of the whole pages after `nodes`, from page `start` on."""
+        """Yields the keys of the path's whole pages after `nodes`, or only from page `start` on."""
         size = self.page_tokens
         parent = nodes[-1].key if nodes else None
         for index in range(len(nodes), len(path.token_ids) // size):
@@ -239,7 +245,7 @@ class KvCacheManager:
                 yield parent
 
     def check_integrity(self) -> None:
-        """Checks every part."""
+        """Checks the page store, the session index, the loader and the offloader."""
         self.page_store.check_integrity()
         self.sessions.check_integrity()
         self._loader.check_integrity()

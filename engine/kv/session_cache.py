@@ -18,14 +18,14 @@ from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.clock import Clock
 
 _TURN_LEASE_S = 30.0
-"""Seconds of the lease when a turn is about to begin.
+"""The length in seconds of the lease that protects a session's pages when its turn is about to begin.
 
 The lease covers the rest of the upload and the wait in the queue.
 """
 
 
 class LeaseModel(Protocol):
-    """Predicts how long tools take, separately for each domain; see engine/kv/tool_latency.py."""
+    """Predicts how long tools take, separately for each domain. engine/kv/tool_latency.py implements it."""
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
         """Returns how many seconds to keep device pages while tools run. `tools` maps names to the milliseconds that
@@ -38,7 +38,7 @@ class LeaseModel(Protocol):
         ...
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """Learns from a tool that has answered after `seconds`."""
+        """Learns that a tool has answered after `seconds`."""
         ...
 
 
@@ -62,7 +62,7 @@ class SessionCache:
             self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, return_probability=1.0))
 
     def run(self, command: SessionCommand) -> SessionMemory:
-        """Carries out one command. Returns where the session's history is afterwards."""
+        """Carries out one command. Returns where the KV of the session's history is afterwards."""
         path = self._path(command)
         use = SessionUse(command.session, len(command.token_ids))
         match command.verb:
@@ -98,7 +98,7 @@ class SessionCache:
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(expected_ms)
             self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + seconds, probability))
         if nodes:
-            self._kv_cache.page_store.requeue_path(nodes[-1])  # the lease of the turn has ended
+            self._kv_cache.page_store.requeue_path(nodes[-1])  # the lease that `begin_turn` gave has ended
         self._kv_cache.offloader.save(nodes)
         self._kv_cache.offloader.store(nodes)
 
@@ -122,7 +122,7 @@ class SessionCache:
         self._kv_cache.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
-        """Learns the latency of tools that have answered. The last answer ends the lease."""
+        """Records how long tools took that have answered. When the last tool has answered, the lease ends."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
             for tool in answered.intersection(record.tools):

@@ -1,7 +1,8 @@
 """Records which sessions the engine has seen and which pages their histories contain.
 
-Owns the number of sessions per page key. The number does not depend on the tier of a page, or on whether a copy exists.
-Never holds a page: sessions only raise the rank of their pages. Invariant: the records stay within `max_keys`.
+Owns the number of sessions whose history contains each page key. The number does not depend on the tier of a page, or
+on whether a copy exists. Never keeps a page allocated: a session only raises the rank of its pages, so that they are
+evicted later. Invariant: the records stay within `max_keys`.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from graftwork.engine.kv.index.radix_tree import Domain, Lease
 
 @dataclass(slots=True, eq=False)
 class SessionRecord:
-    """What the index knows about one session."""
+    """What the engine knows about one session."""
 
     domain: Domain
     scope: bytes
@@ -23,14 +24,14 @@ class SessionRecord:
     keys: tuple[PageKey, ...] = ()
     """The keys of the whole pages of its history, first page first."""
     abandoned: dict[PageKey, None] = field(default_factory=dict)
-    """The keys of pages that the session made and that are not in its history, oldest first."""
+    """The keys of pages that the session has made or used and that are not in its history, oldest first."""
     lease: Lease | None = None
     waiting_since: float | None = None
     tools: tuple[str, ...] = ()
 
     @property
     def weight(self) -> int:
-        """How much of `max_keys` the record uses."""
+        """How much of `max_keys` the record uses: 1, and 1 for each key."""
         return 1 + len(self.keys) + len(self.abandoned)
 
 
@@ -40,7 +41,7 @@ _MAX_ABANDONED_SHARE = 1 / 8
 
 @dataclass(slots=True)
 class SessionIndex:
-    """Session records, least recently used first. Their number and their keys are bounded together by `max_keys`."""
+    """Session records, least recently used first. The sum of their weights is at most `max_keys`."""
 
     max_keys: int
     _records: "OrderedDict[tuple[Domain, SessionKey], SessionRecord]" = field(default_factory=OrderedDict)
@@ -56,7 +57,7 @@ class SessionIndex:
         return len(self._counts)
 
     def find(self, domain: Domain, session: SessionKey) -> SessionRecord | None:
-        """Returns the record of a session and marks it as used; None if it is not known."""
+        """Returns the record of a session and marks the record as just used; None if there is no record."""
         record = self._records.get((domain, session))
         if record is not None:
             self._records.move_to_end((domain, session))
@@ -76,7 +77,7 @@ class SessionIndex:
     def set_history(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> "HistoryUpdate":
-        """Makes `keys` the history of a session."""
+        """Makes `keys` the history of a session. Returns its record, and the keys that are now in no history."""
         record = self._record(domain, session, scope)
         old, record.keys, record.scope = record.keys, tuple(keys), scope
         self._count(record.keys, 1)
@@ -113,7 +114,10 @@ class SessionIndex:
         return record
 
     def _abandon(self, record: SessionRecord, keys: Iterable[PageKey]) -> None:
-        """Adds pages that a session made but does not use. Forgets the oldest if there are too many."""
+        """Adds the keys of pages that a session made and does not use now.
+
+        Forgets the oldest keys if there are too many.
+        """
         num_abandoned = len(record.abandoned)
         record.abandoned.update(dict.fromkeys(keys))
         while len(record.abandoned) > _MAX_ABANDONED_SHARE * self.max_keys:
@@ -159,4 +163,4 @@ class HistoryUpdate:
 
     record: SessionRecord
     superseded: tuple[PageKey, ...]
-    """Keys that no history contains any more."""
+    """Keys that were in some history before and are in none now."""

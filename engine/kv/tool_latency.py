@@ -1,19 +1,17 @@
-"""Decides how long a session that waits for tools keeps its pages on the device.
+"""Estimates how long tools take, and decides how long a session that waits for tools keeps its pages on the device.
 
-A lease of tau seconds is worth P(T <= tau) * benefit - cost * E[min(T, tau)], where T is the time at which the last
-tool answers. An answer within the lease saves the time to load or compute the pages and to wait for room. Every second
-of the lease takes room from other sessions. ToolLatencyModel learns T for each tool of each domain and returns the best
-tau. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected cost of the time
-held.
+A lease keeps pages on the device for a limited time. A lease of tau seconds is worth P(T <= tau) * benefit - cost *
+E[min(T, tau)], where T is the time at which the last tool answers. An answer within the lease saves the time to load or
+compute the pages and to wait for room. Every second of the lease takes room from other sessions. ToolLatencyModel
+learns T for each tool of each domain and returns the best tau. Source: the time-to-live of Continuum / CacheTTL (arXiv
+2511.02230), extended by the expected cost of the time held.
 
 A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is limited per domain
 and in total, so a domain that invents tool names cannot evict the histograms of other domains.
 
-Estimates how long an operation takes from how long it took before.
-
-LatencyHistogram owns the weights of logarithmic buckets, and older observations lose weight. There are four buckets per
-octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %). This is exact enough for a
-lease. A histogram takes 0.8 KiB.
+LatencyHistogram estimates how long a tool will take from how long it took before. It owns the weights of logarithmic
+buckets, and older observations lose weight. There are four buckets per octave from 1 ms to 10 h, so a quantile is wrong
+by at most a factor of 2^(1/4) (19 %). This is exact enough for a lease. A histogram takes 0.8 KiB.
 
 Inside a bucket the logarithm of the time is uniform. In the first bucket the time itself is uniform. A time above the
 last edge counts as "never".
@@ -108,7 +106,7 @@ class LatencyDistribution:
 
 
 def _waits(edges: Floats, cdf: Floats) -> Floats:
-    """Returns the integral of P(T > t) between neighbouring edges; the first integral starts at 0."""
+    """Returns the integral of P(T > t) over each bucket except the last, in seconds. The first bucket starts at 0."""
     lower, widths = np.concatenate(([0.0], edges[:-1])), np.diff(edges, prepend=0.0)
     masses = np.diff(cdf, prepend=0.0)
     # The mean of the times inside (lower, upper] is the logarithmic mean of both; in the first bucket it is the middle.
@@ -137,7 +135,7 @@ class LatencyHistogram:
         return float(self._masses.sum())
 
     def observe(self, seconds: float) -> None:
-        """Records one latency; infinity for an event that never ended."""
+        """Records one latency in seconds. Pass infinity for an event that never ended."""
         self._masses *= self._decay
         self._masses[np.searchsorted(EDGES, seconds)] += 1.0
 
@@ -162,9 +160,9 @@ def lognormal_masses(median_s: float, sigma: float) -> Floats:
 
 
 _FIRST_GUESS: Floats = lognormal_masses(median_s=2.0, sigma=2.0)
-"""The prior before any observation: half of all tools answer within 2 s, and 5 % need more than 54 s.
+"""The distribution assumed before any observation: half of all tools answer within 2 s, 5 % need more than 54 s.
 
-These are guesses.
+Both figures are guesses.
 """
 
 
@@ -174,7 +172,7 @@ _HINT_SLACK = 1.5
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """The benefit and the cost of a lease, in seconds of engine time."""
+    """The benefit and the cost of a lease, in seconds of the engine's work."""
 
     benefit_s: float = 1.0
     """The time that an answer within the lease saves: to load or compute the pages, and to wait for room for them."""
@@ -190,7 +188,10 @@ class ToolHistograms:
     def __init__(
         self, max_pairs: int = 4096, max_tools_per_domain: int = 64, prior_weight: float = 8.0, half_life: float = 256.0
     ) -> None:
-        """`prior_weight` is the weight of a prior in observations. The prior of one tool is the histogram of all tools."""
+        """`prior_weight` is the weight of a prior in observations.
+
+        The prior of one tool is the histogram of all tools.
+        """
         self._max_pairs = max_pairs
         self._max_tools = max_tools_per_domain
         self._prior_weight = prior_weight
@@ -216,7 +217,10 @@ class ToolHistograms:
         histograms[tool].observe(seconds)
 
     def distribution(self, domain: str, tool: str) -> LatencyDistribution:
-        """Returns the expected latency of a tool. For an unknown tool, it is the latency of all tools of all domains."""
+        """Returns the expected latency of a tool.
+
+        For an unknown tool, it is the latency of all tools of all domains.
+        """
         histograms = self._by_domain.get(domain)
         histogram = histograms.get(tool) if histograms is not None else None
         prior = self._of_all.masses + max(self._prior_weight, 1e-9) * _FIRST_GUESS
@@ -224,7 +228,7 @@ class ToolHistograms:
         return histogram.distribution(scaled) if histogram is not None else LatencyDistribution.from_masses(prior)
 
     def check_integrity(self) -> None:
-        """Recounts the pairs."""
+        """Recounts the pairs of domain and tool."""
         found = sum(len(histograms) for histograms in self._by_domain.values())
         assert found == self._num_pairs <= self._max_pairs, f"{self._num_pairs} pairs counted, {found} found"
         for histograms in self._by_domain.values():
@@ -233,8 +237,9 @@ class ToolHistograms:
                 histogram.check_integrity()
 
     def _enforce_bounds(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
-        """Removes histograms of this domain above its limit, and of the least recently used domain above the total
-        limit.
+        """Removes the least recently used of `histograms`, those of one domain, if they exceed the domain's limit.
+
+        While all domains together exceed the total limit, removes histograms of the least recently used domain.
         """
         if len(histograms) > self._max_tools:
             histograms.popitem(last=False)

@@ -35,7 +35,7 @@ class DomainUsage:
         return self._bytes.get(domain, 0)
 
     def bytes_by_domain(self) -> defaultdict[FileDomain, int]:
-        """Returns a copy."""
+        """Returns a copy of the bytes that each domain has."""
         return self._bytes.copy()
 
     def add_bytes(self, domain: FileDomain, num_bytes: int) -> None:
@@ -46,7 +46,7 @@ class DomainUsage:
             del self._bytes[domain]
 
     def set_limit(self, domain: FileDomain, num_bytes: int | None) -> None:
-        """Sets the most that a domain may have. None removes the limit."""
+        """Sets the most bytes that a domain may have. None removes the limit."""
         if num_bytes is None:
             self._limits.pop(domain, None)
         else:
@@ -72,12 +72,15 @@ class DomainUsage:
 
 
 class VictimSearch:
-    """One search for room. It lists files to remove and changes nothing else."""
+    """One search for room. Lists files to remove (victims), and removes nothing itself."""
 
     def __init__(
         self, usage: DomainUsage, queues: Mapping[FileDomain, OrderedDict[str, PageFile]], kept: Collection[str]
     ) -> None:
-        """`queues` holds the files of each domain, least recently used first. Files named in `kept` are never chosen."""
+        """`queues` holds the files of each domain, least recently used first.
+
+        Files named in `kept` are never chosen.
+        """
         self.victims: list[PageFile] = []
         self._usage = usage
         self._bytes = usage.bytes_by_domain()
@@ -88,7 +91,7 @@ class VictimSearch:
         self._oldest = {domain: next(rest, None) for domain, rest in self._rest.items()}
 
     def make_room(self, domain: FileDomain, num_bytes: int, max_bytes: int) -> bool:
-        """Adds victims until `domain` can have `num_bytes` more. Returns False if that is impossible."""
+        """Adds victims until `domain` can have `num_bytes` more bytes. Returns False if that is impossible."""
         while self._usage.is_over_limit(domain, self._bytes[domain] + num_bytes):
             if not self._choose_oldest(lambda other: other == domain):
                 return False
@@ -114,7 +117,7 @@ class VictimSearch:
         return self._usage.is_over_limit(domain, self._bytes[domain])
 
     def _keeps_reserve_without_oldest(self, domain: FileDomain) -> bool:
-        """Returns whether a domain keeps its reserve without its oldest file."""
+        """Returns whether a domain still has its whole reserve after its oldest file is removed."""
         oldest = self._oldest[domain]
         return oldest is not None and self._bytes[domain] - oldest.num_bytes >= self._usage.reserve_of(domain)
 
@@ -122,7 +125,10 @@ class VictimSearch:
         return self._bytes[domain] > self._usage.reserve_of(domain)
 
     def _choose_oldest(self, may_lose: Callable[[FileDomain], bool]) -> bool:
-        """Adds the oldest file among the domains for which `may_lose` is true. Returns False if there is none."""
+        """Adds the oldest file of all domains for which `may_lose` is true as a victim.
+
+        Returns False if there is none.
+        """
         oldest = [file for domain, file in self._oldest.items() if file is not None and may_lose(domain)]
         if not oldest:
             return False

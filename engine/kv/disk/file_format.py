@@ -93,13 +93,19 @@ def file_bytes(num_pages: int, page_bytes: int) -> int:
 
 
 def promised_header_bytes(start: bytes) -> int:
-    """Returns the size of the header that begins with `start`. Raises DamagedFile, ForeignFile."""
+    """Returns the size in bytes of the header that begins with `start`.
+
+    Raises DamagedFile if `start` is not the start of a header, or ForeignFile if the header has another version.
+    """
     num_pages = _fixed_fields(start)[0]
     return header_bytes(num_pages)
 
 
 def decode_header(content: bytes) -> PageFileHeader:
-    """Decodes the header at the start of `content`. Raises DamagedFile if any bit is wrong, or ForeignFile."""
+    """Decodes and returns the header at the start of `content`.
+
+    Raises DamagedFile if any bit is wrong, or ForeignFile if the header has another version.
+    """
     num_pages, page_bytes, layout, domain = _fixed_fields(content)
     end = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES
     if content[end : end + CHECKSUM_BYTES] != page_checksum(content[:end]):

@@ -49,11 +49,11 @@ class FileSystem(Protocol):
         ...
 
     def stamp(self, name: str, used_at_ns: int) -> None:
-        """Sets the time of last use."""
+        """Sets the time of a file's last use."""
         ...
 
     def sync(self) -> None:
-        """Syncs the folder's names to disk."""
+        """Makes new file names in the folder survive a crash (fsync of the folder)."""
         ...
 
 
@@ -102,7 +102,7 @@ class LocalFiles:
 
 
 def _file_entry(entry: "os.DirEntry[str]") -> FileEntry | None:
-    """Returns None if the entry is no regular file or no longer exists."""
+    """Returns the size and the time of a file; None if it is not a regular file or no longer exists."""
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -115,7 +115,7 @@ DRAFT_SUFFIX = ".part"
 
 
 class FaultTolerantFiles:
-    """The operations of a FileSystem without OSError: failures are counted and returned."""
+    """Runs the operations of a FileSystem. Counts and returns their failures, instead of raising OSError."""
 
     def __init__(self, files: FileSystem, monitor: DiskMonitor) -> None:
         self._files = files
@@ -166,7 +166,7 @@ class FaultTolerantFiles:
             return None
 
     def stamp(self, name: str, used_at_ns: int) -> None:
-        """Sets the time of last use. A missing file is not an error."""
+        """Sets the time of a file's last use. A missing file is not an error."""
         try:
             self._files.stamp(name, used_at_ns)
         except FileNotFoundError:

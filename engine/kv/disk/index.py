@@ -1,17 +1,15 @@
-"""Finds the file of each page, and counts the bytes of the disk store.
+"""Finds the file of each page on disk, and counts the bytes, the work and the failures of the disk store.
 
-Owns the entry of each file. An entry is in one of these states:
+DiskIndex owns the record of each file. A file is in one of these states:
 
-    claimed    its bytes are counted, but its pages are not found yet
-    published  its pages are found, and it may be evicted
-    retired    its pages are no longer found, but its bytes are counted until the file is gone
-    freed      it is forgotten
+    claimed    the file's bytes are counted, but its pages are not found yet
+    published  the file's pages are found, and the file may be evicted
+    retired    the file's pages are no longer found, but its bytes are counted until the file is gone
+    freed      the index has forgotten the file
 
-Never touches a file. Each method is atomic: it holds one lock, but never during I/O, so the engine's loop may call it
-while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less than the bytes in the
-folder.
-
-Counts what the disk store does, and logs failures at most once a minute.
+The index never reads, writes or removes a file. Each method is atomic: it holds one lock, but never during I/O, so the
+engine's loop may call it while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less
+than the bytes in the folder. DiskMonitor owns the counters, and logs failures at most once a minute.
 """
 
 import logging
@@ -92,7 +90,7 @@ class DiskMonitor:
 
 
 class DiskIndex:
-    """The pages, files and bytes of one folder of at most `max_bytes`."""
+    """The index of one folder: its files, the pages in them, and their bytes, at most `max_bytes`."""
 
     def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
@@ -137,18 +135,18 @@ class DiskIndex:
             return True
 
     def publish(self, file: PageFile) -> None:
-        """Makes the pages of a claimed file findable. They replace the same pages in older files."""
+        """Makes the pages of a claimed file findable. From now on they are found there and no longer in older files."""
         with self._lock:
             self._publish(file)
 
     def add(self, file: PageFile) -> None:
-        """Claims and publishes a file that exists already, even if it exceeds the budget."""
+        """Counts a file that exists already and makes its pages findable, even if the bytes then exceed `max_bytes`."""
         with self._lock:
             self._claim(file)
             self._publish(file)
 
     def retire(self, file: PageFile) -> bool:
-        """Hides a published file. Returns False if it was hidden before."""
+        """Makes a published file and its pages unfindable. Returns False if the file is not published."""
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if queue.pop(file.name, None) is None:
@@ -162,13 +160,15 @@ class DiskIndex:
             return True
 
     def free(self, file: PageFile) -> None:
-        """Stops counting a claimed or retired file, which is gone from the disk."""
+        """Stops counting a claimed or retired file. Call it when the file is gone from the disk."""
         with self._lock:
             del self._hidden[file.name]
             self._usage.add_bytes(file.domain, -file.num_bytes)
 
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
-        """Lists a retired file again, without pages or domain, because it could not be removed. Its bytes stay counted.
+        """Publishes a retired file again, without pages or domain, because it could not be removed.
+
+        The file's bytes stay counted.
 
         The store tries to remove it again when it needs room.
         """
@@ -180,13 +180,13 @@ class DiskIndex:
             self._publish(remains)
 
     def forget(self, key: PageKey) -> None:
-        """Stops finding a page."""
+        """Makes a page unfindable."""
         with self._lock:
             if key in self._locations:
                 self._remove_location(self._locations[key][0], key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Stops finding the pages in a domain's files. Returns how many there were."""
+        """Makes all pages in a domain's files unfindable. Returns how many pages could be found before."""
         with self._lock:
             before = len(self._locations)
             for file in self._queues.get(domain, OrderedDict()).values():
@@ -195,7 +195,7 @@ class DiskIndex:
             return before - len(self._locations)
 
     def touch(self, file: PageFile, now_ns: int) -> int | None:
-        """Marks a file as just used. Returns its new timestamp; None if it is not published."""
+        """Marks a file as just used. Returns its new time of last use in nanoseconds; None if it is not published."""
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if file.name not in queue:
@@ -205,7 +205,7 @@ class DiskIndex:
             return file.used_at_ns
 
     def new_stamp(self, now_ns: int) -> int:
-        """Returns a timestamp that is later than all earlier ones: the time now, or a little more."""
+        """Returns a time in nanoseconds that is later than all times returned before: `now_ns`, or a little more."""
         with self._lock:
             return self._new_stamp(now_ns)
 
@@ -231,7 +231,7 @@ class DiskIndex:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Returns the files whose pages are all forgotten or stored elsewhere."""
+        """Returns the files without findable pages: every page was forgotten or is found in a newer file."""
         with self._lock:
             return list(self._empty.values())
 
@@ -252,7 +252,7 @@ class DiskIndex:
             return choice.victims
 
     def check_integrity(self) -> None:
-        """Recounts everything."""
+        """Recounts the bytes, the pages and the files without pages, and checks the order of the queues."""
         with self._lock:
             listed = [file for queue in self._queues.values() for file in queue.values()]
             names = [file.name for file in (*listed, *self._hidden.values())]
@@ -289,7 +289,7 @@ class DiskIndex:
         self._usage.add_bytes(file.domain, file.num_bytes)
 
     def _publish(self, file: PageFile) -> None:
-        """Lists a claimed file as the last used file, even if other files were used while it was written."""
+        """Makes a claimed file findable as the last used file, even if other files were used while it was written."""
         del self._hidden[file.name]
         self._last_stamp_ns = file.used_at_ns = max(self._last_stamp_ns, file.used_at_ns)
         self._queues.setdefault(file.domain, OrderedDict())[file.name] = file

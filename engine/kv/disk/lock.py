@@ -41,7 +41,10 @@ class FolderLock:
             self._descriptor = None
 
     def _lock(self, descriptor: int, until: float) -> None:
-        """Raises BlockingIOError if another process still has the lock at `until`, on the monotonic clock."""
+        """Locks the folder. Waits for another process until `until`, in seconds on the monotonic clock.
+
+        Raises BlockingIOError if that process still has the lock then.
+        """
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -42,12 +42,15 @@ class FolderScan:
         self._layout = layout
 
     def page_files(self) -> list[PageFile]:
-        """Returns all usable files, least recently used first. Removes incomplete and damaged ones."""
+        """Returns all files of the store, least recently used first. Removes incomplete and damaged files.
+
+        A file without a header is unusable, but takes room: it has another layout, or could not be read or removed.
+        """
         found = [file for entry in self._files.entries() if (file := self._read_page_file(entry)) is not None]
         return sorted(found, key=lambda file: (file.used_at_ns, file.name))
 
     def _read_page_file(self, entry: FileEntry) -> PageFile | None:
-        """Returns None if the file is not usable: another program made it, or it was damaged and is now removed."""
+        """Returns the record of a file; None if another program made it, or if it was damaged and is now removed."""
         file = PageFile(entry.name, entry.num_bytes, None, entry.used_at_ns)
         try:
             if not is_our_name(entry.name):
@@ -62,7 +65,10 @@ class FolderScan:
         return file if is_our_name(entry.name) else None
 
     def _read_header(self, entry: FileEntry) -> PageFileHeader | None:
-        """Returns None if the disk refuses to read. Raises DamagedFile, ForeignFile."""
+        """Reads and checks the header of a file. Returns None if the disk cannot be read.
+
+        Raises DamagedFile if the file is incomplete or wrong, or ForeignFile if it has another version or layout.
+        """
         if entry.name.endswith(DRAFT_SUFFIX):
             raise DamagedFile("never finished")
         start = self._read_start(entry.name, BLOCK_BYTES)

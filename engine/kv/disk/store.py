@@ -38,9 +38,9 @@ from graftwork.engine.kv.disk.recovery import FolderScan, file_name, is_our_name
 from graftwork.platform.clock import Clock, SystemClock
 
 _FILE_BYTES = 64 * 2**20
-"""The size at which a file is closed. A file is evicted as a whole, and one bad sector loses the whole file."""
+"""The most bytes of pages in one file. A file is evicted as a whole, and one bad sector loses the whole file."""
 _FILES_AT_LEAST = 16
-"""A small budget still has room for this many files, so that an eviction never takes all of it."""
+"""Even a small budget has room for this many files, so that an eviction never removes all pages."""
 _DIGEST_BYTES = 32
 
 
@@ -73,12 +73,12 @@ class DiskStore:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes in the folder, with the file that is being written."""
+        """The number of bytes in the folder, including the file that is being written."""
         return self._index.bytes_used
 
     @property
     def num_pages(self) -> int:
-        """Pages for which `holds` is true."""
+        """The number of pages for which `holds` is true."""
         return self._index.num_pages
 
     @property
@@ -90,21 +90,23 @@ class DiskStore:
         return self._index.bytes_of(domain)
 
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
-        """Sets the most that a domain may have. None removes the limit.
+        """Sets the most bytes that a domain may have. None removes the limit.
 
         Files above the limit are evicted first when room is needed, or when `enforce_limits` is called.
         """
         self._index.set_limit(domain, num_bytes)
 
     def set_reserve(self, domain: bytes, num_bytes: int) -> None:
-        """Sets the bytes that others cannot take from a domain."""
+        """Sets the reserve of a domain: the bytes that evictions for other domains leave it."""
         self._index.set_reserve(domain, num_bytes)
 
     def open(self, timeout_s: float = 0.0) -> None:
-        """Opens the folder and finds the pages of an earlier process. Waits up to `timeout_s` for that process to end.
+        """Opens the folder and finds the pages of an earlier process.
 
-        Removes incomplete and damaged files. Keeps files of other layouts until room is needed. Ignores files with
-        other names; they do not count. Raises InvalidRequest if the folder cannot be used.
+        Waits up to `timeout_s` seconds for that process to end.
+
+        Removes incomplete and damaged files. Keeps files of other layouts until room is needed. Ignores files whose
+        names are not the store's, and does not count their bytes. Raises InvalidRequest if the folder cannot be used.
         """
         self._folder_lock.acquire(timeout_s)
         for file in FolderScan(self._files, self._monitor, self._layout).page_files():
@@ -124,11 +126,12 @@ class DiskStore:
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
     ) -> int:
-        """Stores pages that follow each other in one prompt, first page first. Returns how many are new.
+        """Stores pages that follow each other in one prompt, first page first. Returns how many it has written.
 
-        `above` are the keys of all pages before them. The new pages are useless without those. All pages of one call
-        have the same size. Skips pages that are stored already. Evicts none of these pages during the call, and
-        marks all of them as just used. Stores fewer pages if there is too little room or the disk fails.
+        `above` are the keys of all pages before `keys` in the prompt. The new pages are useless without those. All
+        pages of one call have the same size. Skips pages that are stored already. Evicts no page of `above` or `keys`
+        during the call, and marks all of them as just used. Stores fewer pages if there is too little room or the disk
+        fails.
         """
         assert len(domain) == _DIGEST_BYTES, "a domain is a digest of 32 bytes"
         path = [*above, *keys]
@@ -148,7 +151,7 @@ class DiskStore:
         return stored
 
     def read(self, key: PageKey, into: memoryview) -> bool:
-        """Reads one page into `into`. Returns False if it is not stored or was damaged."""
+        """Reads one page into `into`. Returns False if the page is not stored or is damaged."""
         return self.read_pages([key], into) == 1
 
     def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
@@ -175,14 +178,14 @@ class DiskStore:
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Forgets a page. Its bytes are removed when all pages of its file are forgotten.
+        """Makes a page unfindable. Its bytes are removed when all pages of its file are forgotten.
 
-        After a restart before that, the page is found again.
+        If the process restarts before that, the page is found again.
         """
         self._index.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Forgets all pages of a domain. Returns how many there were."""
+        """Makes all pages of a domain unfindable. Returns how many pages could be found before."""
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
@@ -196,7 +199,7 @@ class DiskStore:
             return self._evict(self._index.victims_over_limits())
 
     def check_integrity(self) -> None:
-        """Recounts the index and compares it with the folder. Call it only while nothing is written."""
+        """Recounts the index and compares its bytes with the folder. Call it only while no write is running."""
         self._index.check_integrity()
         self._monitor.check_integrity()
         there = sum(entry.num_bytes for entry in self._files.entries() if is_our_name(entry.name))
@@ -206,7 +209,10 @@ class DiskStore:
     def _write_file(
         self, domain: bytes, fresh: Sequence[tuple[PageKey, memoryview]], kept: set[str]
     ) -> PageFile | None:
-        """Writes one file of as many of the first pages as fit; None if none could be written."""
+        """Writes one file with as many of the pages as fit, from the first on.
+
+        Returns None if none could be written.
+        """
         page_bytes = len(fresh[0][1])
         assert page_bytes > 0
         assert all(len(view) == page_bytes for _, view in fresh), "the pages of one file are of one size"
@@ -220,7 +226,10 @@ class DiskStore:
         return file if self._index.claim(file) and self._put(file, [header.encode(), *views]) else None
 
     def _make_room(self, domain: bytes, num_pages: int, page_bytes: int, kept: set[str]) -> int:
-        """Makes room for one file, of fewer pages if needed. Returns how many pages it may hold."""
+        """Makes room for one file with `num_pages` pages, or fewer if needed.
+
+        Returns how many pages the file may have.
+        """
         count = min(num_pages, MAX_PAGES, max(self._file_bytes // page_bytes, 1))
         while count > 0:
             victims = self._index.victims_for(domain, file_bytes(count, page_bytes), kept)
@@ -231,8 +240,9 @@ class DiskStore:
         return 0
 
     def _put(self, file: PageFile, contents: Sequence[Buffer]) -> bool:
-        """Writes and publishes a claimed file. If a failed write cannot be cleaned up, its bytes stay counted until a
-        restart.
+        """Writes a claimed file and makes its pages findable. Returns whether this succeeded.
+
+        If what a failed write has left cannot be removed, the file's bytes stay counted until a restart.
         """
         if self._files.put(file.name, contents, file.used_at_ns):
             self._index.publish(file)
@@ -242,13 +252,16 @@ class DiskStore:
         return False
 
     def _finish_write(self, path: Sequence[PageKey], files: list[PageFile]) -> None:
-        """Syncs new names to disk. Marks all files of a path as used, so that its first file is evicted last."""
+        """Marks all files of a path as used, the first file last, so that it is evicted last.
+
+        Syncs new names to disk.
+        """
         self._touch([*(span.file for span in self._index.spans(path)), *files])
         if files:
             self._files.sync()
 
     def _read_span(self, span: FileSpan, space: memoryview) -> int:
-        """Returns how many pages are correct, counted from the first."""
+        """Reads consecutive pages of one file into `space`. Returns how many are correct, counted from the first."""
         file, header, size = span.file, span.header, span.header.page_bytes
         num_bytes = self._files.read(file.name, header.page_offset(span.first), space)
         if num_bytes is None:
@@ -266,7 +279,7 @@ class DiskStore:
         return span.count
 
     def _touch(self, files: Iterable[PageFile]) -> None:
-        """Marks files as used, the first one last: later pages are worthless without earlier ones."""
+        """Marks files as used, the first file last: later pages of a prompt are worthless without earlier pages."""
         for file in reversed(list(dict.fromkeys(files))):
             stamp = self._index.touch(file, self._now_ns())
             if stamp is not None:
@@ -290,7 +303,7 @@ class DiskStore:
         return lost
 
     def _remove(self, file: PageFile) -> bool:
-        """Retires a file in the index and then removes it. Returns False if another thread has retired it already."""
+        """Hides a file in the index and then removes it. Returns False if another thread has hidden it already."""
         if not self._index.retire(file):
             return False
         if self._files.remove(file.name):

@@ -36,7 +36,10 @@ class CacheScopes:
         return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
 
     def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
-        """Returns the scopes of a request's pages. A page that is only partly public stays in the domain's own scope."""
+        """Returns the scopes of a request's pages.
+
+        A page that is only partly public stays in the domain's own scope.
+        """
         own = self.scope(request.domain, request.adapters)
         return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
 

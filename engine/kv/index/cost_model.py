@@ -1,7 +1,7 @@
 """Decides how much of a cached prefix to load and how much to compute again.
 
-Owns the estimated costs. A load costs a fixed time and a time for each page. A prefill costs a fixed time, a time for
-each token, and a time for each position that a token attends to. The engine measures its own device at start
+Owns the estimated costs, in seconds. A load costs a fixed time and a time for each page. A prefill costs a fixed time,
+a time for each token, and a time for each position that a token attends to. The engine measures its own device at start
 (`fit_transfer`, `fit_prefill`) and corrects the estimates while it runs (CostTracker).
 
 A token can only be computed after all tokens before it. So the first part of the missing tokens is loaded, and the rest
@@ -18,7 +18,7 @@ import numpy as np
 from graftwork.engine.core.tiers import Tier
 
 _MIN_SECONDS = 1e-9
-"""The lower bound of every cost. Without it, a fit to noise could make an operation look free."""
+"""The lower bound of every cost, in seconds. Without this bound, a fit to noise could make an operation look free."""
 
 _MAX_RATIO = 8.0
 """An observation is limited to this many times slower or faster than expected."""
@@ -46,7 +46,7 @@ class PrefillCost:
 
     token_s: float
     attended_s: float
-    """Seconds for each pair of a token and a position that it attends to."""
+    """Seconds for each pair of a token and a position that the token attends to."""
     fixed_s: float
 
     def seconds(self, num_tokens: int, context_tokens: int) -> float:
@@ -62,7 +62,7 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """The costs of all ways to bring a prefix to the device."""
+    """The costs of all ways to bring the KV of a prefix to the device."""
 
     host: TransferCost
     disk: TransferCost
@@ -76,7 +76,7 @@ class LoadCost:
         """Returns how many missing pages to load, from the first on. The rest is computed.
 
         `pages_by_tier` is the nearest tier of each page of the cached prefix. `total_tokens` is the length of the
-        prompt, uncached tokens included. Among equally fast choices it returns the smallest.
+        prompt, uncached tokens included. Among equally fast choices, the smallest number is returned.
 
         Only the borders between tiers are tried. Within one tier, load time grows linearly, and the time saved per page
         rises, because later tokens attend to more positions. So the minimum of the total time is at a border.
@@ -118,14 +118,14 @@ class PrefillSample:
 
 
 def fit_transfer(samples: Sequence[TransferSample]) -> TransferCost:
-    """Fits a cost to measurements by least relative error."""
+    """Returns the cost that fits the measurements with the least relative error."""
     features = [[1.0, float(sample.num_pages)] for sample in samples]
     fixed_s, page_s = fit_costs(features, [sample.seconds for sample in samples])
     return TransferCost(fixed_s, max(page_s, _MIN_SECONDS))
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
-    """Fits a cost to measurements by least relative error."""
+    """Returns the cost that fits the measurements with the least relative error."""
     features = [
         [float(sample.num_tokens), _attended(sample.num_tokens, sample.context_tokens), 1.0] for sample in samples
     ]
@@ -134,7 +134,7 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
 
 
 class CostTracker:
-    """The present estimate. It is corrected by observed times.
+    """Owns the present estimate of all costs, and corrects it by observed times.
 
     An observation multiplies all costs of its kind by one factor: the ratio of observed to expected time, to the power
     of `smoothing`. The ratio is limited to 8, so one stall does not reverse a decision.
@@ -179,7 +179,7 @@ class CostTracker:
 
 
 def _attended(num_tokens: int, context_tokens: int) -> float:
-    """Returns the number of pairs of a new token and a position that it attends to.
+    """Returns the number of pairs of a new token and a position that the token attends to.
 
     Each new token attends to the context and, on average, to half of the new tokens.
     """
@@ -187,10 +187,10 @@ def _attended(num_tokens: int, context_tokens: int) -> float:
 
 
 def fit_costs(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Returns non-negative weights of the features. Their weighted sums have the least relative error to the seconds.
+    """Returns a non-negative weight for each feature, so that the weighted sums are closest to the measured seconds.
 
-    With relative error, short measurements count as much as long ones, so the fixed cost is fitted well too. Tries
-    every subset of features. This is exact, and cheap for two or three features.
+    Closest means the least relative error: short measurements count as much as long ones, so the fixed cost is fitted
+    well too. Tries every subset of features. This is exact, and cheap for two or three features.
     """
     assert features, "costs cannot be fitted to nothing"
     scale = 1.0 / np.maximum(np.asarray(seconds, dtype=np.float64), 1e-12)

@@ -1,28 +1,25 @@
-"""Finds the idle page that a tier evicts next.
+"""Ranks the idle pages of a tier, and finds the idle page that the tier evicts next.
 
-Owns the order of the idle pages of one tier, and counts the pages of each domain.
-
-Each domain has a reserve: an equal part of `reserve_share` of the tier. A page may be evicted if its domain holds
-more than its reserve, or if its domain needs the room itself. An adapter that needs frames belongs to no domain.
-KvSizes limits adapters so that all reserves fit. Among the pages that may be evicted, the lowest rank is first (see
-EvictionPolicy). A page that has a child on the tier is never evicted.
-
-A heap sorts domains by a lower bound of their lowest rank. A bound is raised only when it is read. So the cost of an
-eviction does not grow with the number of domains.
-
-Invariant: no domain falls below its reserve because of another one.
-
-Ranks idle pages: the page with the lowest rank is evicted first.
-
-Changes nothing. On the device, pages are evicted in this order of classes:
+EvictionQueue owns the order of the idle pages of one tier, and counts the pages of each domain. EvictionPolicy gives
+each page its rank and changes nothing. The page with the lowest rank is evicted first. On the device the classes of
+pages are evicted in this order:
 
     REDUNDANT    no session's history contains the page, and a lower tier has a copy
     SUPERSEDED   sessions used the page, but their histories no longer contain it
     LAPSED       a session's history contains the page, no lease protects it, and a lower tier has a copy
-    VALUED       all others, by expected loss: probability of reuse × seconds to bring the page back
+    VALUED       all other pages, by expected loss: probability of reuse × seconds to bring the page back
 
-On the host the classes are the same; the lower tier is the disk. All pages have the same size, so ranks
-need no division by bytes. A lease raises a page's rank and never makes an allocation fail.
+On the host the classes are the same, and the lower tier is the disk. All pages have the same size, so a rank is not
+divided by bytes. A lease raises a page's rank and never makes an allocation fail.
+
+Each domain has a reserve: an equal part of `reserve_share` of the tier. A page may be evicted if its domain holds
+more than its reserve, or if its domain needs the room itself. An adapter that needs frames belongs to no domain.
+KvSizes limits adapters so that all reserves fit. A page that has a child on the tier is never evicted.
+
+A heap sorts domains by a lower bound of their lowest rank. A bound is raised only when it is read. So the cost of an
+eviction does not grow with the number of domains.
+
+Invariant: no domain falls below its reserve because of another domain.
 """
 
 import heapq
@@ -40,7 +37,7 @@ from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
 from graftwork.platform.clock import Clock
 
 EvictionRank = tuple[int, float, int]
-"""Class, value within the class, time of last use. Lower is evicted first."""
+"""A page's class, its value within the class, and its time of last use. The lowest rank is evicted first."""
 
 
 Ranking = Callable[[Node, Tier], EvictionRank]
@@ -50,7 +47,11 @@ _Entry = tuple[EvictionRank, int, Node]
 
 
 class EvictionQueue:
-    """The evictable pages of one tier, by domain and rank. An entry may be stale and is checked when it is read."""
+    """The evictable pages of one tier, by domain and rank.
+
+    A queued page may have changed since it was added: it is in use again, or its rank has risen. So it is checked when
+    it is read.
+    """
 
     def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
         """`reserved_pages` of the tier are divided equally among the domains that have pages there."""
@@ -61,11 +62,11 @@ class EvictionQueue:
         self._used: dict[Domain, int] = {}
         self._heaps: dict[Domain, list[_Entry]] = {}
         self._domain_heap: list[tuple[EvictionRank, int, Domain]] = []
-        """Domains above their reserve, each with a lower bound of its lowest rank. Entries may be stale."""
+        """Domains above their reserve, each with a lower bound of its lowest rank. May contain outdated bounds."""
         self._bounds: dict[Domain, EvictionRank] = {}
-        """The bound of each domain's valid entry in `_domain_heap`."""
+        """The bound of each domain in `_domain_heap` that is not outdated."""
         self._protected_domains: set[Domain] = set()
-        """Domains at or below their reserve when last read. They are not in `_domain_heap`."""
+        """Domains that were at or below their reserve when it was last checked. They are not in `_domain_heap`."""
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
@@ -121,7 +122,7 @@ class EvictionQueue:
         return domain
 
     def victim_domain_ignoring_reserves(self) -> Domain | None:
-        """Returns the domain with the lowest-ranked page of all; None if no page is idle. O(number of domains)."""
+        """Returns the domain of the lowest-ranked idle page; None if no page is idle. O(number of domains)."""
         tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
         return min(tops)[2] if tops else None
 
@@ -130,7 +131,10 @@ class EvictionQueue:
         return self._heaps[domain][0][0]
 
     def pop(self, domain: Domain) -> Node:
-        """Removes and returns the page with that rank. The caller must evict it or add it again."""
+        """Removes and returns the page with the rank that `lowest_rank` returns.
+
+        The caller must evict it or add it again.
+        """
         return heapq.heappop(self._heaps[domain])[2]
 
     def pop_or_none(self, domain: Domain) -> Node | None:
@@ -142,7 +146,7 @@ class EvictionQueue:
         while self._domain_heap:
             bound, _, domain = self._domain_heap[0]
             if self._bounds.get(domain) != bound:
-                heapq.heappop(self._domain_heap)  # a smaller bound was added since
+                heapq.heappop(self._domain_heap)  # outdated: a smaller bound was added later
                 continue
             top = self._lowest_entry(domain) if self.used_pages(domain) > reserve else None
             if top is not None and top[0] == bound:
@@ -156,7 +160,7 @@ class EvictionQueue:
         return None
 
     def _enqueue(self, domain: Domain) -> None:
-        """Puts a domain into `_domain_heap`, or lowers its bound to the rank of its first entry."""
+        """Puts a domain into `_domain_heap`, or lowers the domain's bound to the rank of its first queued page."""
         heap = self._heaps.get(domain)
         if not heap or domain in self._protected_domains:
             return
@@ -172,8 +176,9 @@ class EvictionQueue:
             self._enqueue(domain)
 
     def _lowest_entry(self, domain: Domain) -> _Entry | None:
-        """Returns the first valid entry of a domain's heap without removing it. Removes or updates stale entries before
-        it.
+        """Returns the entry of a domain's lowest-ranked evictable page, and leaves it in the heap.
+
+        Before that, removes entries of pages that are not evictable, and updates ranks that have risen.
         """
         heap = self._heaps.get(domain, [])
         while heap:
@@ -216,9 +221,9 @@ class EvictionQueue:
 
 
 class LeaseExpiryQueue:
-    """Remembers when each lease ends, so that the rank of its pages is lowered then.
+    """Remembers when each lease ends, so that the rank of the leased pages is lowered then.
 
-    It stores a path as its last node. An ended lease stays here until `pop_expired` returns it.
+    A path is stored as its last node. An ended lease stays in the queue until `pop_expired` returns its path.
     """
 
     def __init__(self) -> None:
@@ -241,28 +246,28 @@ class LeaseExpiryQueue:
 
 
 class Evictable(Protocol):
-    """A user of memory that can free it in parts."""
+    """A user of memory that can free its memory in parts: one page, or one adapter."""
 
     def next_rank(self) -> EvictionRank | None:
-        """Returns the rank of the part that it would evict next; None if it cannot evict anything."""
+        """Returns the rank of the page or adapter that `evict_next` would evict; None if nothing can be evicted."""
         ...
 
     def evict_next(self) -> None:
-        """Evicts the part whose rank the last `next_rank` returned."""
+        """Evicts the page or adapter whose rank the last `next_rank` returned."""
         ...
 
 
 class FrameUser(Evictable, Protocol):
-    """A user of frames besides KV pages, such as adapters. Its parts are evicted in one order with the pages."""
+    """What uses frames of the device besides KV pages: the adapters. They are ranked together with the pages."""
 
     @property
     def evictable_pages(self) -> int:
-        """How many pages would become free if it evicted as much as possible."""
+        """How many pages would become free if the frame user evicted as much as possible."""
         ...
 
     @property
     def claimed_pages(self) -> int:
-        """How many pages are reserved for it because it has waited too long. No new request may take them."""
+        """How many pages no new request may take, because the frame user has waited too long for them."""
         ...
 
 
@@ -280,8 +285,9 @@ class NoFrameUser:
 
 
 def evict_one(candidates: Sequence[Evictable]) -> bool:
-    """Evicts the part with the lowest rank among all candidates. At a tie, the first candidate evicts. Returns False if
-    no candidate can evict anything.
+    """Evicts the page or adapter with the lowest rank among all candidates. At a tie, the first candidate evicts.
+
+    Returns False if no candidate can evict anything.
     """
     ranked = [
         (rank, place) for place, candidate in enumerate(candidates) if (rank := candidate.next_rank()) is not None

@@ -1,9 +1,10 @@
-"""Allocates runs of consecutive frames to adapters. Adapters and KV pages share the frames of one device.
+"""Allocates runs of consecutive frames to adapters.
 
-Free frames may be anywhere. So the allocator moves the pages inside the chosen run to free frames, even pages in use,
-and they get new numbers. If no run fits between the adapters, it moves adapters to the top of the device. All moves run
-on the loop's thread between steps and in the order of the device's stream. So a step sees either only old numbers or
-only new numbers.
+A frame is device memory of the size of one KV page. Adapters and KV pages share the frames of one device. Free frames
+may be anywhere. So the allocator moves the pages inside the chosen run to free frames, even pages in use, and these
+pages get new numbers. If no run fits between the adapters, the allocator moves adapters to the highest frame numbers.
+All moves run on the loop's thread between steps and in the order of the device's stream. So a step sees either only old
+numbers or only new numbers.
 
 Invariants: a page that is being copied never moves. No frame has two users. All callbacks have run when `allocate`
 returns.
@@ -23,7 +24,7 @@ from graftwork.engine.kv.index.page_store import PageStore
 
 @dataclass(frozen=True, slots=True, order=True)
 class FrameRun:
-    """Frames [first, end)."""
+    """The consecutive frames [first, end) of one adapter."""
 
     first: int
     num_frames: int
@@ -51,17 +52,20 @@ class FrameAllocator:
         self._frames = frames
         self._runs: set[FrameRun] = set()
         self.on_pages_moved: Callable[[Mapping[PageId, PageId]], None] = lambda moves: None
-        """Called with the new number of each moved page, by its old number, after the tree has been updated."""
+        """Called after pages were moved and the tree was updated.
+
+        Maps the old number of each moved page to the new one.
+        """
         self.on_runs_moved: Callable[[Mapping[FrameRun, FrameRun]], None] = lambda moves: None
-        """Called with the new run of each moved run."""
+        """Called after runs were moved. Maps the old run of each moved adapter to the new one."""
         self.num_relocated_pages = 0
         self.num_moved_runs = 0
 
     def allocate(self, num_frames: int) -> FrameRun | None:
-        """Returns a run of frames. At least `num_frames` frames must be free, anywhere on the device.
+        """Allocates and returns a run of frames. At least `num_frames` frames must be free, anywhere on the device.
 
-        Returns None and changes nothing if running copies block every run. Try again after the next message, because a
-        message reports the end of a copy.
+        Returns None and changes nothing if pages that are being copied block every possible run. Try again after the
+        next message, because a message reports the end of a copy.
         """
         pool = self._page_store.device
         assert num_frames <= pool.free_pages, f"{num_frames} frames wanted, {pool.free_pages} free"
@@ -82,7 +86,7 @@ class FrameAllocator:
         self._page_store.device.reclaim(run.pages)
 
     def _clear(self, run: FrameRun) -> None:
-        """Moves the pages inside a run to the lowest free frames outside."""
+        """Moves the pages inside a run to the lowest free frames outside the run."""
         occupancy = self._page_store.device.occupancy()
         inside = np.zeros_like(occupancy.is_held)
         inside[run.first : run.end] = True
@@ -93,7 +97,10 @@ class FrameAllocator:
         self._rename_pages(moves)
 
     def _compact(self, num_frames: int) -> bool:
-        """Moves runs to the top if that opens a window of `num_frames`. Otherwise changes nothing and returns False."""
+        """Moves runs to the highest frames if that makes room for a run of `num_frames`. Returns whether it did.
+
+        Changes nothing if it does not.
+        """
         pool = self._page_store.device
         occupancy = pool.occupancy()
         is_lent = np.zeros_like(occupancy.is_fixed)
@@ -140,9 +147,10 @@ class FrameAllocator:
 
 
 def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
-    """Returns where the best window of `num_frames` frames starts; None if there is none.
+    """Returns the first frame of the best window of `num_frames` consecutive frames; None if there is no window.
 
-    A window contains no fixed frame. The best window has the fewest held frames. At a tie, it is the highest one.
+    A window contains no fixed frame. The best window has the fewest held frames. At a tie, it is the window with the
+    highest numbers.
     """
     if num_frames > len(occupancy.is_fixed):
         return None
@@ -157,14 +165,14 @@ def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
 
 
 def _count_in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
-    """Counts the marks in each window of `width`, by the window's start."""
+    """Returns how many marks are true in each window of `width` frames, by the window's first frame."""
     sums = np.zeros(len(marks) + 1, dtype=np.int64)
     np.cumsum(marks, out=sums[1:])
     return np.subtract(sums[width:], sums[:-width])
 
 
 def compacted_runs(runs: Iterable[FrameRun], in_flight: NDArray[np.bool_]) -> dict[FrameRun, FrameRun]:
-    """Returns the new places of the runs that move when all runs are moved to the top.
+    """Returns which runs move, and where to, when all runs are moved to the highest possible frames.
 
     Runs keep their order and never move past a page that is being copied.
     """

@@ -8,10 +8,11 @@ A page is in one of these states:
     in flight  a copy reads or writes it
     idle       only the prefix tree holds it, so it can be evicted; admission counts it as available
     active     a request or a transfer holds it
-    lent       its frame is part of an adapter
+    lent       its frame (device memory of one page) is part of an adapter
 
-If a page loses its last holder while it is in flight, it becomes free when the copy ends. Allocation takes the lowest
-numbers first, so long runs of free pages are at the top.
+A holder is a user that keeps the page allocated: a request, a transfer or the prefix tree. If a page loses its last
+holder while it is in flight, it becomes free when the copy ends. Allocation takes the lowest numbers first, so long
+runs of free pages are at the top.
 
 Invariant: total = free + in flight + idle + active + lent.
 """
@@ -32,7 +33,7 @@ class PagesExhausted(Exception):
 
 
 class Occupancy(NamedTuple):
-    """The state of all pages, by page number."""
+    """Which pages must stay where they are, and which may be moved, by page number."""
 
     is_fixed: NDArray[np.bool_]  # [num_pages] lent or in flight: must stay where it is
     is_held: NDArray[np.bool_]  # [num_pages] has a holder and may be moved
@@ -46,7 +47,7 @@ class PagePool:
         self._free_heap = [PageId(page) for page in range(num_pages)]
         """A heap of all free pages.
 
-        It may also contain pages that are no longer free because they were lent or moved to.
+        It may also contain pages that are no longer free, because they were lent or another page was moved there.
         """
         self._in_free_heap = [True] * num_pages
         self._holders = array("i", [0]) * num_pages
@@ -60,32 +61,32 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        """Pages without a holder that no copy uses."""
+        """The number of pages that have no holder and that no copy uses."""
         return self._num_free
 
     @property
     def idle_pages(self) -> int:
-        """Pages that only the prefix tree holds and no copy uses."""
+        """The number of pages that only the prefix tree holds and that no copy uses."""
         return self._num_idle
 
     @property
     def in_flight_pages(self) -> int:
-        """Pages that a copy reads or writes, with or without other holders."""
+        """The number of pages that a copy reads or writes, with or without holders."""
         return self._num_in_flight
 
     @property
     def active_pages(self) -> int:
-        """Pages that a request or a transfer holds and no copy uses."""
+        """The number of pages that a request or a transfer holds and that no copy uses."""
         return self.num_pages - self._num_free - self._num_idle - self._num_in_flight - self._num_lent
 
     @property
     def lent_pages(self) -> int:
-        """Pages whose frames are part of adapters."""
+        """The number of pages whose frames are part of adapters."""
         return self._num_lent
 
     @property
     def num_holders(self) -> int:
-        """Holders of all pages together."""
+        """The number of holders, summed over all pages."""
         return sum(self._holders)
 
     def holders(self, page: PageId) -> int:
@@ -99,7 +100,7 @@ class PagePool:
         return self._num_copies[page] > 0
 
     def allocate(self, count: int) -> list[PageId]:
-        """Allocates the lowest free pages, each with one holder. Raises PagesExhausted and allocates none."""
+        """Allocates the lowest free pages, each with one holder. If too few are free, raises PagesExhausted."""
         if count > self._num_free:
             raise PagesExhausted(f"{count} pages wanted, {self._num_free} free of {self.num_pages}")
         taken = [self._lowest_free() for _ in range(count)]
@@ -182,7 +183,7 @@ class PagePool:
             self._set_free(page)
 
     def relocate(self, source: PageId, target: PageId) -> None:
-        """Moves the holders of a page to a free one, after its content has moved. No copy may use the page."""
+        """Moves the holders of a page to a free page, after the content was moved there. No copy may use the page."""
         assert self._holders[source] > 0, f"page {source} is not held and cannot be moved"
         assert self._num_copies[source] == 0, f"page {source} is being copied and cannot be moved"
         assert self._is_free(target), f"page {target} is not free and cannot be moved to"
@@ -192,7 +193,7 @@ class PagePool:
         self._set_free(source)
 
     def occupancy(self) -> Occupancy:
-        """Returns which pages must not move and which may move."""
+        """Returns which pages must stay where they are and which may be moved."""
         in_flight = np.frombuffer(self._num_copies, dtype=np.intc) > 0
         is_held = np.frombuffer(self._holders, dtype=np.intc) > 0
         return Occupancy(np.frombuffer(self._lent, dtype=np.bool_) | in_flight, is_held & ~in_flight)

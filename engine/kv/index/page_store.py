@@ -34,7 +34,7 @@ from graftwork.platform.clock import Clock
 
 
 class DiskPages(Protocol):
-    """The part of the disk store that the engine's loop calls. No method waits for the disk."""
+    """The methods of the disk store that the engine's loop calls. None of them waits for the disk."""
 
     @property
     def num_pages(self) -> int: ...
@@ -50,11 +50,14 @@ class DiskPages(Protocol):
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Forgets a page at once. A later sweep removes its bytes."""
+        """Makes a page unfindable at once. `DiskStore.sweep` removes files whose pages were all forgotten."""
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Forgets all pages of a domain, given its digest. Returns how many there were."""
+        """Makes all pages of a domain unfindable.
+
+        `domain` is its digest. Returns how many pages could be found before.
+        """
         ...
 
 
@@ -81,10 +84,10 @@ _DEVICE_SIZES = range(1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """The sizes of the tiers in memory, and their guaranteed parts.
+    """The sizes of the device and the host, and how much of each is guaranteed to KV pages and to adapters.
 
-    Pages and adapters share the frames of the device. KV always gets `context_pages` and the reserve. Adapters always
-    get the floor. Both may use the rest.
+    The memory of the device is divided into frames of one page each, which KV pages and adapters share. KV pages always
+    get `context_pages` and the reserve. Adapters always get `lora_floor_share`. Both may use the rest.
     """
 
     page_tokens: int
@@ -95,9 +98,9 @@ class KvSizes:
     context_pages: int
     """Pages of one context of full length."""
     reserve_share: float = 0.5
-    """Share of each tier, in [0, 1].
+    """Share of each tier, in [0, 1], that is divided equally among the domains that have pages there.
 
-    It is divided equally among the domains that have pages. Other domains cannot evict it.
+    A domain's part is its reserve: evictions for other domains leave it at least this many pages.
     """
     lora_floor_share: float = 0.0
     """Share of the device, in [0, 1], that is reserved for adapters."""
@@ -108,13 +111,16 @@ class KvSizes:
 
     @property
     def device_reserve_pages(self) -> int:
-        """Pages of the device that are divided among the domains that have pages."""
+        """The number of device pages that are divided as reserves among the domains that have pages."""
         most = self.device_pages - self.context_pages - self.lora_floor_pages
         return max(min(int(self.reserve_share * self.device_pages), most), 0)
 
     @property
     def max_lora_pages(self) -> int:
-        """The most that adapters may use. It leaves KV one context and all reserves, and is never below the floor."""
+        """The most frames that adapters may use: all but one context and all reserves.
+
+        Never below `lora_floor_pages`.
+        """
         return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
 
     def device_pages_for(self, lora_pages: int) -> int:
@@ -142,7 +148,7 @@ class PageStore:
             Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
         self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
-        """The user of frames besides KV pages, by tier."""
+        """By tier, what uses frames besides KV pages: the adapters on the device, nothing on the host."""
         self._clock = clock
         self._lease_expiries = LeaseExpiryQueue()
         self._limits: dict[Domain, KvLimits] = {}
@@ -172,11 +178,11 @@ class PageStore:
         return self._make_room(tier, num_pages, [pages, self.frame_users[tier]])
 
     def make_room_for_frames(self, tier: Tier, num_pages: int, frame_user: Evictable) -> bool:
-        """Evicts pages and parts of `frame_user` until `num_pages` are free. Returns whether they are.
+        """Evicts pages and adapters (through `frame_user`) until `num_pages` are free. Returns whether this succeeded.
 
-        First evicts pages of domains above their reserve. This can be too little although no page is in use, if reserved
-        pages come after public pages in the tree. Then any idle page may be evicted, because KvSizes leaves enough for
-        KV in every case.
+        First evicts pages of domains above their reserve. This can free too little although no page is in use, if
+        reserved pages come after public pages in the tree. Then any idle page may be evicted, because KvSizes leaves
+        enough for KV in every case.
         """
         queue, pool = self._queues[tier], self.pool(tier)
         self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
@@ -203,10 +209,10 @@ class PageStore:
         self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
 
     def could_allocate(self, tier: Tier, num_pages: int) -> bool:
-        """Returns whether `num_pages` are free, idle or evictable from the frame user.
+        """Returns whether `num_pages` are free, idle, or used by adapters that can be evicted.
 
-        If the frame user has claimed pages, these and all protected pages do not count. Reserves may still prevent the
-        allocation.
+        If adapters have waited too long for pages, the pages reserved for them and all protected pages do not count.
+        Reserves of domains may still prevent the allocation.
         """
         pool, frame_user = self.pool(tier), self.frame_users[tier]
         claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
@@ -214,14 +220,20 @@ class PageStore:
         return missing <= 0 or missing <= frame_user.evictable_pages
 
     def evict(self, node: Node, tier: Tier, reason: MissReason) -> None:
-        """Evicts one idle page that is a leaf on the tier. Remembers the reason if no other copy exists."""
+        """Evicts one idle page that has no child on the tier.
+
+        Remembers the reason if no other copy of the page exists.
+        """
         other = node.host if tier is Tier.DEVICE else node.device
         if other is None and not self.disk.holds(node.key):
             self._remember_reason(node, reason)
         self.tree.remove_copy(node, tier)
 
     def forget(self, keys: Iterable[PageKey]) -> None:
-        """Removes pages and all pages after them from every tier. Keeps pages that outlive sessions."""
+        """Removes pages, and all pages that follow them in prompts, from every tier.
+
+        Keeps pages that a request without a session has used.
+        """
         for key in keys:
             node = self.tree.find(key)
             if node is None:
@@ -246,14 +258,14 @@ class PageStore:
         return max(self.used_pages(tier, domain) - max_bytes // self.sizes.page_bytes, 0)
 
     def enforce_limit(self, tier: Tier, domain: Domain) -> None:
-        """Evicts a domain's own idle pages until it is within its limit or has none left."""
+        """Evicts a domain's own idle pages until the domain is within its limit or has no idle page left."""
         while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
             self.evict(node, tier, MissReason.EVICTED_QUOTA)
 
     # ---- changes of a page's state ----------------------------------------------------------------------------
 
     def release(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """Removes one holder from each page. The tree keeps its pages cached."""
+        """Removes one holder from each page. Pages that are in the prefix tree stay cached."""
         self._queue_pages(tier, self.pool(tier).release(pages))
 
     def end_copy(self, tier: Tier, pages: Iterable[PageId]) -> None:
@@ -261,14 +273,16 @@ class PageStore:
         self._queue_pages(tier, self.pool(tier).end_copy(pages))
 
     def requeue(self, keys: Iterable[PageKey]) -> None:
-        """Queues pages again because their rank has fallen: a session no longer uses them, or a lease ended."""
+        """Queues pages for eviction again because their rank has fallen: a session stopped using them, or a lease
+        ended.
+        """
         for key in keys:
             node = self.tree.find(key)
             if node is not None:
                 self._requeue_node(node)
 
     def requeue_path(self, last: Node) -> None:
-        """Queues a path again because its pages' rank has fallen. `last` is its last node.
+        """Queues a path for eviction again because the rank of its pages has fallen. `last` is the path's last node.
 
         Only the deepest page of the path on each tier can be evicted next, so only that one is queued.
         """
@@ -280,7 +294,7 @@ class PageStore:
                 queue.add(node)
 
     def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
-        """Leases the pages of a path. A page with several leases keeps the one that ends last."""
+        """Leases the pages of a path. A page with several leases keeps the lease that ends last."""
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease
@@ -332,7 +346,7 @@ class PageStore:
 
 
 class _IdlePages:
-    """The idle pages of some domains, as an Evictable."""
+    """Offers the idle pages of some domains for eviction, lowest rank first."""
 
     def __init__(self, page_store: PageStore, tier: Tier, find_victim: Callable[[], Domain | None]) -> None:
         """`find_victim` is called for each page, because evictions change which domains are above their reserve."""

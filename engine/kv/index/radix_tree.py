@@ -17,7 +17,7 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
 
 Domain = bytes
-"""Opaque name of the isolation domain that a page is charged to."""
+"""The name of the isolation domain that a page is charged to. It is compared, never interpreted."""
 
 PUBLIC: Domain = b""
 """The domain that public pages are charged to."""
@@ -38,15 +38,15 @@ class Node:
     device: PageId | None = None
     host: PageId | None = None
     is_loading: bool = False
-    """Whether a copy into the device page is still running."""
+    """Whether a transfer into the node's device page is still running."""
     is_saving: bool = False
-    """Whether a copy to the host is still running."""
+    """Whether a transfer of the page to the host is still running."""
     in_tree: bool = True
     children: "dict[Edge, Node]" = field(default_factory=dict)
     device_children: int = 0
     host_children: int = 0
     outlives_sessions: bool = False
-    """Whether a request without a session has used the page. Then closing a session does not remove it."""
+    """Whether a request without a session has used the page. Then closing a session does not remove the page."""
     lease: "Lease | None" = None
 
     def page(self, tier: Tier) -> PageId | None:
@@ -59,7 +59,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A session's claim on device pages. While it lasts, pages without a lease are evicted first."""
+    """Protects device pages of a session for a limited time: until it ends, pages without a lease are evicted first."""
 
     until: float
     """End of the lease in seconds, on the engine's monotonic clock."""
@@ -119,8 +119,8 @@ class RadixTree:
     ) -> list[Node]:
         """Adds the whole pages of computed tokens and returns their nodes.
 
-        If the tree already has a device page for a prefix, it keeps that page. Otherwise the caller's page becomes the
-        node's device copy. The caller keeps its holds and must release them later.
+        If the tree already has a device page for a prefix, the tree keeps that page. Otherwise the caller's page
+        becomes the node's device copy. The caller still holds its own pages and must release them later.
         """
         nodes: list[Node] = []
         parent: Node | None = None
@@ -146,14 +146,14 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Makes a held page the node's copy on the tier. The tree becomes one more holder."""
+        """Makes a page that has a holder the node's copy on the tier. The tree becomes one more holder of the page."""
         self._pools[tier].enter_tree(page)
         self._nodes[tier][page] = node
         self._set_copy(node, tier, page)
         self.on_copy_changed(node, tier, 1)
 
     def move_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Renumbers a node's copy after the page and its holders have moved."""
+        """Gives a node's copy its new page number, after the page and its holders were moved."""
         former = node.page(tier)
         assert former is not None, f"the node has no copy on the {tier}"
         del self._nodes[tier][former]
@@ -169,7 +169,7 @@ class RadixTree:
         return self._ticks
 
     def remove_copy(self, node: Node, tier: Tier) -> None:
-        """Removes a node's copy from a tier on which it is a leaf. A node without copies leaves the tree."""
+        """Removes a node's copy from a tier. No child may have a copy there. A node without copies leaves the tree."""
         assert node.is_leaf_on(tier), "a page is dropped only after those below it"
         page = node.page(tier)
         assert page is not None, f"the node has no copy on the {tier}"
@@ -195,7 +195,10 @@ class RadixTree:
         return below
 
     def check_integrity(self) -> None:
-        """Recounts the nodes. Checks that each is reachable and held, and that its ancestors have copies on its tiers."""
+        """Recounts the nodes. Checks that each node is reachable and held.
+
+        Also checks that, on each tier where a node has a copy, all its ancestors have one.
+        """
         seen: dict[Tier, set[PageId]] = {Tier.DEVICE: set(), Tier.HOST: set()}
         waiting = list(self._roots.values())
         while waiting:

@@ -38,7 +38,10 @@ from graftwork.platform.clock import Clock
 _log = logging.getLogger(__name__)
 
 _LOAD_GROUPS = 4
-"""Groups of layers per load. With more groups a step begins sooner, but each page needs more copy calls: two per group."""
+"""The number of groups into which a load divides the layers.
+
+With more groups a step begins sooner, but each page needs more copy calls: two per group.
+"""
 _FETCH_BYTES = 16 * 2**20
 """Bytes that are read from the disk before they are copied to the device."""
 
@@ -80,7 +83,7 @@ class PageCopier:
         *,
         overlaps_loads: bool = False,
     ) -> None:
-        """With `overlaps_loads`, a load is reported as readable when it begins."""
+        """If `overlaps_loads` is true, a load from the host is reported as readable when it begins."""
         self._cache = cache
         self._host = host
         self._disk = disk
@@ -120,7 +123,10 @@ class PageCopier:
         self._report(TransferDone(plan, num_good, self._clock.monotonic() - started))
 
     def _announce(self, plan: TransferPlan) -> LayerGate | None:
-        """Reports a load as readable if loads are overlapped. Returns its gate."""
+        """Reports a load from the host as readable and returns its gate, if steps may use loads before they end.
+
+        Else returns None.
+        """
         if not self._overlaps_loads or plan.kind is not TransferKind.LOAD:
             return None
         gate = LayerGate(self._cache.num_layers)
@@ -189,7 +195,10 @@ class PageCopier:
         self._disk.write(domain_digest(nodes[0].domain), keys, pages, _keys_above(nodes[0]))
 
     def _fetch(self, plan: TransferPlan) -> int:
-        """Reads a limited number of pages at a time, because the host's budget does not include the buffer."""
+        """Copies pages from the disk to the device. Returns how many are correct, counted from the first.
+
+        Reads a limited number of pages at a time, because the host's budget does not include the buffer.
+        """
         assert self._disk is not None
         at_once = min(max(_FETCH_BYTES // self._host.page_bytes, 1), len(plan.moves))
         scratch = HostMemory(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
@@ -206,14 +215,14 @@ class PageCopier:
 
 
 def _no_wait() -> None:
-    """Does nothing, because the copies are done."""
+    """Does nothing: without CUDA a copy is complete when its call returns."""
 
 
 class _Priority(IntEnum):
     """The order of jobs on a thread. The lowest number runs first."""
 
     URGENT = 0
-    """A request waits for it."""
+    """For a job that a request waits for."""
     BACKGROUND = 1
     SHUTDOWN = 2
 

@@ -1,8 +1,8 @@
 """Divides the memory of one device into frames, and shows frames as KV pages.
 
-DeviceMemory owns the memory. A frame holds one KV page of all layers. An adapter uses a run of consecutive frames. Two
-more frames follow the numbered frames: the null frame is always zero, and the scratch frame is never read. Neither
-class records the users of a frame: PagePool does.
+DeviceMemory owns the memory. KvCache reads and writes frames as KV pages. A frame holds one KV page of all layers. An
+adapter uses a run of consecutive frames. Two more frames follow the numbered frames: the null frame is always zero, and
+the scratch frame is never read. Neither class records the users of a frame: PagePool does.
 """
 
 from collections.abc import Iterable, Iterator
@@ -61,7 +61,7 @@ class DeviceMemory:
 
 
 def frame_bytes_for(used_bytes: int) -> int:
-    """Returns the bytes of a frame that can hold `used_bytes`."""
+    """Returns the size in bytes of a frame that can hold `used_bytes`."""
     return -(-used_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -124,15 +124,19 @@ class KvCache:
         self._pages[page].copy_(source)
 
     def write_layers(self, page: int, source: torch.Tensor, layers: range) -> None:
-        """Copies some layers of `source`, a tensor of `page_shape`, into one page. On CUDA returns before the copy is
-        done.
+        """Copies some layers of `source`, a tensor of `page_shape`, into one page.
+
+        On CUDA, returns before the copy is done.
         """
         for part in range(2):  # keys, then values: each is one block of bytes
             target = self._pages[page, part, layers.start : layers.stop]
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns views of the keys and values of one layer.  # each [frames, page_tokens, kv_heads, head_dim]"""
+        """Returns the keys and the values of one layer.  # each [frames, page_tokens, kv_heads, head_dim]
+
+        Writing to these tensors writes to the frames.
+        """
         return self._pages[:, 0, layer], self._pages[:, 1, layer]
 
 

@@ -8,7 +8,7 @@ import torch
 
 
 class HostMemory:
-    """`num_pages` rows, readable as bytes and as KV."""
+    """Host memory of `num_pages` pages. A page can be read and written as bytes and as KV."""
 
     def __init__(self, num_pages: int, page_shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
         self.num_pages = num_pages
@@ -21,7 +21,7 @@ class HostMemory:
         return self._pages[index]
 
     def bytes_of(self, index: int) -> memoryview:
-        """Returns one page as bytes. Writing to them writes to the memory."""
+        """Returns one page as bytes. Writing to these bytes writes to the memory."""
         return self._bytes[index].numpy().data
 
     def all_bytes(self) -> memoryview:

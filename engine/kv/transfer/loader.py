@@ -23,7 +23,7 @@ class PrefixMatch:
     nodes: tuple[Node, ...]
     """The pages on the device or the host, first page first."""
     disk_keys: tuple[PageKey, ...]
-    """The pages after them, which are only on disk."""
+    """The keys of the pages after `nodes`; these pages are only on disk."""
 
     def __len__(self) -> int:
         return len(self.nodes) + len(self.disk_keys)
@@ -31,7 +31,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenPath:
-    """Tokens from the start of a prompt, with the scopes of their pages and the domain that the pages are charged to."""
+    """Tokens from the start of a prompt, the scopes of their pages, and the domain that the pages are charged to."""
 
     scope: PrefixScope
     token_ids: Sequence[int]
@@ -49,7 +49,7 @@ class PageAllocation:
 
 
 class PageLoader:
-    """Plans loads, and records which node each one fills."""
+    """Plans loads, and records which node of the prefix tree each load fills."""
 
     def __init__(self, page_store: PageStore, copies: CopyEngine, costs: CostTracker) -> None:
         self._page_store = page_store
@@ -58,9 +58,9 @@ class PageLoader:
         self._in_flight: dict[Node, TransferPlan] = {}
 
     def allocate(self, path: TokenPath, match: PrefixMatch, num_tokens: int) -> PageAllocation | None:
-        """Allocates pages for the first `num_tokens` of a path, cached pages first. Each gets one holder: the caller.
+        """Allocates pages for the first `num_tokens` of a path, cached pages first. The caller holds each page once.
 
-        Starts the loads that are faster than computing. Returns None and holds nothing if there is no room.
+        Starts the loads that are faster than computing. Returns None and holds no page if there is no room.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
@@ -128,7 +128,7 @@ class PageLoader:
         return Tier.DEVICE if plan is None else plan.kind.source
 
     def _pages_off_device(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
-        """Returns the cached pages after the first `start`, each with its tier and, on the host, its node."""
+        """Returns the tier of each cached page after the first `start`, and its node if the page is on the host."""
         on_host = [(Tier.HOST, node) for node in match.nodes[start:]]
         return [*on_host, *((Tier.DISK, None) for _ in match.disk_keys)]
 
@@ -155,7 +155,7 @@ class PageLoader:
     def _load(
         self, path: TokenPath, above: list[Node], loads: "list[tuple[Tier, Node | None]]", pages: list[PageId]
     ) -> None:
-        """Begins the loads into the first of `pages`."""
+        """Begins `loads`. The loaded pages fill `pages` from the first on."""
         tree, size = self._page_store.tree, self._page_store.sizes.page_tokens
         parent = above[-1] if above else None
         by_tier: dict[Tier, list[tuple[Node, PageId]]] = {Tier.HOST: [], Tier.DISK: []}

@@ -18,9 +18,9 @@ from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone
 LOW_WATER = 0.25
 """Share of a tier's pages. If fewer pages are free, idle pages are copied to the lower tier."""
 _BATCH_PAGES = 64
-"""The most pages of one background copy."""
+"""The most pages that one background copy copies."""
 _SLACK = 64
-"""A queue longer than twice its tier's pages plus this number is cleaned of nodes that left the tier."""
+"""If a queue is longer than twice its tier's pages plus this number, nodes that left the tier are removed from it."""
 
 
 class PageOffloader:
@@ -40,7 +40,10 @@ class PageOffloader:
         self._saves = self._stores = 0
 
     def mark_dirty(self, nodes: Iterable[Node]) -> None:
-        """Queues the nodes of a path that have no copy on the host. `nodes` start at the root."""
+        """Queues the nodes of a path that have no copy on the host (dirty nodes).
+
+        `nodes` are the path from its start.
+        """
         if not self._page_store.host.num_pages:
             return
         self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_saving)
@@ -54,11 +57,11 @@ class PageOffloader:
         self._begin_store()
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Saves the dirty pages of a path, first page first, as many as fit on the host."""
+        """Copies to the host the pages of a path that have no copy there, first page first, as many as fit."""
         self._save([node for node in nodes if _can_be_saved(node)])
 
     def suspend(self, nodes: Sequence[Node]) -> None:
-        """Saves a path, and removes each page from the device as soon as it is on the host."""
+        """Copies a path to the host, and removes each page from the device as soon as the host has a copy."""
         self._suspending.update(nodes)
         self.save(nodes)
         self._drop_suspended()
@@ -102,11 +105,11 @@ class PageOffloader:
     # ---- device to host ---------------------------------------------------------------------------------------
 
     def _save_oldest(self) -> None:
-        """Saves the nodes that have been dirty longest.
+        """Copies to the host the nodes that have waited longest for a copy there.
 
-        A node that does not fit on the host must not block others. While other copies use the host, it moves to the end
-        of the queue. Otherwise it leaves the queue until its path is used again. This keeps two paths that are too
-        large for the host from evicting each other for ever.
+        A node that does not fit on the host must not block other nodes. While other copies use the host, the node moves
+        to the end of the queue. Otherwise it leaves the queue until its path is used again. This keeps two paths that
+        are too large for the host from evicting each other for ever.
         """
         is_busy = self._page_store.host.in_flight_pages > 0
         oldest = self._oldest_dirty()
@@ -118,7 +121,10 @@ class PageOffloader:
                     del self._dirty[node]
 
     def _oldest_dirty(self) -> list[Node]:
-        """Returns dirty nodes of one domain, each after its dirty ancestors."""
+        """Returns nodes of one domain without a copy on the host.
+
+        Each comes after its ancestors without such a copy.
+        """
         chosen: dict[Node, None] = {}
         domain: Domain | None = None
         for node in list(islice(self._dirty, 4 * _BATCH_PAGES)):
@@ -136,7 +142,7 @@ class PageOffloader:
         domain = dirty[-1].domain  # the first nodes may be public, and the public domain has no pages to evict for them
         chosen = _with_parent_on_host(dirty)
         anchors = [node.parent.host for node in chosen if node.parent is not None and node.parent.host is not None]
-        page_store.host.begin_copy(anchors)  # the host must not evict their parents to make room
+        page_store.host.begin_copy(anchors)  # the host must not evict the parents of the new pages to make room
         chosen = chosen[: page_store.make_room(Tier.HOST, len(chosen), domain)]
         targets = page_store.host.allocate(len(chosen))
         page_store.end_copy(Tier.HOST, anchors)
@@ -187,7 +193,7 @@ class PageOffloader:
     # ---- host to disk -----------------------------------------------------------------------------------------
 
     def _begin_store(self) -> None:
-        """Begins a store if none is running. Stores queued pages first, then pages that the host may soon evict."""
+        """Begins a copy to disk if none is running: of queued pages, else of pages that the host may soon evict."""
         if not self._stores and self._to_store:
             self._store(self._to_store)
         elif not self._stores and self._only_on_host and _runs_short(self._page_store, Tier.HOST):
@@ -200,7 +206,7 @@ class PageOffloader:
             self._to_store = _on_host(self._to_store)
 
     def _store(self, waiting: OrderedDict[Node, None]) -> None:
-        """Begins a store of the first pages of a queue."""
+        """Begins to copy the first pages of a queue to disk."""
         chosen: list[Node] = []
         while waiting and len(chosen) < _BATCH_PAGES:
             node, _ = waiting.popitem(last=False)
@@ -219,7 +225,7 @@ class PageOffloader:
         for move in done.plan.moves:
             assert move.source is not None
             self._page_store.end_copy(Tier.HOST, [move.source])
-        for node in closed:  # their sessions were closed during the write
+        for node in closed:  # the sessions of these pages were closed during the write
             self._page_store.disk.forget(node.key)
         if closed:
             self._copies.sweep()
@@ -236,7 +242,7 @@ class PageOffloader:
         return len(queue) > _SLACK + 2 * self._page_store.pool(tier).num_pages
 
     def check_integrity(self) -> None:
-        """Checks that the queues are bounded."""
+        """Checks that no queue is longer than its limit."""
         assert not self._is_too_long(self._dirty, Tier.DEVICE)
         assert not self._is_too_long(self._to_store, Tier.HOST)
         assert not self._is_too_long(self._only_on_host, Tier.HOST)
@@ -247,7 +253,7 @@ def _can_be_saved(node: Node) -> bool:
 
 
 def _on_host(queue: Iterable[Node]) -> OrderedDict[Node, None]:
-    """Returns the nodes that are on the host."""
+    """Returns the nodes of a queue that have a copy on the host, in the same order."""
     return OrderedDict.fromkeys(node for node in queue if node.in_tree and node.host is not None)
 
 

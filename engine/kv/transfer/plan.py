@@ -1,4 +1,4 @@
-"""Describes copies of pages between tiers.
+"""Describes copies of pages between tiers, and lets a step use a load before the load has ended.
 
     SAVE   device → host      STORE  host → disk
     LOAD   host → device      FETCH  disk → device
@@ -7,7 +7,8 @@ A TransferPlan is immutable and names all pages that it uses. The planner marks 
 begins, and evicts nothing while it makes a plan. A CopyEngine runs plans on other threads. A TransferDone message
 reports the end of a plan to the loop.
 
-Lets a step use a load before the load has ended: in each layer, attention waits only for that layer's KV.
+While a page is loaded, a step may already use it: in each layer, attention waits only for that layer's KV. A gate is
+the record of which layers of one load may be read.
 
     copier     creates a gate, copies groups of layers from the first on, and opens each group after its copy
     loop       adds the gate when the pages become readable, and selects it for the steps that read the pages
@@ -38,14 +39,17 @@ class LoadFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _OpenLayers:
-    """Layers below `end` are open. They may be read after `wait` was called."""
+    """Records that the layers below `end` may be read after `wait` was called."""
 
     end: int
     wait: StreamWait
 
 
 class LayerGate:
-    """The layers of one load. The copier's thread opens them in order; the loop's thread waits for them."""
+    """Records which layers of one load may be read (are open).
+
+    The copier's thread opens the layers in order. The loop's thread waits for them.
+    """
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
@@ -54,7 +58,10 @@ class LayerGate:
         self._changed = Condition()
 
     def open_layers(self, end: int, wait: StreamWait) -> None:
-        """Allows layers below `end` to be read. `wait` makes a stream wait for their copies."""
+        """Allows the layers below `end` to be read.
+
+        `wait` makes the caller's stream wait until these layers are copied.
+        """
         with self._changed:
             assert self._end < end <= self._num_layers, "layers come in order"
             self._opened.append(_OpenLayers(end, wait))
@@ -67,7 +74,10 @@ class LayerGate:
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Waits until later work of the calling thread may read a layer. Raises LoadFailed."""
+        """Waits until work that the calling thread starts later may read a layer.
+
+        Raises LoadFailed if the load failed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._end > layer or self._has_failed)
             opened = next((one for one in self._opened if one.end > layer), None)
@@ -87,7 +97,7 @@ class LayerGate:
 
 
 class LayerGates:
-    """The gates of all running loads, and the gates that the present step waits for. Only the loop's thread uses it."""
+    """The gates of all running loads, and the gates that the present step waits for. Used only on the loop's thread."""
 
     def __init__(self) -> None:
         self._gates: dict[Hashable, LayerGate] = {}
@@ -102,11 +112,11 @@ class LayerGates:
         self._gates.pop(load, None)
 
     def select(self, loads: Iterable[Hashable]) -> None:
-        """Makes the next step wait for exactly these loads."""
+        """Chooses the loads that the next step waits for: those of `loads` that have a gate."""
         self._selected = tuple(self._gates[load] for load in loads if load in self._gates)
 
     def wait(self, layer: int) -> None:
-        """Waits until a layer of every selected load may be read. Raises LoadFailed."""
+        """Waits until a layer of every selected load may be read. Raises LoadFailed if one of these loads failed."""
         for gate in self._selected:
             gate.wait(layer)
 
@@ -155,17 +165,17 @@ class TransferPlan:
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """A plan has ended: its pages are no longer in flight."""
+    """Reports that a plan has ended: no copy uses its pages any more."""
 
     plan: TransferPlan
     num_good: int
-    """Moves that succeeded, counted from the first. Pages after them were not copied."""
+    """The number of moves that succeeded, counted from the first. The pages of later moves were not copied."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReadable:
-    """A load has begun and steps may use its pages. The gate makes each layer wait for its KV."""
+    """Reports that a load has begun and steps may use its pages. The gate makes each layer wait for its KV."""
 
     plan: TransferPlan
     gate: LayerGate
@@ -195,5 +205,5 @@ class CopyEngine(Protocol):
 
 
 def domain_digest(domain: Domain) -> bytes:
-    """Returns the name of a domain in files: 32 bytes that do not reveal the domain."""
+    """Returns the 32 bytes that stand for a domain in files. They do not reveal the domain's name."""
     return hashlib.sha256(domain).digest()
