@@ -27,7 +27,7 @@ class KvStorage:
     sizes: KvSizes
     device_memory: DeviceMemory
     cache: KvCache
-    """A view of `device_memory` as pages."""
+    """The KV cache: a view of `device_memory` as pages."""
     host: HostMemory
     disk: DiskStore | None
 

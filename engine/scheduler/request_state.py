@@ -107,7 +107,7 @@ class RequestState:
         return lost
 
     def cache_report(self, page_tokens: int) -> CacheReport:
-        """Returns how many tokens of the prompt had their KV on each memory tier."""
+        """Returns how many tokens of the prompt had their KV on each tier, and why the others had to be recomputed."""
         found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
         return CacheReport(
             device_tokens=found[Tier.DEVICE],
