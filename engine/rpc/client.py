@@ -29,7 +29,7 @@ _OPTIONS = [
     (
         "grpc.http2.bdp_probe",
         0,
-    ),  # switches off pings that only serve to tune bulk transfers; a step's message is a few kilobytes
+    ),  # no pings to tune bulk transfers: a step's message is a few kilobytes
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

@@ -31,7 +31,7 @@ BYTES_PER_TOKEN = 2 * 160
 
 
 _FEW = 8
-"""Up to this many tokens are added faster one by one than by columns."""
+"""Up to this many tokens are added faster one by one than all at once from slices of the list."""
 
 
 @dataclass(frozen=True, slots=True)

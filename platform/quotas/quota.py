@@ -131,7 +131,7 @@ class TokenLedger(Protocol):
     """Knows what a tenant has spent."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Prompt and completion tokens of the requests recorded at `start` or later."""
+        """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
         ...
 
 
