@@ -46,7 +46,8 @@ def page_of(items: Sequence[Item], request: PageRequest, cursor: Callable[[Item]
 def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:
     """Returns a page with the first items of `found`, up to the limit.
 
-    The caller has fetched one item more than the limit; if `found` has that item, more items follow the page."""
+    The caller asks the database for one item more than the limit. If `found` has that item, more items follow the page.
+    """
     return Page(tuple(found[: request.limit]), has_more=len(found) > request.limit)
 
 

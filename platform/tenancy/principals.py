@@ -60,9 +60,9 @@ class Principal:
         return min(asked, self.tier_ceiling, key=SERVICE_TIERS.index)
 
     def isolation(self, pepper: bytes) -> IsolationDomain:
-        """Returns the name of the tenant's domain. Only requests of one domain share cached prefixes.
+        """Returns the name of the tenant's own domain, whose cached prefixes its requests may share.
 
-        Other tenants cannot compute the name.
+        Nobody without the pepper can compute the name.
         """
         return isolation_of(self.tenant_id, pepper)
 

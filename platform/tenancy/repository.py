@@ -225,7 +225,7 @@ async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: f
 
 
 async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> IdempotencyRow:
-    """Returns the row of an idempotency key; None if the key is free."""
+    """Returns the row of an idempotency key that is not free. The caller has found just before that the row exists."""
     statement = select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     return (await session.execute(statement)).scalar_one()
 
