@@ -97,7 +97,7 @@ class AdapterRegistry:
                 return await self._record(session, scope, upload, limits)
 
     async def get(self, scope: TenantScope, name: str) -> Adapter:
-        """Raises NotFound."""
+        """Returns the tenant's adapter with this name. Raises NotFound if it does not exist."""
         async with self._database.read() as session:
             found = await AdapterReader(session, scope).find(name)
         if found is None:

@@ -74,9 +74,9 @@ class _TenantWindow:
         assert all(earlier.at <= later.at for earlier, later in pairwise(entries))
 
     def waits(self, quota: Quota, tokens: int, now: float) -> dict[str, float | None]:
-        """Returns the limits that refuse one more request, each with the seconds until the request fits;
+        """Returns the limits that refuse one more request, each with the seconds until the request fits.
 
-        None means never.
+        None instead of seconds means that it never fits.
         """
         waits: dict[str, float | None] = {}
         if quota.requests_per_minute is not None and len(self.entries) >= quota.requests_per_minute:

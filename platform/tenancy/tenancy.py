@@ -59,7 +59,7 @@ class Tenancy:
             return await repository.list_tenants(session, page)
 
     async def get_tenant(self, tenant_id: TenantId) -> Tenant:
-        """Raises NotFound."""
+        """Returns the tenant. Raises NotFound if it does not exist."""
         async with self._database.read() as session:
             return await _tenant(session, tenant_id)
 
@@ -78,11 +78,11 @@ class Tenancy:
         return await self._change_tenant(tenant_id, changes, "tenant.updated", actor)
 
     async def suspend_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
-        """Refuse the tenant's keys with 403 until it is resumed. Raises NotFound."""
+        """Suspends a tenant: its keys are refused with 403 until it is resumed. Raises NotFound."""
         return await self._change_tenant(tenant_id, {"status": TenantStatus.SUSPENDED}, "tenant.suspended", actor)
 
     async def resume_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
-        """Undo a suspension. Raises NotFound."""
+        """Ends the suspension of a tenant. Raises NotFound."""
         return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
 
     async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
@@ -188,7 +188,7 @@ class Tenancy:
             return await repository.find_quota(session, tenant_id) or Quota()
 
     async def set_quota(self, tenant_id: TenantId, quota: Quota, *, actor: str = "admin") -> Quota:
-        """Replace the tenant's limits, all of them. Raises NotFound."""
+        """Replaces all limits of the tenant. Raises NotFound if the tenant does not exist."""
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.put_quota(session, tenant_id, quota)
