@@ -62,7 +62,8 @@ class ForgetDomain:
 class ProbeAdapter:
     """Asks the engine to load an adapter and to check that it is applied exactly.
 
-    `answer` is called on the loading thread."""
+    `answer` is called on the loading thread.
+    """
 
     digest: str
     answer: Callable[[GraftworkError | None], None]

@@ -67,7 +67,8 @@ class Wakeup:
     def wait(self) -> asyncio.Future[None]:
         """Returns a future that the next `wake` completes. Await it at once.
 
-        Check first whether the event has already happened, because an earlier `wake` is not remembered."""
+        Check first whether the event has already happened, because an earlier `wake` is not remembered.
+        """
         self._waiter = self._loop.create_future()
         return self._waiter
 

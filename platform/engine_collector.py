@@ -63,7 +63,8 @@ def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
 def _adapters(reading: EngineReading, read_at: float) -> MetricFamily:
     """Returns the metric whose labels list the running and waiting adapters.
 
-    Its value is the time of the reading, so that gateways can tell an old reading from a new one."""
+    Its value is the time of the reading, so that gateways can tell an old reading from a new one.
+    """
     labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
     adapters = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of running and waiting requests.", labels=labels)
     resident = str(len(reading.resident_adapters))

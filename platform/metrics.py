@@ -44,7 +44,8 @@ def counter(name: str, help_text: str, **labels: str) -> dict[str, Any]:
 def gauge(name: str, help_text: str, *, also: str | None = None, **labels: str) -> dict[str, Any]:
     """Returns the metadata of a dataclass field that is shown as the gauge `graftwork_<name>`.
 
-    If `also` is given, the field is shown under this full name too."""
+    If `also` is given, the field is shown under this full name too.
+    """
     names = [f"graftwork_{name}", *([] if also is None else [also])]
     return {_KEY: tuple(Metric(one, MetricKind.GAUGE, help_text, tuple(labels.items())) for one in names)}
 

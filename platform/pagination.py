@@ -1,6 +1,7 @@
 """Cuts lists into pages. A page begins after the id of the last item that the caller has seen.
 
-Ids sort by the time they were made."""
+Ids sort by the time they were made.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -62,7 +62,8 @@ class Settings:
     """Bytes of host memory for adapters, from which they are copied to the device."""
     lora_kernels: str = "auto"
     """How adapters are applied: `auto` (`triton` on CUDA, `native` on a CPU, if they work there), or one of these, or
-    `torch`."""
+    `torch`.
+    """
     host_kv_bytes: int | None = None
     """Bytes of host memory for the KV of idle sessions. None is the engine's default, 0 keeps none there."""
     disk_kv_bytes: int | None = None
@@ -81,7 +82,8 @@ class Settings:
     """The most tokens drafted for one request in one step. 0 switches speculation off. Answers do not depend on it."""
     tool_call_form: str = "auto"
     """How the model writes tool calls: `auto` is as its chat template shows; or `hermes`, `qwen`, `llama3_json`,
-    `mistral` or `pythonic`."""
+    `mistral` or `pythonic`.
+    """
     fleet: str = "static"
     """`static` or `ray`."""
     replicas: int = 1

@@ -136,7 +136,8 @@ class AliasTarget:
     def from_json(cls, body: object) -> "AliasTarget":
         """Reads `{"version": 2}`, or a canary (several versions) `{"weights": {"2": 0.9, "3": 0.1}}`.
 
-        Raises ValidationFailed for any other value."""
+        Raises ValidationFailed for any other value.
+        """
         match body:
             case {"version": int(version), **rest} if not rest and version > 0 and version is not True:
                 return cls.to_version(version)

@@ -113,7 +113,8 @@ class AdapterInspector:
     def _ask(self, order: dict[str, Any], descriptor: int) -> dict[str, Any]:
         """Sends the order to a worker, and returns its answer. Keeps the worker for later files if it still works.
 
-        There are as many workers as threads that call this."""
+        There are as many workers as threads that call this.
+        """
         worker = self._slots.get()
         keep: InspectionProcess | None = None
         try:

@@ -34,7 +34,8 @@ class KvStorage:
 
 _PREDECESSOR_TIMEOUT_S = 15.0
 """Seconds to wait for the folder. An engine whose gateway was killed ends within ten seconds; its successor waits for
-it."""
+it.
+"""
 
 
 def allocate_kv_storage(

@@ -80,7 +80,7 @@ class PagedAttention:
         return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
-        """Returns the whole pages of `count` page tables, in one tensor.  # [count, kv_heads, pages * page_tokens,
+        """Returns the whole pages of `count` page tables.  # [count, kv_heads, pages * page_tokens,
         head_dim]
         """
         gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]

@@ -196,7 +196,8 @@ class BatchBuilder:
     def _decode(self, queries: list[_Query], max_pages: int) -> DecodeRows:
         """Builds one group of decoding rows.
 
-        Queries of one request share the page table of the longest one; the mask hides later keys from shorter ones."""
+        Queries of one request share the page table of the longest one; the mask hides later keys from shorter ones.
+        """
         is_one_request = all(query.piece is queries[0].piece for query in queries)
         tables = [query.piece.pages[: query.num_pages] for query in (queries[-1:] if is_one_request else queries)]
         padded = [[*pages, *[self._null_page] * (max_pages - len(pages))] for pages in tables]

@@ -62,7 +62,8 @@ class PrefillMeter:
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
         """Adds the time of the step. Must be called as soon as the result of the step is there.
 
-        waited: whether the step waited for pages that were being copied to the device."""
+        waited: whether the step waited for pages that were being copied to the device.
+        """
         seconds = self._clock.monotonic() - self._began_at
         previous, self._previous = self._previous, plan
         begun, self._prefill = self._prefill, None

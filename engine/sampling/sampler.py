@@ -98,7 +98,8 @@ class StepLogprobs:
     def _likeliest(self) -> list[list[tuple[int, float]]]:
         """Returns the likeliest tokens of each row.
 
-        Their number is fixed, so that the order of equal values does not depend on what other rows ask for."""
+        Their number is fixed, so that the order of equal values does not depend on what other rows ask for.
+        """
         if not any(self._wanted):
             return [[] for _ in self._rows]
         width = min(MAX_TOP_LOGPROBS, self._logprobs.shape[-1])
@@ -154,7 +155,8 @@ def _draw_of_all(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: to
 
 def _draw_of_likeliest(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
     """Draws from the tokens that top-k, top-p and min-p keep. A row that keeps more than the first `width` tokens is
-    computed again with a larger width."""
+    computed again with a larger width.
+    """
     chosen = torch.empty(len(specs), dtype=torch.int64, device=scaled.device)
     rows = torch.arange(len(specs), device=scaled.device)
     width = first_width(specs)

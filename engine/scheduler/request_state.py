@@ -25,7 +25,8 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 def history_for(request: EngineRequest) -> TokenHistory | None:
     """Returns the counts of earlier tokens that penalties use; None if the request has no penalties.
 
-    Tokens of the prompt count for the repetition penalty only."""
+    Tokens of the prompt count for the repetition penalty only.
+    """
     if not request.sampling.counts_tokens:
         return None
     return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())

@@ -21,7 +21,8 @@ __all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Rese
 class Reservation(Protocol):
     """The part of a tenant's limits that one request takes, until the reservation is settled or refunded.
 
-    After the first call of `settle` or `refund`, further calls of either have no effect."""
+    After the first call of `settle` or `refund`, further calls of either have no effect.
+    """
 
     def rate_limit_headers(self) -> dict[str, str]:
         """Returns the `x-ratelimit-*` headers, with the values at the time of the reservation."""

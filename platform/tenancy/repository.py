@@ -213,7 +213,8 @@ async def drop_lapsed_idempotency_key(
     session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
 ) -> None:
     """Free a key if its answer is from before `answered_before`, or if it has no answer and its attempt began before
-    `begun_before`."""
+    `begun_before`.
+    """
     mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
 

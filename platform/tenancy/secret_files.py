@@ -14,7 +14,8 @@ from graftwork.platform.tenancy.keys import KeyKind, make_key
 def load_pepper(settings: Settings) -> bytes:
     """Returns the secret that key hashes depend on (the pepper), from the settings, else from `<data_dir>/pepper`.
 
-    Makes the file at first start."""
+    Makes the file at first start.
+    """
     text = settings.pepper or read_or_make(settings.data_dir / "pepper", lambda: secrets.token_hex(32))
     return text.encode()
 
