@@ -80,8 +80,6 @@ class PagedAttention:
         return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
-        """Returns the whole pages of `count` page tables.  # [count, kv_heads, pages * page_tokens,
-        head_dim]
-        """
+        """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
         gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
         return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)
