@@ -1,4 +1,4 @@
-"""Defines the clocks that code receives as an argument, so that tests never sleep, and a signal for one waiting task."""
+"""Defines clocks that code receives as an argument, so that tests never sleep, and a signal for one waiting task."""
 
 import asyncio
 import time

@@ -63,7 +63,7 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
-        """Opens a session that reads one consistent state of the database. Raises Unavailable if it cannot be reached."""
+        """Opens a session that reads one consistent state. Raises Unavailable if the database cannot be reached."""
         async with self._read_sessions() as session:
             await _connect(session)
             yield ReadSession(session)

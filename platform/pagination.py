@@ -38,7 +38,7 @@ class Page(Generic[Item]):
 
 
 def page_of(items: Sequence[Item], request: PageRequest, cursor: Callable[[Item], str]) -> Page[Item]:
-    """Returns a page of a whole list, which is sorted oldest first. If the id `after` is unknown, begins at the start."""
+    """Returns a page of a list that is sorted oldest first. If `after` is an unknown id, begins at the start."""
     ordered = list(items) if request.order is Order.ASCENDING else list(reversed(items))
     starts = [index + 1 for index, item in enumerate(ordered) if cursor(item) == request.after]
     return cut(ordered[max(starts, default=0) :], request)

@@ -15,7 +15,7 @@ class _Refused(ValueError):
 
 
 def read_object(raw: bytes, param: str) -> dict[str, Any]:
-    """Returns the JSON object in `raw`. Raises ValidationFailed, with `param` as the wrong field, for any other text."""
+    """Returns the JSON object in `raw`. Raises ValidationFailed with this `param` for any other text."""
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except RecursionError:

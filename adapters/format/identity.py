@@ -27,7 +27,7 @@ def is_digest(text: str) -> bool:
 
 
 def adapter_digest(spec: AdapterSpec, weights: Readable, base_fingerprint: str) -> str:
-    """Returns `sha256:…`. The table contains every length, so two different adapters never give the same bytes to hash."""
+    """Returns `sha256:…`. The table contains every length, so two different adapters never hash the same bytes."""
     return digest_behind(digest_prefix(spec, base_fingerprint), spec, weights)
 
 

@@ -82,7 +82,7 @@ class TensorEntry:
         return f"weights.{shown(self.name)}"
 
     def bits(self, weights: Readable) -> npt.NDArray[Any]:
-        """Returns the elements as a flat array of unsigned integers. It is not a copy, and may be unaligned in memory."""
+        """Returns the elements as a flat array of unsigned integers. It is no copy, and may be unaligned in memory."""
         number = math.prod(self.shape)
         return np.frombuffer(weights, dtype=FORMATS[self.dtype].numpy_bits, count=number, offset=self.start)
 

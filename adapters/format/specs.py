@@ -80,7 +80,7 @@ def parse_reference(model: str) -> ModelReference | None:
 
 
 def unknown_model(model: str) -> NotFound:
-    """Returns the error for an unknown model, a malformed name or another tenant's model: the same error for all three."""
+    """Returns the error for an unknown model, a malformed name or another tenant's model; it is equal for all three."""
     message = f"The model '{shown(model)}' does not exist: GET /v1/models lists those that this key can use."
     return NotFound(message, param="model", code="model_not_found")
 

@@ -29,7 +29,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptor: int | N
 def receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
     """Returns the next message and its file, if it has one.
 
-    Raises EOFError if the other side has ended, TimeoutError if nothing arrives in time, and ValueError for invalid data.
+    Raises EOFError if the other side has ended, TimeoutError if nothing arrives in time, ValueError for invalid data.
     """
     frame, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
     descriptor = descriptors[0] if descriptors else None

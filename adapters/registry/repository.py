@@ -75,7 +75,7 @@ class AdapterReader:
         return int((await self._session.execute(statement)).scalar_one())  # PostgreSQL sums to a Decimal
 
     async def _load(self, statement: Select[AdapterRow]) -> tuple[Adapter, ...]:
-        """Returns the adapters that `statement` selects, with their versions and aliases. Runs three statements in all."""
+        """Returns the adapters that `statement` selects, with versions and aliases. Runs three statements in all."""
         rows = (await self._session.scalars(statement)).all()
         ids = [row.id for row in rows]
         versions = await self._session.scalars(

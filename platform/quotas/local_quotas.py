@@ -22,7 +22,7 @@ class _Entry:
 
 
 class _TenantWindow:
-    """One tenant's log of the last minute, oldest entry first, and the tokens that its running requests have reserved."""
+    """One tenant's log of the last minute, oldest first, and the tokens that its running requests have reserved."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()

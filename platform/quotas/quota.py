@@ -40,7 +40,7 @@ class Quota:
     max_adapter_rank: int | None = None
     max_sessions: int | None = None
     max_device_kv_bytes: int | None = None
-    """Bytes of cached KV on the device. Above it, the tenant's own cached pages are offloaded. No request is refused."""
+    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
     max_host_kv_bytes: int | None = None
     monthly_tokens: int | None = None
     """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
@@ -109,7 +109,7 @@ def budget_spent(quota: Quota, spent_tokens: int) -> BudgetSpent:
 
 
 def go_duration(seconds: float) -> str:
-    """Returns seconds in Go's form of durations, rounded up to milliseconds: `120ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
+    """Formats seconds as Go does, rounded up to milliseconds: `120ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
     milliseconds = math.ceil(round(seconds * 1000, 6))
     if milliseconds <= 0:
         return "0s"

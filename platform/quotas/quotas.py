@@ -29,7 +29,7 @@ class Reservation(Protocol):
         ...
 
     async def settle(self, actual_tokens: int) -> None:
-        """Ends the reservation with the number of tokens that were really used. Write the usage row before this call."""
+        """Ends the reservation with the number of tokens really used. Write the usage row before this call."""
         ...
 
     async def refund(self) -> None:
