@@ -1,4 +1,4 @@
-"""The engine's loop: receive messages, admit, plan, run, absorb, deliver.
+"""Runs the engine's loop: receive messages, admit requests, plan a step, run it, store its tokens, deliver outputs.
 
 Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages.
 Never waits for anything but the forward pass, or for a message when it has no work.
@@ -47,7 +47,7 @@ class Runner(Protocol):
 
 
 class EngineLoop:
-    """Messages come in by `inbox` alone, and outputs leave by sinks alone."""
+    """Serves requests on one thread. Messages come in through `inbox` only, and outputs leave through sinks only."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until a Stop message arrives."""
+        """Serves until a Stop message arrives."""
         worked = False
         while True:
             self._receive(wait=not worked)
@@ -87,7 +87,7 @@ class EngineLoop:
         self._copies.close()
 
     def step(self) -> bool:
-        """Run one step. Returns False if there was nothing to run; then only a message can bring work."""
+        """Runs one step. Returns False if there was nothing to run; then only a message can bring work."""
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
         if plan is None:
@@ -111,7 +111,7 @@ class EngineLoop:
     # ---- in ---------------------------------------------------------------------------------------------------
 
     def _receive(self, *, wait: bool) -> None:
-        """Handle all messages in the inbox; `wait` for the first one."""
+        """Handles all messages in the inbox. If `wait` is true and the inbox is empty, first waits for a message."""
         if wait:
             self.take(self.inbox.get())
         while not self._stopping:
@@ -121,7 +121,7 @@ class EngineLoop:
                 return
 
     def take(self, message: Message) -> None:
-        """Handle one message."""
+        """Handles one message."""
         match message:
             case SubmitRequest(request, sink):
                 self._submit(request, sink)
@@ -171,7 +171,7 @@ class EngineLoop:
     # ---- out --------------------------------------------------------------------------------------------------
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Pass each gateway its outputs of this step, in one call."""
+        """Passes each gateway its outputs of this step, in one call."""
         by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
             by_sink.setdefault(self._sinks[output.request_id], []).append(output)
@@ -182,7 +182,7 @@ class EngineLoop:
                 self._sinks.pop(output.request_id, None)
 
     def stats(self) -> EngineStats:
-        """Read all counters and gauges."""
+        """Returns all counters and gauges of the engine."""
         scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._kv_cache.page_store
         device, host, disk = page_store.device, page_store.host, page_store.disk
         disk_counters = disk.counters

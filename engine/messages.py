@@ -1,7 +1,8 @@
-"""The messages that other threads put into the engine loop's inbox.
+"""Defines the messages that other threads put into the engine loop's inbox.
 
-Owns what gateways ask for. What background threads report comes from their own rooms: loads, compiles, transfers.
-Invariant: a callback in a message only hands its argument over; it must not block the thread that calls it.
+Owns the messages from gateways. Messages from background threads (about loads, compiled grammars and transfers) are
+defined beside these threads.
+Invariant: a callback in a message only passes its argument on; it must not block the thread that calls it.
 """
 
 from collections.abc import Callable
@@ -18,12 +19,12 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 Sink = Callable[[list[RequestOutput]], None]
-"""Takes one gateway's outputs of one step. Called on the loop's thread."""
+"""A callback that receives one gateway's outputs of one step. It is called on the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """Serve a request, and put its outputs into `sink`."""
+    """Asks the engine to serve a request, and to pass its outputs to `sink`."""
 
     request: EngineRequest
     sink: Sink
@@ -31,35 +32,38 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """End a request without an output."""
+    """Asks the engine to end a request without any further output."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSink:
-    """Cancel all requests of a gateway that has disconnected."""
+    """Asks the engine to cancel all requests of a gateway that has disconnected."""
 
     sink: Sink
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
-    """Free an adapter's memory, and drop what was cached under it."""
+    """Asks the engine to free an adapter's memory, and to drop all KV and answers that were cached under it."""
 
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetDomain:
-    """Drop all cached KV of a domain."""
+    """Asks the engine to drop all cached KV of a domain (the requests that may share cached KV)."""
 
     domain: IsolationDomain
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAdapter:
-    """Load an adapter and check that it is applied exactly. `answer` is called on the loading thread."""
+    """Asks the engine to load an adapter and to check that it is applied exactly.
+
+    `answer` is called on the loading thread.
+    """
 
     digest: str
     answer: Callable[[GraftworkError | None], None]
@@ -67,7 +71,7 @@ class ProbeAdapter:
 
 @dataclass(frozen=True, slots=True)
 class RunSessionCommand:
-    """Carry out a session command. `answer` is called on the loop's thread."""
+    """Asks the engine to carry out a session command. `answer` is called on the loop's thread."""
 
     command: SessionCommand
     answer: Callable[[SessionMemory], None]
@@ -75,14 +79,14 @@ class RunSessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """Read all counters and gauges. `answer` is called on the loop's thread."""
+    """Asks for all counters and gauges of the engine. `answer` is called on the loop's thread."""
 
     answer: Callable[[EngineStats], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the loop, without waiting for running requests."""
+    """Asks the loop to end, without waiting for running requests."""
 
 
 Message = (

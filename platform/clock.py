@@ -1,7 +1,4 @@
-"""Time as an argument: code that needs the time receives a Clock, so tests never sleep.
-
-A signal for one waiting task.
-"""
+"""Defines clocks that code receives as an argument, so that tests never sleep, and a signal for one waiting task."""
 
 import asyncio
 import time
@@ -12,15 +9,15 @@ class Clock(Protocol):
     """Three clocks: `now` for what is stored and shown, `monotonic` for what is measured, `worked` for what is billed."""
 
     def now(self) -> float:
-        """Seconds since the Unix epoch."""
+        """Returns the seconds since the Unix epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; never goes back."""
+        """Returns the seconds since an arbitrary start; they never go back."""
         ...
 
     def worked(self) -> float:
-        """Seconds of processor time that this thread has used; other processes on the machine do not change it."""
+        """Returns the seconds of processor time that this thread has used. Other processes do not change this time."""
         ...
 
 
@@ -53,12 +50,12 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move all clocks forward by `seconds`."""
+        """Moves all clocks forward by `seconds`."""
         self._now += seconds
 
 
 class Wakeup:
-    """Wakes the one task that waits; a call of `wake` that nobody waits for is forgotten.
+    """Wakes the only task that waits. If no task waits, a call of `wake` has no effect, now or later.
 
     asyncio.Event does more and costs several times as much, and the gateway waits twice for every token of every stream.
     """
@@ -68,7 +65,10 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
-        """To be awaited at once: done with the next `wake`. Look first for what you wait for."""
+        """Returns a future that the next `wake` completes. Await it at once.
+
+        Check first whether the event has already happened, because an earlier `wake` is not remembered.
+        """
         self._waiter = self._loop.create_future()
         return self._waiter
 

@@ -1,8 +1,8 @@
-"""The SQL database: connections, transactions and the schema's revision.
+"""Manages the SQL database: connections, transactions and the schema's revision.
 
-Owns the engine and its pool, and what a transaction means on SQLite and on PostgreSQL.
-Never knows a table's meaning: statements live in the repositories.
-Invariant: a `write()` block commits once, at its end, or leaves nothing; a `read()` block leaves nothing.
+Owns the pool of connections, and how transactions work on SQLite and on PostgreSQL.
+Contains no statement over the tables: the repositories do.
+Invariant: a `write()` block commits once at its end, or changes nothing; a `read()` block changes nothing.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Base(DeclarativeBase):
 
 
 class Database:
-    """One database, known by its async address. It belongs to the event loop that first uses it."""
+    """One database, given by its async address. Only the event loop that uses it first may use it."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -63,16 +63,17 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
-        """One consistent look at the database. Raises Unavailable when it cannot be reached."""
+        """Opens a session that reads one consistent state. Raises Unavailable if the database cannot be reached."""
         async with self._read_sessions() as session:
             await _connect(session)
             yield ReadSession(session)
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
-        """One transaction, committed when the block ends well. Raises Unavailable when it cannot be reached.
+        """Opens a transaction that is committed when its block ends without an error.
 
-        Never open a second one inside it: on SQLite the second waits for the first, for ever.
+        Raises Unavailable if the database cannot be reached. Never open a second transaction inside the block: on
+        SQLite the second would wait for the first for ever.
         """
         if not self._is_sqlite:
             async with self._transaction() as session:
@@ -92,21 +93,21 @@ class Database:
         await self._engine.dispose()
 
     async def upgrade_to_head(self) -> None:
-        """Bring the schema to this code's revision. Several processes may call this at once."""
+        """Brings the schema to this code's revision. Several processes may call this at once."""
         await self._migrate(command.upgrade, "head")
 
     async def downgrade(self, revision: str) -> None:
-        """Take the schema back to `revision`; `base` is an empty database. Rows of dropped tables are lost."""
+        """Takes the schema back to `revision`; `base` is an empty database. Rows of dropped tables are lost."""
         await self._migrate(command.downgrade, revision)
 
     async def current_revision(self) -> str | None:
-        """The revision the database is at; None before the first upgrade."""
+        """Returns the revision of the database's schema; None before the first upgrade."""
         async with self.read() as session:
             connection = await session.connection()
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
     def head_revision(self) -> str | None:
-        """The revision this code expects."""
+        """Returns the revision of the schema that this code expects."""
         return ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
     @asynccontextmanager
@@ -163,7 +164,7 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
 
 
 async def _connect(session: AsyncSession) -> None:
-    """Begin the transaction now, so that a database that does not answer is not mistaken for a wrong statement."""
+    """Begins the transaction at once, so that a database that does not answer is not reported as a wrong statement."""
     try:
         await session.connection()
     except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:

@@ -1,7 +1,7 @@
 """Shows an engine's own figures to Prometheus, under Graftwork's names and those that inference gateways read.
 
-Keeps the last reading and turns it into metrics when it is scraped. Counts nothing, and names no figure but one: what
-is shown, and how, is defined by the fields of the reading (see platform/metrics.py).
+Keeps the last reading, and turns it into metrics when Prometheus asks for them. Counts nothing. The fields of the
+reading define which figures are shown and how (see platform/metrics.py); one figure only is defined here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ class EngineReading(HasFields, Protocol):
 
 
 class EngineCollector(Collector):
-    """The last reading of the engine, as metrics; none before the first."""
+    """Gives Prometheus the metrics of the engine's last reading; no metrics before the first reading."""
 
     def __init__(self) -> None:
         self._reading: EngineReading | None = None
         self._read_at = 0.0
 
     def observe(self, reading: EngineReading, at: float) -> None:
-        """Replace the reading. `at` is in unix seconds."""
+        """Replaces the reading. `at` is its time, in unix seconds."""
         self._reading = reading
         self._read_at = at
 
@@ -44,7 +44,7 @@ class EngineCollector(Collector):
 
 
 def _families(reading: EngineReading) -> list[MetricFamily]:
-    """The metrics of a reading, by name; values with equal labels are added up."""
+    """Returns the metrics of a reading by name. Values with equal labels are added up."""
     values: dict[Metric, float] = {}
     for metric, value in samples(reading):
         values[metric] = values.get(metric, 0.0) + value
@@ -61,7 +61,10 @@ def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
 
 
 def _adapters(reading: EngineReading, read_at: float) -> MetricFamily:
-    """Which adapters run and wait. The value is the time of the reading, by which gateways tell old from new."""
+    """Returns the metric whose labels list the running and waiting adapters.
+
+    Its value is the time of the reading, so that gateways can tell an old reading from a new one.
+    """
     labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
     adapters = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of running and waiting requests.", labels=labels)
     resident = str(len(reading.resident_adapters))

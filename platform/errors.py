@@ -1,4 +1,4 @@
-"""Every error that a caller can meet, with its HTTP status.
+"""Defines every error that a caller can receive, with its HTTP status.
 
     GraftworkError
     ├── InvalidRequest            400  a value that cannot be served; `param` names the field
@@ -16,8 +16,8 @@
     ├── DeadlineExceeded          504  the request outlived the time it was given
     └── InternalFailure           500  our bug; the log has it under the request id
 
-An error owns its status, its code and whether a retry can help, so that no other module decides that.
-Foreign errors are converted into these at the edge where they arise.
+An error owns its status, its code and whether a retry can help; no other module decides these.
+Errors of other libraries are converted into these errors in the module that calls the library.
 """
 
 import math
@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 
 class GraftworkError(Exception):
-    """Base of the tree. `message` tells the caller what is wrong and what to do about it."""
+    """The base class of all these errors. `message` tells the caller what is wrong and what to do about it."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
@@ -51,16 +51,16 @@ class GraftworkError(Exception):
 
     @property
     def should_retry(self) -> bool:
-        """Whether sending the same request again may succeed."""
+        """Returns whether sending the same request again may succeed."""
         return self.retry_after_s is not None
 
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's shape; `details` are extra fields beside the four."""
+        """Returns the error as JSON in OpenAI's form. `details` are added to the four fields of that form."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error | self.details}
 
     def headers(self) -> dict[str, str]:
-        """The retry headers: `retry-after` if waiting helps, `x-should-retry: false` if it never does."""
+        """Returns the retry headers: `retry-after` if waiting helps, `x-should-retry: false` if it never does."""
         if self.retry_after_s is not None:
             seconds = max(self.retry_after_s, 0.0)
             return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
@@ -155,7 +155,7 @@ class InternalFailure(GraftworkError):
 
 
 def error_classes() -> dict[str, type[GraftworkError]]:
-    """Every class of the tree, by its name. The gRPC wire sends errors by name."""
+    """Returns every error class by its name. gRPC messages name an error by its class."""
     found: dict[str, type[GraftworkError]] = {}
     waiting: list[type[GraftworkError]] = [GraftworkError]
     while waiting:

@@ -1,4 +1,4 @@
-"""Identifiers: typed, prefixed, sortable by the time they were made."""
+"""Makes identifiers: they have types and prefixes, and sort by the time they were made."""
 
 import secrets
 import time
@@ -21,7 +21,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, 
 
 
 def new_id(prefix: str) -> str:
-    """`prefix_` and 26 characters: 48 bits of milliseconds, then 80 random bits (a ULID in lower case)."""
+    """Returns `prefix_` and 26 characters: 48 bits of milliseconds, then 80 random bits (a ULID in lower case)."""
     value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     characters = [_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)]
     return f"{prefix}_{''.join(characters)}"

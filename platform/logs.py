@@ -1,6 +1,6 @@
-"""Logs: one JSON object a line, without prompts and without keys.
+"""Writes logs: one JSON object per line, without prompts and without keys.
 
-Owns the form of a line. No code should log a key; as a second guard, text that looks like one is blacked out here.
+Owns the form of a line. No code should log a key; as a second protection, text that looks like a key is masked here.
 """
 
 import json
@@ -15,7 +15,7 @@ _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line: time, level, logger, event, then the fields given as `extra`."""
+    """Writes a log record as one line: time, level, logger, event, then the fields given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -31,12 +31,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def redact(text: str) -> str:
-    """`text`, with the secret part of every key in it blacked out."""
+    """Returns `text` with the secret part of every key in it masked."""
     return _KEY.sub(r"\1_…", text)
 
 
 def configure_logging(level: str, stream: TextIO | None = None) -> None:
-    """Send every logger of the process through one JSON handler. It writes to stderr by default."""
+    """Sends the records of all loggers of the process to one JSON handler, which writes to stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

@@ -1,6 +1,6 @@
-"""How a figure is shown to Prometheus: its name, kind, help text and labels.
+"""Defines how a figure is shown to Prometheus: its name, kind, help text and labels.
 
-Owns the definition alone: rooms that count import this, and the collector shows what they define. It counts nothing.
+Counts nothing itself. Modules that count describe their figures with it, and the collector shows these figures.
 """
 
 from collections.abc import Iterator
@@ -37,18 +37,21 @@ class HasFields(Protocol):
 
 
 def counter(name: str, help_text: str, **labels: str) -> dict[str, Any]:
-    """Metadata of a dataclass field that is shown as `graftwork_<name>_total`."""
+    """Returns the metadata of a dataclass field that is shown as the counter `graftwork_<name>_total`."""
     return {_KEY: (Metric(f"graftwork_{name}", MetricKind.COUNTER, help_text, tuple(labels.items())),)}
 
 
 def gauge(name: str, help_text: str, *, also: str | None = None, **labels: str) -> dict[str, Any]:
-    """Metadata of a dataclass field that is shown as `graftwork_<name>`, and under the full name `also`."""
+    """Returns the metadata of a dataclass field that is shown as the gauge `graftwork_<name>`.
+
+    If `also` is given, the field is shown under this full name too.
+    """
     names = [f"graftwork_{name}", *([] if also is None else [also])]
     return {_KEY: tuple(Metric(one, MetricKind.GAUGE, help_text, tuple(labels.items())) for one in names)}
 
 
 def samples(reading: HasFields) -> Iterator[tuple[Metric, float]]:
-    """Each metric of a dataclass with the value of its field, in the order of the fields."""
+    """Returns each metric of a dataclass with the value of its field, in the order of the fields."""
     for field in fields(reading):
         for metric in field.metadata.get(_KEY, ()):
             yield metric, getattr(reading, field.name)

@@ -1,4 +1,7 @@
-"""One page of a list, by cursor: the id of the last item seen, since ids sort by the time they were made."""
+"""Cuts lists into pages. A page begins after the id of the last item that the caller has seen.
+
+Ids sort by the time they were made.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ class PageRequest:
     """The page that a caller asks for."""
 
     limit: int = 20
-    """Items at most, from 1 to 100."""
+    """The most items of a page, from 1 to 100."""
     after: str | None = None
     """The page begins after this id. None begins at the start."""
     order: Order = Order.DESCENDING
@@ -35,14 +38,17 @@ class Page(Generic[Item]):
 
 
 def page_of(items: Sequence[Item], request: PageRequest, cursor: Callable[[Item], str]) -> Page[Item]:
-    """Cut a page out of a whole list, which is sorted oldest first. An unknown `after` begins at the start."""
+    """Returns a page of a list that is sorted oldest first. If `after` is an unknown id, begins at the start."""
     ordered = list(items) if request.order is Order.ASCENDING else list(reversed(items))
     starts = [index + 1 for index, item in enumerate(ordered) if cursor(item) == request.after]
     return cut(ordered[max(starts, default=0) :], request)
 
 
 def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:
-    """Cut `found` to the limit. It was fetched with one item more than the limit, which tells whether more follow."""
+    """Returns a page with the first items of `found`, up to the limit.
+
+    The caller asks the database for one item more than the limit. If `found` has that item, more items follow the page.
+    """
     return Page(tuple(found[: request.limit]), has_more=len(found) > request.limit)
 
 

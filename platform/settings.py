@@ -1,4 +1,4 @@
-"""The settings of a process, and the only place on the server that reads the environment.
+"""Reads the settings of a process. No other module of the server reads environment variables.
 
 Owns the names, defaults and forms of every setting. Never opens a file or a connection.
 Each value comes from the overrides (the command line) when given there, else from `GRAFTWORK_<NAME>`,
@@ -62,7 +62,8 @@ class Settings:
     """Bytes of host memory for adapters, from which they are copied to the device."""
     lora_kernels: str = "auto"
     """How adapters are applied: `auto` (`triton` on CUDA, `native` on a CPU, if they work there), or one of these, or
-    `torch`."""
+    `torch`.
+    """
     host_kv_bytes: int | None = None
     """Bytes of host memory for the KV of idle sessions. None is the engine's default, 0 keeps none there."""
     disk_kv_bytes: int | None = None
@@ -81,7 +82,8 @@ class Settings:
     """The most tokens drafted for one request in one step. 0 switches speculation off. Answers do not depend on it."""
     tool_call_form: str = "auto"
     """How the model writes tool calls: `auto` is as its chat template shows; or `hermes`, `qwen`, `llama3_json`,
-    `mistral` or `pythonic`."""
+    `mistral` or `pythonic`.
+    """
     fleet: str = "static"
     """`static` or `ray`."""
     replicas: int = 1
@@ -90,9 +92,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, overrides: Mapping[str, object] | None = None) -> "Settings":
-        """Settings from `overrides` first, then `GRAFTWORK_*`; an override of None counts as not given.
+        """Reads the settings: from `overrides` first, then from `GRAFTWORK_*`. An override of None counts as not given.
 
-        Raises InvalidRequest naming the variable or the override whose value cannot be read.
+        Raises InvalidRequest with the name of the variable or override whose value cannot be read.
         """
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         values: dict[str, Any] = {}
@@ -110,14 +112,14 @@ class Settings:
 
     @property
     def resolved_database_url(self) -> str:
-        """The database's address, with its async driver named."""
+        """Returns the database's address, which names its async driver."""
         if self.database_url is None:
             return f"sqlite+aiosqlite:///{self.data_dir / 'graftwork.db'}"
         return async_database_url(self.database_url)
 
     @property
     def resolved_engine_address(self) -> str:
-        """Where the engine answers: the given address, or the embedded engine's socket."""
+        """Returns the address of the engine: the given address, or the embedded engine's socket."""
         return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
 
     def check_served(self) -> None:
@@ -136,14 +138,14 @@ class Settings:
 
 
 def async_database_url(url: str) -> str:
-    """The same address with the async driver, the only kind that this code uses."""
+    """Returns the same database address with the async driver, the only kind that this code uses."""
     scheme, separator, rest = url.partition("://")
     drivers = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
     return f"{drivers.get(scheme, scheme)}{separator}{rest}"
 
 
 def parse_bytes(value: object) -> int:
-    """A size as an integer, or as text such as `512MiB`, `2GiB`, `1.5GB`. Raises ValueError."""
+    """Returns a size in bytes, given as an integer or as text such as `512MiB`, `2GiB`, `1.5GB`. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     matched = _SIZE.fullmatch(str(value).strip())
@@ -153,7 +155,7 @@ def parse_bytes(value: object) -> int:
 
 
 def _parse(name: str, source: str, value: object) -> object:
-    """One value in its setting's type. `source` is the variable or override it came from."""
+    """Returns a value in the type of its setting. `source` is the variable or override that the value came from."""
     try:
         return _PARSERS[name](value)
     except (ValueError, TypeError) as error:
@@ -178,7 +180,7 @@ def _flag(value: object) -> bool:
 
 
 def _whole(minimum: int, maximum: int = 2**31) -> Callable[[object], int]:
-    """A parser of whole numbers from `minimum` to `maximum`."""
+    """Returns a parser of whole numbers from `minimum` to `maximum`."""
 
     def parse(value: object) -> int:
         if not re.fullmatch(r"-?\d+", str(value).strip()) or not minimum <= int(str(value)) <= maximum:
@@ -189,7 +191,7 @@ def _whole(minimum: int, maximum: int = 2**31) -> Callable[[object], int]:
 
 
 def _one_of(*choices: str) -> Callable[[object], str]:
-    """A parser that accepts `choices`, in any case."""
+    """Returns a parser that accepts `choices`, in upper or lower case."""
 
     def parse(value: object) -> str:
         if str(value).lower() not in choices:
@@ -238,5 +240,5 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: this process's own, plus `defaults` for variables that it does not set."""
+    """Returns the environment of a child process: that of this process, plus `defaults` for variables that it lacks."""
     return {**defaults, **os.environ}

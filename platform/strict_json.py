@@ -1,7 +1,7 @@
-"""Reads JSON from strangers. Text with two possible meanings is refused.
+"""Reads JSON from clients that are not trusted. Refuses text that could be understood in two ways.
 
-Refuses what Python's parser lets through: repeated keys, NaN and Infinity, numbers of a million digits,
-and nesting that exhausts the stack.
+Refuses more than Python's parser does: repeated keys, NaN and Infinity, numbers of a million digits, and nesting
+that exhausts the stack.
 """
 
 import json
@@ -11,11 +11,11 @@ from graftwork.platform.errors import ValidationFailed
 
 
 class _Refused(ValueError):
-    """Raised inside the parser's hooks."""
+    """Raised inside the parser's hooks, for JSON that is refused."""
 
 
 def read_object(raw: bytes, param: str) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises ValidationFailed naming `param`."""
+    """Returns the JSON object in `raw`. Raises ValidationFailed with this `param` for any other text."""
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except RecursionError:

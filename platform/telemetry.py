@@ -1,9 +1,7 @@
-"""The gateway's metrics, in a registry of their own.
+"""Defines the gateway's metrics, and a fast histogram for values that come thousands of times a second.
 
-Owns their names, labels and buckets. Never sees a prompt.
-Invariant: at most `MAX_TENANT_LABELS` tenants have a label; the rest share `other`.
-
-A Prometheus histogram for values that come thousands of times a second, from one thread.
+Owns the names, labels and buckets of the metrics, in a Prometheus registry of their own. Never sees a prompt.
+Invariant: at most `MAX_TENANT_LABELS` tenants have a label; all other tenants share the label `other`.
 """
 
 import time
@@ -24,13 +22,15 @@ from graftwork.platform.logs import JsonFormatter, configure_logging
 
 
 class LocalHistogram(Collector):
-    """Shows what prometheus_client's `Histogram` without labels would, and takes a quarter of its time to observe.
+    """Shows the same metrics as prometheus_client's `Histogram` without labels, in a quarter of the time for each
+    value.
 
-    It holds no lock: only one thread may observe. Another may collect meanwhile, and sees an observation whole or not.
+    It has no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
+    each recorded value either completely or not at all.
     """
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
-        """`bounds` are the buckets' upper ends, ascending; a bucket without end is added."""
+        """`bounds` are the upper ends of the buckets, ascending. A last bucket without an upper end is added."""
         self._name = name
         self._text = text
         self._bounds = tuple(bounds)
@@ -86,27 +86,27 @@ class Telemetry:
         self._labelled_tenants: set[TenantId] = set()
 
     def count_request(self, tenant_id: TenantId, outcome: str) -> None:
-        """One request ended: `completed`, `cancelled`, `failed`, `refused`."""
+        """Counts a request that ended. Its outcome is `completed`, `cancelled`, `failed` or `refused`."""
         self._requests.labels(self.tenant_label(tenant_id), outcome).inc()
 
     def count_tokens(self, tenant_id: TenantId, prompt_tokens_by_tier: dict[str, int], completion_tokens: int) -> None:
-        """Tokens of one request; tiers are `device`, `host`, `disk` and `recomputed`."""
+        """Counts the tokens of one request. Tiers are `device`, `host`, `disk` and `recomputed`."""
         tenant = self.tenant_label(tenant_id)
         for tier, num_tokens in prompt_tokens_by_tier.items():
             self._prompt_tokens.labels(tenant, tier).inc(num_tokens)
         self._generated_tokens.labels(tenant).inc(completion_tokens)
 
     def show_sessions(self, count_by_status: Mapping[str, int]) -> None:
-        """How many sessions there are."""
+        """Sets the metric that shows how many sessions there are."""
         for status, count in count_by_status.items():
             self._sessions.labels(status).set(count)
 
     def observe_engine(self, reading: EngineReading, at: float) -> None:
-        """Show the engine's own figures as of `at`, in unix seconds."""
+        """Shows the engine's own figures. They were read at the time `at`, in unix seconds."""
         self._engine.observe(reading, at)
 
     def tenant_label(self, tenant_id: TenantId) -> str:
-        """The tenant's id, or `other` once there are too many."""
+        """Returns the tenant's id as its label, or `other` if too many tenants have a label already."""
         if tenant_id not in self._labelled_tenants:
             if len(self._labelled_tenants) >= MAX_TENANT_LABELS:
                 return "other"
@@ -114,7 +114,7 @@ class Telemetry:
         return tenant_id
 
     def render(self) -> tuple[bytes, str]:
-        """What `/metrics` answers: the text and its content type."""
+        """Returns the answer of `/metrics`: its text and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:

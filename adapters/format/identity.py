@@ -1,4 +1,4 @@
-"""The identity of an adapter: a digest of what it computes, independent of the form of its files.
+"""Computes the identity of an adapter: a digest of what it computes, independent of the form of its files.
 
 Two uploads have the same digest exactly if the engine would compute the same with them: same base, same modules, same
 scales, same bits in every factor, magnitude, bias and saved matrix. Tensor names, the order of keys, padding and
@@ -22,17 +22,17 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 def is_digest(text: str) -> bool:
-    """Whether `text` has the form of a digest, and so is safe as part of a path."""
+    """Returns whether `text` has the form of a digest, and so is safe as part of a path."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def adapter_digest(spec: AdapterSpec, weights: Readable, base_fingerprint: str) -> str:
-    """`sha256:…`. The table fixes every length, so two different adapters never give the same byte stream."""
+    """Returns `sha256:…`. The table contains every length, so two different adapters never hash the same bytes."""
     return digest_behind(digest_prefix(spec, base_fingerprint), spec, weights)
 
 
 def digest_prefix(spec: AdapterSpec, base_fingerprint: str) -> bytes:
-    """The bytes that are hashed before the tensors. Equal for all adapters of one layout."""
+    """Returns the bytes that are hashed before the tensors. They are equal for all adapters of one layout."""
     table = json.dumps(_table(spec, base_fingerprint), sort_keys=True, separators=(",", ":")).encode()
     return _DOMAIN + len(table).to_bytes(8, "little") + table
 
@@ -53,7 +53,10 @@ def identify_adapter(config: bytes, weights: Readable, description: EngineDescri
 
 
 def _table(spec: AdapterSpec, base_fingerprint: str) -> dict[str, object]:
-    """The table of the digest. Optional parts are written only if present, so a new kind of part changes no old digest."""
+    """Returns the table that is hashed for the digest.
+
+    Optional parts are written only if present, so a new kind of part changes no old digest.
+    """
     table: dict[str, object] = {"base": base_fingerprint, "modules": [_row(module) for module in spec.modules]}
     if spec.biases:
         table["biases"] = [[part.layer, part.target, *_form(part.bias)] for part in spec.biases]

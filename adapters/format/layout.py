@@ -30,7 +30,7 @@ def parse_adapter(config: bytes, weights: Readable, description: EngineDescripti
 
 
 def read_layout(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """As `parse_adapter`, but without the values: it reads only the file's header and length."""
+    """Checks the files like `parse_adapter`, but not the values: it reads only the file's header and length."""
     lora_config = read_lora_config(config, description.max_lora_rank)
     if lora_config.base_fingerprint not in (None, description.fingerprint):
         message = f"config.base_fingerprint: the adapter belongs to another base than {description.fingerprint}."
@@ -56,7 +56,7 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
 
 
 def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundModule]:
-    """Group the tensors by module. Raises ValidationFailed for a tensor without a place, or with the place of another."""
+    """Returns the tensors by module. Raises ValidationFailed for a tensor without a place, or if two have one place."""
     found: dict[tuple[int | None, str], FoundModule] = {}
     for entry in entries:
         place = find_place(entry.name)
@@ -71,7 +71,7 @@ def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundMo
 
 
 def _check_once(modules: list[ModuleSpec]) -> None:
-    """Raises ValidationFailed if a fused and a split name mean the same module."""
+    """Checks that no fused and split names mean the same module. Raises ValidationFailed if they do."""
     seen: dict[tuple[int | None, str], ModuleSpec] = {}
     for module in modules:
         first = seen.setdefault((module.layer, module.target), module)
@@ -80,7 +80,7 @@ def _check_once(modules: list[ModuleSpec]) -> None:
 
 
 def _check_saved(config: LoraConfig, found: list[FoundModule]) -> None:
-    """Raises ValidationFailed if the config names a saved matrix that the file does not have."""
+    """Checks that the file has every saved matrix that the config names. Raises ValidationFailed if one is missing."""
     held = {group.place.target for group in found if Part.MATRIX in group.entries}
     for name in config.saved_modules:
         if name not in held:

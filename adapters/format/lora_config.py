@@ -42,7 +42,7 @@ class PatternTable:
         self._work = 0
 
     def value(self, module: str, default: float) -> float:
-        """The table's value for `module`, in PEFT's naming: `model.layers.0.self_attn.q_proj`."""
+        """Returns the table's value for `module`, in PEFT's naming: `model.layers.0.self_attn.q_proj`."""
         for pattern, value in self._rows:
             self._work -= pattern.work
             matches = pattern.matches(module)
@@ -73,7 +73,7 @@ class LoraConfig:
     rank_pattern: PatternTable
     alpha_pattern: PatternTable
     target_modules: tuple[str, ...] | None
-    """Names, or ends of names. None if the file has a regular expression, "all-linear" or nothing."""
+    """Names of modules, or ends of names. None if the file has a regular expression, "all-linear" or nothing."""
     exclude_modules: tuple[str, ...]
     layers_to_transform: frozenset[int]
     """The layers that have LoRA. Empty means all."""
@@ -88,12 +88,12 @@ class LoraConfig:
         return int(self.rank_pattern.value(module, self.r))
 
     def scale(self, module: str) -> float:
-        """alpha / rank, or alpha / sqrt(rank) under rsLoRA, in double precision as PEFT computes it."""
+        """Returns alpha / rank, or alpha / sqrt(rank) under rsLoRA, in double precision as PEFT computes it."""
         alpha, rank = self.alpha_pattern.value(module, self.lora_alpha), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str, layer: int | None) -> bool:
-        """Whether PEFT would put LoRA on this module, as far as names tell.
+        """Returns whether PEFT would put LoRA on this module, judged by names only.
 
         `layer` is None for modules outside the layers.
         """

@@ -1,6 +1,6 @@
-"""Checks one module's tensors against the model and the configuration.
+"""Checks the tensors of one module (one layer's projection) against the model and the adapter's configuration.
 
-Makes sure that each tensor has the shape of its place, and that PEFT would apply it too.
+Makes sure that each tensor has the shape that the model needs there, and that PEFT would apply the tensor too.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ class FoundModule:
     """The tensors of one module in the file."""
 
     place: Place
-    """The place of any of its tensors. All have the same module, layer and target."""
+    """The place (module, layer and target) of one of its tensors.
+
+    All its tensors have the same module, layer and target.
+    """
     entries: dict[Part, TensorEntry]
 
     @property
@@ -36,7 +39,7 @@ class ModuleReader:
         self._description = description
 
     def check_place(self, place: Place, entry: TensorEntry) -> None:
-        """Check that the model has this module."""
+        """Checks that the model has this module."""
         if place.parent is None or place.layer is None:
             return
         shapes = self._description.target_shapes
@@ -47,7 +50,7 @@ class ModuleReader:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
-        """The module's LoRA: one, or several if the file fuses targets, or none."""
+        """Returns the module's LoRA: one, or several if the file fuses targets, or none."""
         place, entries = found.place, found.entries
         if not found.has_lora:
             self._refuse_lone(found)
@@ -75,7 +78,7 @@ class ModuleReader:
         return self._split(whole)
 
     def read_bias(self, found: FoundModule) -> BiasSpec | None:
-        """The bias that replaces the base's, or None."""
+        """Returns the bias that replaces the base model's; None if the file has none."""
         entry, place = found.entries.get(Part.BIAS), found.place
         if entry is None or place.layer is None:
             return None
@@ -87,7 +90,7 @@ class ModuleReader:
         return BiasSpec(place.layer, place.target, entry)
 
     def read_saved(self, found: FoundModule) -> SavedSpec | None:
-        """The matrix that replaces the base's, or None."""
+        """Returns the matrix that replaces the base model's; None if the file has none."""
         alone, beneath = found.entries.get(Part.MATRIX), found.entries.get(Part.BASE_MATRIX)
         if alone is not None and (found.has_lora or beneath is not None):
             refuse(alone, "the file changes this module in another way as well, and PEFT would apply only one of them.")
@@ -101,7 +104,7 @@ class ModuleReader:
         return SavedSpec(found.place.target, entry)
 
     def _shape(self, target: str) -> tuple[int, int]:
-        """(out_features, in_features)."""
+        """Returns (out_features, in_features) of the module in the model."""
         vocab_size, hidden_size = self._description.vocab_size, self._description.hidden_size
         if target == EMBEDDING:
             return hidden_size, vocab_size
@@ -114,7 +117,10 @@ class ModuleReader:
         _check_shape(entry, expected, f"the model and the config's rank {rank} ask for")
 
     def _optional(self, found: FoundModule, part: Part, field: str, is_configured: bool) -> TensorEntry | None:
-        """An optional tensor. It must be present exactly if the config's `field` says so."""
+        """Returns an optional tensor.
+
+        It must be in the file if the config's `field` says so, and must be absent otherwise.
+        """
         entry = found.entries.get(part)
         if found.place.target == EMBEDDING and is_configured:
             message = f"config.{field}: not served on {EMBEDDING}, which the adapter changes as well."
@@ -133,7 +139,7 @@ class ModuleReader:
                 refuse(found.entries[part], "the lora_A and lora_B that it belongs to are missing.")
 
     def _split(self, whole: ModuleSpec) -> list[ModuleSpec]:
-        """Split a fused module into its targets. All share A, and each has its own rows of B."""
+        """Splits a fused module into its targets. All targets share A, and each has its own rows of B."""
         targets = _split(whole.target)
         if len(targets) == 1:
             return [whole]
@@ -154,7 +160,7 @@ class ModuleReader:
 
 
 def refuse(entry: TensorEntry, problem: str) -> NoReturn:
-    """Raise ValidationFailed with a message that begins with the tensor's name."""
+    """Refuses a tensor: raises ValidationFailed with a message that begins with the tensor's name."""
     raise ValidationFailed(f"{entry.param}: {problem}", param=entry.param)
 
 

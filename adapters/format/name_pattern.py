@@ -108,14 +108,14 @@ class NamePattern:
         return len(self._automaton.free)
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern matches `name`, or an end of it that follows a dot."""
+        """Returns whether the pattern matches `name`, or an end of `name` that follows a dot."""
         states = self._reach({self._start}, at_start=True, at_end=not name)
         for character in name:
             states = self._step(states, character)
         return self._end in self._reach(states, at_start=not name, at_end=True)
 
     def _step(self, states: frozenset[int], character: str) -> frozenset[int]:
-        """The states after one character. Results are cached, because module names are alike."""
+        """Returns the states after one character. Results are cached, because module names are alike."""
         found = self._steps.get((states, character))
         if found is None:
             edges = (self._automaton.by_character[state] for state in states)
@@ -126,7 +126,7 @@ class NamePattern:
         return found
 
     def _reach(self, states: set[int] | frozenset[int], at_start: bool, at_end: bool) -> frozenset[int]:
-        """`states`, and all states that follow without reading a character."""
+        """Returns `states` and all states that follow them without reading a character."""
         reached, waiting = set(states), list(states)
         while waiting:
             for target, anchor in self._automaton.free[waiting.pop()]:

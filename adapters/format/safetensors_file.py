@@ -78,22 +78,22 @@ class TensorEntry:
 
     @property
     def param(self) -> str:
-        """The name of this tensor in errors."""
+        """Returns the name of this tensor for the `param` of an error."""
         return f"weights.{shown(self.name)}"
 
     def bits(self, weights: Readable) -> npt.NDArray[Any]:
-        """The elements as unsigned integers, flat, without a copy; may be unaligned."""
+        """Returns the elements as a flat array of unsigned integers. It is no copy, and may be unaligned in memory."""
         number = math.prod(self.shape)
         return np.frombuffer(weights, dtype=FORMATS[self.dtype].numpy_bits, count=number, offset=self.start)
 
     def rows(self, first: int, end: int) -> "TensorEntry":
-        """Rows [first, end) as a tensor of their own."""
+        """Returns rows [first, end) as a separate tensor."""
         row_bytes = (self.end - self.start) // self.shape[0]
         shape = (end - first, *self.shape[1:])
         return replace(self, shape=shape, start=self.start + first * row_bytes, end=self.start + end * row_bytes)
 
     def is_finite(self, weights: Readable) -> bool:
-        """Whether no element is NaN or infinite."""
+        """Returns whether no element is NaN or infinite."""
         mask = FORMATS[self.dtype].exponent_mask
         bits = self.bits(weights)
         chunks = (bits[start : start + _CHUNK_ELEMENTS] for start in range(0, bits.size, _CHUNK_ELEMENTS))
@@ -101,7 +101,10 @@ class TensorEntry:
 
 
 def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
-    """Every tensor of the file, by ascending offset. Raises ValidationFailed naming the file or the tensor."""
+    """Returns every tensor of the file, by ascending offset.
+
+    Raises ValidationFailed with the name of the file or tensor.
+    """
     data_start = _LENGTH_BYTES + _header_bytes(weights)
     header = read_object(bytes(weights[_LENGTH_BYTES:data_start]), "weights")
     _check_metadata(header.pop("__metadata__", None))
@@ -113,13 +116,13 @@ def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
 
 
 def header_of(weights: Readable) -> bytes:
-    """The bytes before the tensors. The whole file if the header cannot be read."""
+    """Returns the bytes before the tensors; the whole file if the header cannot be read."""
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     return bytes(weights[: _LENGTH_BYTES + min(length, MAX_HEADER_BYTES)])
 
 
 def _header_bytes(weights: Readable) -> int:
-    """The length of the header. Raises ValidationFailed if the file is not safetensors."""
+    """Returns the length of the header in bytes. Raises ValidationFailed if the file is not safetensors."""
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     looks_right = weights[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{"
     if not looks_right:
@@ -136,7 +139,7 @@ def _header_bytes(weights: Readable) -> int:
 
 
 def _refuse_archive(weights: Readable) -> None:
-    """Name the format of a file that is not safetensors, instead of saying only 'a wrong header'."""
+    """Refuses known other formats by their name, so that the error says more than 'a wrong header'."""
     beginning = bytes(weights[: _TAR_MAGIC_AT + len(_TAR_MAGIC)])
     found = next((what for magic, what in _FOREIGN_ARCHIVES if beginning.startswith(magic)), None)
     if beginning[_TAR_MAGIC_AT:] == _TAR_MAGIC:
@@ -177,7 +180,7 @@ def _read_entry(name: str, description: object, data_start: int) -> TensorEntry:
 
 
 def _integers(value: object, most: int) -> tuple[int, ...] | None:
-    """`value` as non-negative integers (true and 1.0 are none), or None."""
+    """Returns `value` as non-negative integers; None if it is anything else. true and 1.0 do not count as integers."""
     if not isinstance(value, list):
         return None
     if not all(type(item) is int and 0 <= item <= most for item in value):

@@ -1,10 +1,8 @@
-"""The types of the registry: adapters, immutable versions, and aliases.
+"""Defines the data types of the registry (adapters, immutable versions and aliases), and parses their names.
 
-Never reads a file or a row. A version never changes once it exists; only aliases move.
-
-Names of adapters and aliases, and the forms of a `model` in a request.
-
-Owns the rules that keep `name`, `name@3` and `name@alias` distinct from each other and from a path.
+Owns the rules that keep `name`, `name@3` and `name@alias` in a request's `model` distinct from each other and from a
+path. Never reads a file or a database row.
+Invariant: a version never changes once it exists; an alias can be set to another version.
 """
 
 import random
@@ -34,19 +32,19 @@ class ModelReference:
 
 
 def shown(text: str) -> str:
-    """A caller's text in a form that is safe to echo: printable ASCII of limited length."""
+    """Returns a caller's text in a form that is safe to show in an answer: printable ASCII of limited length."""
     escaped = text[:_SHOWN_CHARACTERS].encode("ascii", "backslashreplace").decode("ascii")
     printable = "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in escaped)
     return printable if len(text) <= _SHOWN_CHARACTERS else f"{printable}…"
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether an adapter may have this name. Other names need no lookup."""
+    """Returns whether an adapter may have this name. Other names need not be looked up."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_adapter_name(name: str, base_name: str) -> None:
-    """Raises ValidationFailed if `name` cannot be the name of an adapter."""
+    """Checks that `name` can be the name of an adapter. Raises ValidationFailed if not."""
     if not is_adapter_name(name):
         message = (
             f"'{shown(name)}' cannot be an adapter's name: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -58,7 +56,7 @@ def check_adapter_name(name: str, base_name: str) -> None:
 
 
 def check_alias(alias: str) -> None:
-    """Raises ValidationFailed if `alias` is malformed or looks like a version."""
+    """Checks the name of an alias. Raises ValidationFailed if it is malformed or looks like a version."""
     if not _NAME.fullmatch(alias) or alias.isdecimal():
         message = (
             f"'{shown(alias)}' cannot be an alias: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -68,7 +66,7 @@ def check_alias(alias: str) -> None:
 
 
 def parse_reference(model: str) -> ModelReference | None:
-    """Parse `name`, `name@3` or `name@alias`. None for any other text."""
+    """Parses `name`, `name@3` or `name@alias`. Returns None for any other text."""
     name, at, rest = model.partition("@")
     if not _NAME.fullmatch(name):
         return None
@@ -82,13 +80,13 @@ def parse_reference(model: str) -> ModelReference | None:
 
 
 def unknown_model(model: str) -> NotFound:
-    """The error for an unknown model, a malformed name and another tenant's model. All three look alike."""
+    """Returns the error for an unknown model, a malformed name or another tenant's model; it is equal for all three."""
     message = f"The model '{shown(model)}' does not exist: GET /v1/models lists those that this key can use."
     return NotFound(message, param="model", code="model_not_found")
 
 
 def unknown_adapter(name: str) -> NotFound:
-    """As `unknown_model`, for the routes that manage adapters."""
+    """Returns the error of `unknown_model` in the form for the routes that manage adapters."""
     message = f"The adapter '{shown(name)}' does not exist: GET /v1/adapters lists yours."
     return NotFound(message, param="name", code="adapter_not_found")
 
@@ -136,7 +134,10 @@ class AliasTarget:
 
     @classmethod
     def from_json(cls, body: object) -> "AliasTarget":
-        """`{"version": 2}`, or a canary `{"weights": {"2": 0.9, "3": 0.1}}`. Raises ValidationFailed."""
+        """Reads `{"version": 2}`, or a canary (several versions) `{"weights": {"2": 0.9, "3": 0.1}}`.
+
+        Raises ValidationFailed for any other value.
+        """
         match body:
             case {"version": int(version), **rest} if not rest and version > 0 and version is not True:
                 return cls.to_version(version)
@@ -152,14 +153,14 @@ class AliasTarget:
         return tuple(version for version, _ in self.weights)
 
     def choose(self, generator: random.Random) -> int:
-        """The version of one request: drawn by weight, or the only one without drawing."""
+        """Returns the version for one request: drawn at random by weight, or the only version without drawing."""
         if len(self.weights) == 1:
             return self.weights[0][0]
         shares = [share for _, share in self.weights]
         return generator.choices(self.versions, weights=shares)[0]
 
     def to_json(self) -> dict[str, object]:
-        """As it came in: `{"version": 2}`, or `{"weights": {"2": 0.9, "3": 0.1}}`."""
+        """Returns the form that `from_json` reads: `{"version": 2}`, or `{"weights": {"2": 0.9, "3": 0.1}}`."""
         if len(self.weights) == 1:
             return {"version": self.weights[0][0]}
         return {"weights": {str(version): share for version, share in self.weights}}
@@ -192,7 +193,7 @@ class Adapter:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """`name`, then `name@alias` of each alias."""
+        """Returns `name`, then `name@alias` for each alias."""
         return (self.name, *(f"{self.name}@{alias}" for alias in self.aliases))
 
     def version(self, number: int) -> AdapterVersion | None:
@@ -225,7 +226,7 @@ class ResolvedModel:
 
     @property
     def adapters(self) -> tuple[AdapterUse, ...]:
-        """What the engine is asked for."""
+        """Returns the adapters that the engine must apply."""
         if self.version is not None:
             return (AdapterUse(self.version.digest),)
         weights: dict[str, float] = {}
@@ -235,12 +236,12 @@ class ResolvedModel:
 
     @property
     def adapter_label(self) -> str | None:
-        """`name@3`, or `name@3*0.5+other@1*0.5`; None for the base model. For usage rows and logs."""
+        """Returns the label for usage rows and logs: `name@3`, or `name@3*0.5+other@1*0.5`; None for the base model."""
         if self.version is not None:
             return self.version.label
         return "+".join(f"{version.label}*{weight:g}" for version, weight in self.mixture) or None
 
     @property
     def label(self) -> str:
-        """The adapters' label, or the base's name as it was asked for."""
+        """Returns the label of the adapters, or the base model's name as the request gave it."""
         return self.adapter_label or self.requested

@@ -1,6 +1,6 @@
-"""From the name of a tensor to the place that it claims in the model.
+"""Finds the place of a tensor in the model (module and kind of tensor) from the tensor's name.
 
-Owns the spellings that PEFT has written over the years. Never knows a model: whether the place exists is for others.
+Owns the spellings that PEFT has written over the years. Knows no model: other modules check that the place exists.
 
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.default.weight
     └── may be missing ──┘ └───────── module ───────┘└─── part ────────┘
@@ -13,7 +13,7 @@ from enum import StrEnum
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""One A for several targets; the rows of B stand in this order."""
+"""Fused modules: one matrix A for several targets. The rows of B belong to the targets in this order."""
 PARENTS = {
     "self_attn": frozenset(["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]),
     "mlp": frozenset(["gate_proj", "up_proj", "down_proj", "gate_up_proj"]),
@@ -21,7 +21,7 @@ PARENTS = {
 
 
 class Part(StrEnum):
-    """What a tensor is to its module."""
+    """The role of a tensor in its module, such as LoRA's A or a bias."""
 
     A = "lora_A"
     B = "lora_B"
@@ -29,9 +29,9 @@ class Part(StrEnum):
     LORA_BIAS = "lora_B.bias"
     BIAS = "bias"
     MATRIX = "weight"
-    """In the place of the module's own: modules_to_save, or an embedding that was resized."""
+    """A whole matrix that replaces the module's own: from modules_to_save, or an embedding that was resized."""
     BASE_MATRIX = "base_layer.weight"
-    """Likewise, beneath a LoRA of the same module."""
+    """A whole matrix that replaces the module's own, to which a LoRA of the same module is added."""
 
 
 _OF_LINEAR = {
@@ -72,10 +72,10 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A module, and which of its tensors."""
+    """The place of a tensor: a module, and the role of the tensor in it."""
 
     module: str
-    """As PEFT's patterns see it: `model.layers.3.self_attn.q_proj`."""
+    """The module's name as PEFT's patterns see it: `model.layers.3.self_attn.q_proj`."""
     layer: int | None
     parent: str | None
     target: str
@@ -83,7 +83,7 @@ class Place:
 
 
 def find_place(name: str) -> Place | None:
-    """None where the name is none of those that are served."""
+    """Returns the place that a tensor's name means; None for a name that is not supported."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None

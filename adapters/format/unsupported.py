@@ -1,8 +1,8 @@
-"""What PEFT can put into an adapter and this server does not apply yet.
+"""Lists what PEFT can put into an adapter and this server does not apply yet, and refuses it by name.
 
-Two tables: fields of the configuration, and tensors. Each row says what the thing is, so that a refusal does too.
-Serving one of them means removing its row here and giving it a place in tensor_names.py and module_reader.py.
-Whatever is in no table and not understood is refused as well: an adapter is applied whole or not at all.
+Owns two tables: fields of the configuration, and tensors. Each row describes its field or tensor, for the error.
+To support one, remove its row here and give it a place in tensor_names.py and module_reader.py.
+Unknown fields and tensors that are in no table are refused as well: an adapter is applied whole or not at all.
 """
 
 import re
@@ -19,7 +19,7 @@ def _is_set(value: object) -> bool:
 
 
 def _changes_base(value: object) -> bool:
-    """Whether an initialisation moved part of the base's weights into the adapter, or is one nobody here knows."""
+    """Returns whether an initialisation moved part of the base model's weights into the adapter, or is unknown here."""
     return not (value is None or isinstance(value, bool) or value in _INITIALISATIONS_THAT_KEEP_THE_BASE)
 
 
@@ -101,7 +101,8 @@ TRAINING_FIELDS = frozenset(
     ]
 )
 """Fields that say how the adapter was made, that do nothing without a setting refused above, or that PEFT resets for
-the linear layers of these models (fan_in_fan_out)."""
+the linear layers of these models (fan_in_fan_out).
+"""
 
 UNSERVED_TENSORS = (
     UnservedTensor(re.compile(r"embed_tokens\.lora_magnitude_vector"), "DoRA on the embedding"),
@@ -118,7 +119,7 @@ UNSERVED_TENSORS = (
 
 
 def refuse_unserved_settings(config: dict[str, Any]) -> None:
-    """Raises ValidationFailed naming the first field that would be silently dropped."""
+    """Checks that no unsupported field is set. Raises ValidationFailed with the name of the first such field."""
     for setting in UNSERVED_SETTINGS:
         if setting.in_use(config.get(setting.field)):
             raise unserved(f"config.{setting.field}", setting.what)
@@ -129,16 +130,19 @@ def refuse_unserved_settings(config: dict[str, Any]) -> None:
 
 
 def describe_unserved_tensor(name: str) -> str | None:
-    """What this tensor is, if it is a thing known and not served."""
+    """Returns a description of this tensor if it is known but not supported."""
     return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
 
 
 def _switches_on(value: object) -> bool:
-    """PEFT's variants are switched on by `true`, a list or an object; a bare number or text only tunes one."""
+    """Returns whether a value switches on a variant of PEFT.
+
+    `true`, a list or an object does; a number or a text only tunes a variant.
+    """
     return value is True or (isinstance(value, list | dict) and bool(value))
 
 
 def unserved(param: str, what: str) -> ValidationFailed:
-    """The refusal of something known and not applied here."""
+    """Returns the error that refuses something known that is not applied here."""
     message = f"{param}: not served: {what}. The adapter would not behave as trained, so it is refused."
     return ValidationFailed(message, param=param, code="unsupported_feature")

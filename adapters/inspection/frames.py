@@ -1,6 +1,7 @@
-"""What the gateway and an inspection worker say to each other: JSON objects over a socket, and a file beside one.
+"""Sends and receives the messages between the gateway and an inspection worker: a JSON object, and perhaps a file.
 
-Owns the framing. Nothing that arrives is ever executed or unpickled, so that neither side need trust the other.
+Owns the form of a message on the socket. Nothing that arrives is executed or unpickled, so neither side has to trust
+the other.
 
     length: u32 LE ‖ JSON          a file descriptor, if there is one, travels with the length
 """
@@ -15,7 +16,7 @@ _MAX_FRAME_BYTES = 1024 * 1024
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> None:
-    """Raises OSError once the other side is gone."""
+    """Sends one message, with a file if one is given. Raises OSError once the other side has ended."""
     body = json.dumps(message).encode()
     frame = len(body).to_bytes(_LENGTH_BYTES, "little")
     if descriptor is None:
@@ -26,7 +27,10 @@ def send(connection: socket.socket, message: dict[str, Any], descriptor: int | N
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """One message and its file. Raises EOFError once the other side is gone, TimeoutError, ValueError for nonsense."""
+    """Returns the next message and its file, if it has one.
+
+    Raises EOFError if the other side has ended, TimeoutError if nothing arrives in time, ValueError for invalid data.
+    """
     frame, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
     descriptor = descriptors[0] if descriptors else None
     try:

@@ -1,8 +1,8 @@
-"""Uploads looked at by processes that can be lost.
+"""Inspects uploads in separate processes, so that a harmful file cannot break the gateway.
 
-Owns the workers in which strangers' files are parsed, and the limits on what one file may cost: address space,
-processor time, time on the wall. A worker that exceeds them is killed and replaced; the gateway lends it nothing but
-the bytes, and its event loop never waits.
+Owns these worker processes, and the limits of what one file may cost: address space, processor time and elapsed time.
+A worker that exceeds a limit is killed and replaced. The gateway gives it nothing but the bytes of the file, and the
+gateway's event loop never waits for a worker.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Unavailable, ValidationFailed
 
 _ATTEMPTS = 2
-"""A worker that ends for no reason of its own making may have been ended by somebody else."""
+"""How often a file is tried: a worker may end for a reason that has nothing to do with the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class InspectionLimits:
     """What one upload may cost before it is refused."""
 
     deadline_s: float = 30.0
-    """On the wall, from the moment a worker begins."""
+    """The most elapsed seconds, from the moment when a worker begins with the file."""
     cpu_s: float = 20.0
     memory_bytes: int = 1024 * 1024 * 1024
-    """Address space beside the file itself; an idle worker has about 110 MB."""
+    """The most bytes of address space, without the file itself. An idle worker uses about 110 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class AdapterInspector:
             return tuple(sorted(worker.pid for worker in self._live))
 
     async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
-        """Validate an upload and compute its identity.
+        """Validates an upload and computes its identity.
 
-        Raises ValidationFailed for a bad file and for one above the limits, Unavailable where no worker starts.
+        Raises ValidationFailed for a wrong file or one above the limits. Raises Unavailable if no worker starts.
         """
         if self._is_closed:
             raise _closing()
@@ -79,7 +79,7 @@ class AdapterInspector:
         return await loop.run_in_executor(self._threads, self._identify, config, weights, description)
 
     async def close(self) -> None:
-        """Stop the workers. A running inspection fails. May be called again."""
+        """Stops the workers. A running inspection fails. May be called again."""
         with self._lock:
             self._is_closed = True
             live = list(self._live)
@@ -111,7 +111,10 @@ class AdapterInspector:
         raise AssertionError("every attempt returns or raises")
 
     def _ask(self, order: dict[str, Any], descriptor: int) -> dict[str, Any]:
-        """Give the order to a worker. A worker that is still healthy is kept. There is a worker slot for each thread."""
+        """Sends the order to a worker, and returns its answer. Keeps the worker for later files if it still works.
+
+        There are as many workers as threads that call this.
+        """
         worker = self._slots.get()
         keep: InspectionProcess | None = None
         try:

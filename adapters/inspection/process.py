@@ -1,4 +1,4 @@
-"""The parent's side of one inspection worker.
+"""Starts, asks and stops one inspection worker, on the side of the parent process.
 
 Owns the process, its socket and its time limit. Calls block: use it on a thread, never on an event loop.
 """
@@ -20,7 +20,7 @@ _MODULE = "graftwork.adapters.inspection.worker"
 
 
 class WorkerEnded(Exception):
-    """The worker died or sent nonsense. `reason` says which, for a message."""
+    """The worker died or sent an invalid answer. `reason` says which of the two, as text for an error message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -61,9 +61,9 @@ class InspectionProcess:
         return self._process.pid
 
     def ask(self, order: dict[str, Any], descriptor: int, within_s: float) -> dict[str, Any]:
-        """Send one order and return the answer.
+        """Sends one order and returns the answer.
 
-        Raises WorkerEnded or WorkerTooSlow; then the worker must not be used again.
+        If it raises WorkerEnded or WorkerTooSlow, the worker must not be used again.
         """
         deadline = time.monotonic() + within_s
         self._connection.settimeout(within_s)
@@ -76,7 +76,7 @@ class InspectionProcess:
         return self._receive(deadline)
 
     def interrupt(self) -> None:
-        """Stop the worker from another thread. The thread that asked must still call `kill`."""
+        """Stops the worker from another thread. The thread that called `ask` must still call `kill`."""
         self._process.kill()
 
     def kill(self) -> None:
@@ -101,14 +101,14 @@ class InspectionProcess:
         return answer
 
     def _end(self) -> str:
-        """Say how the process ended, after its socket has closed."""
+        """Returns a text that says how the process ended, after its socket has closed."""
         self._process.kill()
         code = self._process.wait()
         return f"it exited with status {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
 
 
 def _environment() -> dict[str, str]:
-    """The worker's environment: where the code is, and nothing else of the parent's."""
+    """Returns the worker's environment: the path of the code, and nothing else of the parent's environment."""
     return {"PYTHONPATH": str(Path(graftwork.__file__).parent.parent), "OPENBLAS_NUM_THREADS": "1"}
 
 

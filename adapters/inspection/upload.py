@@ -1,4 +1,4 @@
-"""A validated upload, and the check against its tenant's limits: number of adapters, bytes and rank."""
+"""Defines a validated upload, and checks it against its tenant's limits: number of adapters, bytes and rank."""
 
 from dataclasses import dataclass
 

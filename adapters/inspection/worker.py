@@ -26,7 +26,7 @@ _MOST_FILES = 32
 
 
 def main() -> None:
-    """Serve one file after another until the parent closes the socket."""
+    """Inspects one file after another until the parent closes the socket."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, _MOST_FILES)

@@ -1,4 +1,4 @@
-"""Keeps artifacts for as long as a version needs them, also under uploads and deletes at the same time.
+"""Keeps artifacts (an adapter's files) as long as a version needs them, also with uploads and deletes at once.
 
 Owns the table of digests beside the artifact store. A row is written before its files and deleted after them, and files
 are removed only under the row's lock. So every file has a row. A crash between two steps leaves at worst an unused row,
@@ -37,7 +37,10 @@ class ArtifactKeeper:
 
     @asynccontextmanager
     async def keeping(self, upload: Upload) -> AsyncGenerator[None]:
-        """Store the upload's files for the block. If the block fails, remove them unless another version needs them."""
+        """Stores the upload's files, then runs the block.
+
+        If the block fails, removes them unless another version needs them.
+        """
         kept = False
         try:
             await self.store(upload)
@@ -48,7 +51,7 @@ class ArtifactKeeper:
                 await self.free((upload.digest,))
 
     async def store(self, upload: Upload) -> None:
-        """Write the files. Write them again if a delete by another tenant removed them meanwhile."""
+        """Writes the files. Writes them again if a delete by another tenant removed them meanwhile."""
         async with self._database.write() as session:
             await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         await self._put(upload)

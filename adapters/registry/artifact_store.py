@@ -28,17 +28,17 @@ class ArtifactPaths:
 
 
 class ArtifactStore(Protocol):
-    """The interface of a store. Calls block. Each may be repeated, and any number may run at once.
+    """The interface of a store. Its calls block. Each call may be repeated, and any number of calls may run at once.
 
     Every call raises Unavailable if the storage fails.
     """
 
     def put(self, digest: str, config: bytes, weights: bytes) -> None:
-        """Store the files, durably. If the digest is known, the stored files stay."""
+        """Stores the files durably. If files of this digest are stored already, keeps those."""
         ...
 
     def open(self, digest: str) -> ArtifactPaths:
-        """The files of `digest`. Raises NotFound."""
+        """Returns the paths of the files of `digest`. Raises NotFound if they are not stored."""
         ...
 
     def exists(self, digest: str) -> bool: ...
@@ -90,7 +90,7 @@ class LocalArtifacts:
         folder = self._folder(digest)
         with _storage_errors(), self._passing() as passing:
             with suppress(FileNotFoundError):  # another caller was first
-                folder.rename(passing / "artifact")  # gone at once, even if removing it takes long
+                folder.rename(passing / "artifact")  # no reader finds it from now on, even if removing it takes long
             _sync_folder(folder.parent)
 
     def _folder(self, digest: str) -> Path:

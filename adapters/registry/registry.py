@@ -57,7 +57,8 @@ class AdapterRegistry:
     ) -> None:
         """`generator` draws versions of canaries. `probe` tests that the engine can serve stored files
         (`EngineClient.probe_adapter`). `before_free` is called with an unused digest before its files are removed
-        (`EngineClient.forget_adapter`). The caller closes the inspector."""
+        (`EngineClient.forget_adapter`). The caller closes the inspector.
+        """
         self._database = database
         self._inspector = inspector
         self._probe = probe
@@ -76,8 +77,8 @@ class AdapterRegistry:
     ) -> Adapter:
         """Add a version to `name`, and create `name` if it is new. Adds none if an equal version exists.
 
-        Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter; BudgetSpent
-        above a limit; Unavailable while no engine answers. After an error nothing is kept.
+        Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter. Raises
+        BudgetSpent above a limit, and Unavailable while no engine answers. After an error nothing is kept.
         """
         check_adapter_name(name, description.model_name)
         identified = await self._inspector.identify(config, weights, description)
@@ -97,7 +98,7 @@ class AdapterRegistry:
                 return await self._record(session, scope, upload, limits)
 
     async def get(self, scope: TenantScope, name: str) -> Adapter:
-        """Raises NotFound."""
+        """Returns the tenant's adapter with this name. Raises NotFound if it does not exist."""
         async with self._database.read() as session:
             found = await AdapterReader(session, scope).find(name)
         if found is None:
@@ -105,7 +106,7 @@ class AdapterRegistry:
         return found
 
     async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
-        """One page, sorted by age. Raises NotFound if `after` is not an adapter of this tenant."""
+        """Returns one page, sorted by age. Raises NotFound if `after` is not an adapter of this tenant."""
         request = request or PageRequest()
         async with self._database.read() as session:
             page = await AdapterReader(session, scope).page(request)
@@ -114,16 +115,19 @@ class AdapterRegistry:
         return page
 
     async def model_names(self, scope: TenantScope) -> tuple[str, ...]:
-        """The names that this tenant may send as `model`, besides the base: `name`, and `name@alias` for each alias."""
+        """Returns the names that this tenant may send as `model`, besides the base:
+
+        `name`, and `name@alias` for each alias.
+        """
         async with self._database.read() as session:
             adapters = await AdapterReader(session, scope).all()
         served = [adapter for adapter in adapters if adapter.versions]
         return tuple(name for adapter in served for name in adapter.model_names)
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
-        """The weights that `model` means now. Raises NotFound (model_not_found) for any other text.
+        """Returns the weights that `model` means now. Raises NotFound (model_not_found) for any other text.
 
-        Each call draws a canary again, so keep the result for as long as the choice must hold.
+        Each call draws the version of a canary again, so keep the result as long as the choice must stay the same.
         """
         if model == base_name:
             return ResolvedModel(model, None)
@@ -140,7 +144,10 @@ class AdapterRegistry:
         return ResolvedModel(model, version)
 
     async def set_alias(self, scope: TenantScope, name: str, alias: str, target: AliasTarget) -> AliasChange:
-        """Point `alias` at `target`, at once for all new requests. Raises NotFound for the adapter or a version."""
+        """Sets `alias` to `target`, at once for all new requests.
+
+        Raises NotFound if the adapter or a version is unknown.
+        """
         check_alias(alias)
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
@@ -153,7 +160,7 @@ class AdapterRegistry:
         return AliasChange(name, alias, target, adapter.aliases.get(alias))
 
     async def remove_alias(self, scope: TenantScope, name: str, alias: str) -> AliasChange:
-        """Raises NotFound for the adapter or the alias."""
+        """Removes the alias. Raises NotFound if the adapter or the alias does not exist."""
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -175,7 +182,7 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for version in adapter.versions})
 
     async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
-        """As `delete`, for one version. Raises Conflict while an alias points to it."""
+        """Removes one version, like `delete`. Raises Conflict while an alias points to it."""
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -219,7 +226,7 @@ class AdapterRegistry:
         return replace(adapter, versions=(*adapter.versions, version))
 
     async def _prove(self, upload: Upload) -> None:
-        """Let the engine test the stored files, before a version names them."""
+        """Asks the engine to test the stored files, before a version refers to them."""
         if self._probe is None:
             return
         for _ in range(_PROBE_ATTEMPTS):
@@ -233,9 +240,9 @@ class AdapterRegistry:
         raise Unavailable(message, code="artifact_store_unavailable")
 
     def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
-        """Choose the version: `@3` names one, `@alias` an alias.
+        """Returns the version that a reference means: `@3` names a version, and `@alias` an alias.
 
-        Without either it is the default alias, or the newest version.
+        Without either, it is the version of the default alias, or else the newest version.
         """
         if version is not None:
             return adapter.version(version)

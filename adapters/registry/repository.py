@@ -1,7 +1,7 @@
-"""The SQL statements of the registry.
+"""Holds the SQL statements of the registry.
 
-Every statement is limited to one tenant, except those of ArtifactLedger: any tenant may use a digest, and they only ask
-whether some version does.
+Every statement is limited to one tenant, except those of ArtifactLedger. Any tenant may use a digest, and the
+statements of ArtifactLedger only ask whether any version uses it.
 """
 
 import re
@@ -34,11 +34,11 @@ class AdapterReader:
         return await self._find(name, self._own_adapters())
 
     async def all(self) -> tuple[Adapter, ...]:
-        """By name."""
+        """Returns all adapters of the tenant, sorted by name."""
         return await self._load(self._own_adapters().order_by(AdapterRow.name))
 
     async def page(self, request: PageRequest) -> Page[Adapter] | None:
-        """One page, sorted by age. None if `request.after` is not an adapter of this tenant."""
+        """Returns one page, sorted by age. None if `request.after` is not an adapter of this tenant."""
         statement = self._own_adapters()
         if request.after is not None:
             if not await self._exists(request.after):
@@ -75,7 +75,7 @@ class AdapterReader:
         return int((await self._session.execute(statement)).scalar_one())  # PostgreSQL sums to a Decimal
 
     async def _load(self, statement: Select[AdapterRow]) -> tuple[Adapter, ...]:
-        """The adapters that `statement` selects, with their versions and aliases. Runs three statements in all."""
+        """Returns the adapters that `statement` selects, with versions and aliases. Runs three statements in all."""
         rows = (await self._session.scalars(statement)).all()
         ids = [row.id for row in rows]
         versions = await self._session.scalars(
@@ -201,13 +201,13 @@ class ArtifactLedger:
 
 
 async def is_referenced(session: ReadSession, digest: str) -> bool:
-    """Whether a version of any tenant has this digest."""
+    """Returns whether a version of any tenant has this digest."""
     statement = select(exists().where(AdapterVersionRow.digest == digest))
     return bool((await session.execute(statement)).scalar_one())
 
 
 async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
-    """Digests in the store that no version uses."""
+    """Returns the digests in the store that no version uses."""
     statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
     return tuple((await session.scalars(statement)).all())
 

@@ -20,7 +20,7 @@ class AdapterRow(Base):
     tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(63))
     next_version: Mapped[int] = mapped_column(Integer)
-    """Only grows, so that a number always means the same weights."""
+    """The number of the next version. It only grows, so that a number always means the same weights."""
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -31,7 +31,7 @@ class ArtifactRow(Base):
 
     digest: Mapped[str] = mapped_column(String(80), primary_key=True)
     claimed_at: Mapped[float] = mapped_column(Float)
-    """The time of the last upload of it."""
+    """The time of the last upload of these files."""
 
 
 class AdapterVersionRow(Base):
@@ -60,5 +60,5 @@ class AdapterAliasRow(Base):
     alias: Mapped[str] = mapped_column(String(63), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     weights: Mapped[list[list[float]]] = mapped_column(JSON)
-    """[[version, weight], …] by ascending version."""
+    """The weights of a canary: [[version, weight], …] by ascending version."""
     updated_at: Mapped[float] = mapped_column(Float)

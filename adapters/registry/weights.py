@@ -74,7 +74,9 @@ class ArtifactAdapterSource:
         return layout.spec
 
     def _layout(self, config: bytes, weights: memoryview) -> _Layout:
-        """The layout, from a cache: adapters of one trainer look alike, and adapters come back after an eviction."""
+        """Returns the layout, often from a cache: many adapters have equal layouts, and evicted adapters are loaded
+        again.
+        """
         key = (config, header_of(weights), len(weights))
         with self._lock:
             if key in self._layouts:
@@ -107,7 +109,7 @@ class _Builder:
         )
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
-        """A view of one tensor. Copies it if its offset is not aligned, which safetensors allows."""
+        """Returns a view of one tensor. Copies it if its offset is not aligned, which safetensors allows."""
         item_bytes = FORMATS[entry.dtype].item_bytes
         if entry.start % item_bytes:
             return self._content[entry.start : entry.end].clone().view(_DTYPES[entry.dtype]).reshape(entry.shape)
@@ -115,7 +117,7 @@ class _Builder:
         return torch.as_strided(self._elements(entry.dtype), entry.shape, strides, entry.start // item_bytes)
 
     def _elements(self, dtype: str) -> torch.Tensor:
-        """The file as one row of elements. Odd bytes at its end are left out."""
+        """Returns the file as one row of elements. Bytes at its end that fill no element are left out."""
         if dtype not in self._views:
             item_bytes = FORMATS[dtype].item_bytes
             whole = len(self._content) // item_bytes * item_bytes
@@ -124,7 +126,7 @@ class _Builder:
 
 
 def _read(digest: str, paths: ArtifactPaths) -> tuple[bytes, npt.NDArray[np.uint8]]:
-    """Read the config and the weights. The caller alone owns the memory."""
+    """Reads the config and the weights. The caller alone owns the memory."""
     try:
         with paths.weights.open("rb", buffering=0) as file:
             content = np.fromfile(file, dtype=np.uint8)

@@ -116,7 +116,7 @@ def measure_prefill(
 
 
 def _fastest(act: Callable[[T], None], argument: T) -> float:
-    """Returns the seconds of the fastest of some runs, after one run to warm up."""
+    """Calls a function once to warm up, then several times. Returns the seconds of the fastest call."""
     act(argument)
     return min(_seconds(act, argument) for _ in range(_REPEATS))
 

@@ -60,7 +60,7 @@ class Engine:
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
-"""Makes the source of adapters for a model. It needs the description to check adapters."""
+"""A function that makes the source of adapters for a model, given the model's description to check adapters against."""
 
 
 def build_engine(

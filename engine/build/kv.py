@@ -27,14 +27,15 @@ class KvStorage:
     sizes: KvSizes
     device_memory: DeviceMemory
     cache: KvCache
-    """A view of `device_memory` as pages."""
+    """The KV cache: a view of `device_memory` as pages."""
     host: HostMemory
     disk: DiskStore | None
 
 
 _PREDECESSOR_TIMEOUT_S = 15.0
 """Seconds to wait for the folder. An engine whose gateway was killed ends within ten seconds; its successor waits for
-it."""
+it.
+"""
 
 
 def allocate_kv_storage(

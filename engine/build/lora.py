@@ -53,7 +53,7 @@ _COST_WITHOUT = {
     "native": "decoding with many adapters at a time takes up to half as long again",
     "triton": "adapters are applied by torch, one product after another",
 }
-"""What is lost without each kind of kernel."""
+"""For each kind of kernel, the text that tells an operator what is lost without it."""
 
 
 def _kernels_of(device: torch.device) -> str:

@@ -47,7 +47,7 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """Features of one token's keys in one layer. Its values have as many."""
+        """The number of features of one token's keys in one layer. The token's values have as many features."""
         return self.num_kv_heads * self.head_dim
 
     @property

@@ -1,15 +1,10 @@
-"""Parts of a decoder layer: linear layers and the rotary position embedding.
+"""Computes two parts of a decoder layer: linear layers and the rotary position embedding.
 
-Computes the linear layers of the base model, in the memory layout that is fastest on this machine.
+Owns the weight and the bias of each linear layer, in the memory layout that is fastest on this machine, and the table
+of cosines and sines. Invariant: both memory layouts give results with the same bits.
 
-Owns the weight and the bias of one layer.
-Invariant: both layouts give results with the same bits.
-
-Computes rotary position embedding, in the half-split form of Hugging Face's Llama.
-
-Owns the table of cosines and sines. Frequencies are computed by the same fp32 operations as in transformers, in the
-same order, so that they are equal to the bit.
-Source: RoFormer, Su et al. 2021 (arXiv 2104.09864).
+The embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864). Frequencies
+are computed by the same fp32 operations in the same order as in transformers, so that they are equal to the bit.
 """
 
 import math
@@ -25,7 +20,7 @@ _TYPICAL_ROWS = 32
 
 
 class Linear:
-    """y = x @ weight.T + bias.
+    """A linear layer: y = x @ weight.T + bias.
 
     On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies, instead of
     rearranging it in every product: twice as fast for one row, a quarter faster for 32 rows, with the same bits.

@@ -1,7 +1,7 @@
 """An EngineClient that reaches an engine by gRPC.
 
-Owns the connection, and one conversation for all requests: it opens on first use, and again after a loss.
-Never retries: a lost engine is a Unavailable, and the caller decides.
+Owns the connection, and one stream for all requests. The stream is opened at first use, and again after it was lost.
+Never retries a request: if the engine is lost, raises Unavailable, and the caller decides whether to try again.
 """
 
 import asyncio
@@ -26,7 +26,10 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 _log = logging.getLogger(__name__)
 
 _OPTIONS = [
-    ("grpc.http2.bdp_probe", 0),  # pings that size the window for bulk data; a step's message is a few kilobytes
+    (
+        "grpc.http2.bdp_probe",
+        0,
+    ),  # no pings to tune bulk transfers: a step's message is a few kilobytes
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -36,14 +39,14 @@ _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
 _SESSION_COMMAND_WITHIN_S = 3.0
-"""The end of a turn waits this long at most."""
+"""Seconds to wait for a session command. A turn of a session does not end before its command does."""
 
 _LAST = (RequestFinished, GraftworkError)
-"""Nothing follows one of these."""
+"""The kinds of the last event of a request."""
 
 
 class GrpcEngineClient:
-    """One engine at one address. Use it from one event loop."""
+    """A client of one engine at one address. Use it from one event loop."""
 
     def __init__(self, address: str) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
@@ -109,7 +112,7 @@ class GrpcEngineClient:
 
 
 class _Inbox:
-    """The events of one request on their way to its one reader; never full."""
+    """A queue of one request's events, for its only reader. Its length has no limit."""
 
     def __init__(self) -> None:
         self.events: deque[EngineEvent | GraftworkError] = deque()
@@ -121,7 +124,7 @@ class _Inbox:
 
 
 class _Conversation:
-    """One Converse stream: writes requests, and sorts the replies by request."""
+    """One Converse stream (see engine.proto): writes requests, and passes each reply to the reader of its request."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
@@ -139,7 +142,7 @@ class _Conversation:
         return inbox
 
     def leave(self, request_id: RequestId, *, cancel: bool) -> None:
-        """Stop listening for a request, and `cancel` it if it has not ended. Never waits."""
+        """Stops listening for a request. If `cancel` is true, also asks the engine to cancel it. Never waits."""
         self._inboxes.pop(request_id, None)
         if cancel and not self.is_over:
             self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
@@ -176,7 +179,7 @@ class _Conversation:
 
 
 def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:
-    """The error for clients. The address goes to the log only."""
+    """Returns the error for clients when no engine answers. Writes the address to the log only."""
     reason = error.details() if error is not None else "the engine hung up"
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
     return Unavailable(

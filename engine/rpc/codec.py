@@ -1,8 +1,8 @@
 """Converts between the dataclasses of engine/core and the messages of engine.proto.
 
-Owns the mapping alone; checks no value. Sampling fields and engine figures are carried as their dataclasses define
-them, so that a new one changes nothing here.
-WARNING: the other messages have the fields of their dataclass; change both together.
+Owns the conversion alone; checks no value. Sampling fields and engine figures are sent as JSON with the fields of
+their dataclass, so a new field of these needs no change here.
+WARNING: every other message lists the fields of its dataclass in engine.proto; change both together.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The engine's gRPC server.
+"""The engine's gRPC server: turns each call into a message for the engine loop, and sends the answers back.
 
-Owns the server and the thread of the engine loop. Decides nothing: it turns calls into messages for the loop.
+Owns the server and the thread of the loop. Decides nothing about a request: the loop does.
 Invariant: when a gateway disconnects, everything that it submitted is cancelled.
 """
 
@@ -155,7 +155,7 @@ class EngineServer:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
-        """Set when the loop has ended by an error: nothing is served any more."""
+        """Set when the loop has ended by an error. From then on no request is served."""
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -171,14 +171,14 @@ class EngineServer:
             self._event_loop.call_soon_threadsafe(self.has_died.set)
 
     async def stop(self) -> None:
-        """Disconnect all gateways, then end the loop."""
+        """Disconnects all gateways, then ends the loop."""
         await self._server.stop(grace=None)
         self._engine.loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join)
 
 
 def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str) -> None:
-    """Build an engine and serve until SIGTERM or SIGINT."""
+    """Builds an engine and serves until SIGTERM or SIGINT."""
     asyncio.run(_serve(build_engine(config, source_for), listen))
 
 

@@ -1,7 +1,7 @@
-"""Attention over the pages of the KV cache, in torch.
+"""Computes attention over the pages of the KV cache, in torch.
 
-Owns the attention arithmetic; the cache owns the memory. Never reads a page before the load into it has passed a layer.
-Pages are gathered whole: on a CPU this makes a step a fifth faster than gathering tokens.
+Owns the attention arithmetic; the cache owns the memory. Never reads a layer's KV before its load has ended.
+Copies whole pages into one tensor: on a CPU this makes a step a fifth faster than copying single tokens.
 Invariant: a page is zeroed before its first token is written, so that masked positions never hold old values or NaN.
 """
 
@@ -29,7 +29,9 @@ class PagedAttention:
         batch: BatchTensors,
         visible: VisibleKeys,
     ) -> torch.Tensor:
-        """Write the keys and values of all rows into their pages, then attend. Raises LoadFailed.
+        """Writes the keys and values of all rows into their pages, then computes attention for all queries.
+
+        Raises LoadFailed if a page could not be loaded.
 
         query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
         Returns [num_tokens, heads * head_dim].
@@ -53,7 +55,7 @@ class PagedAttention:
     def _decode(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Rows of one query each. The heads that share a KV head take the place of query positions."""
+        """Computes attention for rows of one query each. Heads that share a KV head take the place of positions."""
         count, kv_heads = len(decode), self._config.num_kv_heads
         grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
         mixed = functional.scaled_dot_product_attention(
@@ -67,7 +69,7 @@ class PagedAttention:
     def _chunk(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Several queries of one request, each of which sees keys up to its own position."""
+        """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
         group = self._config.num_heads // self._config.num_kv_heads
         mixed = functional.scaled_dot_product_attention(
             query.transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
@@ -78,6 +80,6 @@ class PagedAttention:
         return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
-        """The whole pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
+        """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
         gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
         return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)

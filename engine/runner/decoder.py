@@ -1,4 +1,4 @@
-"""The forward pass of a decoder over a flat batch of tokens.
+"""Computes the forward pass of a decoder over a flat batch of tokens.
 
 Owns the order of the layers' operations. Only attention knows which rows belong to one request, and only the LoRA
 segments know which belong to one adapter; every other layer sees [num_tokens, features].
@@ -31,7 +31,7 @@ class _Step:
 
 
 class Decoder:
-    """A model's weights and forward pass. It changes nothing but the KV cache."""
+    """Holds a model's weights and computes its forward pass. Changes nothing but the KV cache."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryTable) -> None:
         self.config = config
@@ -40,7 +40,7 @@ class Decoder:
         self._windows = tuple(dict.fromkeys(config.windows))
 
     def logits(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
-        """The logits of the sampled rows, in fp32.  # [num_sampled, vocab]"""
+        """Returns the logits of the sampled rows, in fp32.  # [num_sampled, vocab]"""
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
         cos, sin = self._rotary.at(batch.positions)
@@ -90,7 +90,7 @@ class Decoder:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Divides x by the root mean square of its last dimension, and multiplies by a weight. Keeps the dtype of x.
 
-    Rounds from fp32 before the weight is applied, as transformers does. torch's own weight argument would round
-    after it, and a quarter of all bf16 values would differ.
+    Rounds from fp32 before the weight is applied, as transformers does. The weight argument of torch's own function
+    would round after the product, and a quarter of all bf16 values would differ.
     """
     return functional.rms_norm(x, (x.shape[-1],), eps=epsilon) * weight

@@ -1,7 +1,8 @@
-"""The tensors of one step, made from its StepPlan once and read by every layer.
+"""Builds the tensors of one step from its StepPlan. They are built once, and every layer reads them.
 
-Owns the order of rows: by adapter, and within an adapter the decoding rows before the prompt chunks. A decoding row is
-a query of its own; the rows of a chunk are several queries of one request.
+A row is one token of the step. A decoding row has attention computed for it alone; a chunk is several rows of one
+prompt whose attention is computed together.
+Owns the order of rows: by adapter, and within an adapter the decoding rows before the chunks.
 Invariant: the bits of a row depend on its own request alone.
 - Small batches are padded with unused rows, and rows decode together only if their page tables have the same padded
   length, which follows from a row's own position (see BatchInvariance).
@@ -29,12 +30,12 @@ _PAGES_WORTH_A_CALL = 96
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows of one query each: the last known token of each decoding request, and each draft token."""
+    """A group of decoding rows: the last known token of each decoding request, and each draft token."""
 
     rows: torch.Tensor  # [num_queries] index of each row in the batch
     pages: torch.Tensor  # [num_tables * max_pages] flat page tables, padded with the null page
     num_tables: int
-    """One for each query, or 1 if all queries are of one request."""
+    """The number of page tables: one for each query, or 1 if all queries are of one request."""
     visible: torch.Tensor  # [num_queries, 1, 1, max_pages * page_tokens] True where a key may be seen
 
     def __len__(self) -> int:
@@ -43,7 +44,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Several known tokens of one request."""
+    """The rows of a chunk: several known tokens of one request."""
 
     start_row: int
     end_row: int
@@ -70,15 +71,15 @@ class AdapterRun:
     first_sample: int
     last_sample: int
     decoding: tuple[int, ...]
-    """The decoding rows, ascending; the other rows are of chunks."""
+    """The numbers of the decoding rows in this range, ascending. The other rows of the range belong to chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """All that the forward pass needs besides weights and KV."""
+    """The inputs of the forward pass, besides weights and KV."""
 
     slices: tuple[RequestSlice, ...]
-    """In the order of their rows."""
+    """The slices of the step, in the order of their rows."""
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
     row_pages: torch.Tensor  # [num_tokens] the page that each row's KV is written to
@@ -91,7 +92,8 @@ class BatchTensors:
     adapter_runs: tuple[AdapterRun, ...]
 
     def visible_keys(self, window: int | None) -> VisibleKeys:
-        """The keys that layers with this window see: the last `window` keys up to the query's own, or all if None.
+        """Returns the keys that layers with this window see: the last `window` keys up to the query's own, or all if
+        None.
 
         Pages outside the window are still read, and masked.
         """
@@ -192,7 +194,10 @@ class BatchBuilder:
             yield self._decode(group, max_pages)
 
     def _decode(self, queries: list[_Query], max_pages: int) -> DecodeRows:
-        """Queries of one request share the page table of the longest; the mask hides later keys from the others."""
+        """Builds one group of decoding rows.
+
+        Queries of one request share the page table of the longest one; the mask hides later keys from shorter ones.
+        """
         is_one_request = all(query.piece is queries[0].piece for query in queries)
         tables = [query.piece.pages[: query.num_pages] for query in (queries[-1:] if is_one_request else queries)]
         padded = [[*pages, *[self._null_page] * (max_pages - len(pages))] for pages in tables]
@@ -218,13 +223,15 @@ class BatchBuilder:
 
 
 def padded_pages(num_pages: int) -> int:
-    """Rounds up to one of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half as many again."""
+    """Rounds a number of pages up to one of 1, 2, 3, 4, 6, 8, 12, 16, …, which adds at most half."""
     power = 1 << (num_pages - 1).bit_length()  # the next power of two
     return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
 
 
 def _groups(queries: list[_Query]) -> list[list[_Query]]:
-    """One group for all queries. A request gets its own group if its pages would be gathered too many times."""
+    """Returns the groups in which queries are computed: one for all, but a request whose pages would be copied too
+    often gets a group of its own.
+    """
     alone: list[list[_Query]] = []
     together: list[_Query] = []
     for _, run in groupby(queries, lambda query: query.start_row):
@@ -241,7 +248,7 @@ def _num_known(piece: RequestSlice) -> int:
 
 
 def _decoding_rows(start_row: int, piece: RequestSlice) -> range:
-    """The decoding rows of a slice: its drafts, and its known token if there is only one."""
+    """Returns the decoding rows of a slice: its draft tokens, and its known token if it has only one."""
     num_known = _num_known(piece)
     return range(start_row + (0 if num_known == 1 else num_known), start_row + len(piece.token_ids))
 
@@ -252,7 +259,7 @@ def _sampled_rows(start_row: int, piece: RequestSlice) -> range:
 
 
 def _last_keys(visible: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-    """`visible`, without keys at or before position - window."""
+    """Returns `visible` without the keys at or before position - window."""
     keys = torch.arange(visible.shape[-1], device=visible.device)
     return visible & (keys > positions - window)
 

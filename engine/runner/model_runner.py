@@ -1,13 +1,11 @@
-"""Carries out a step: builds its tensors, runs the forward pass, and chooses tokens.
+"""Carries out steps on the device, and measures how long the computation of prompts (prefill) takes.
 
-Owns the decoder; reads the adapter pool. Never keeps anything of a step: requests live in the scheduler.
+A step builds its tensors, runs the forward pass and chooses tokens. Owns the decoder and the present measurement, and
+reads the adapter pool. Keeps no state of a request between steps: the scheduler has it.
 
-Reports to the cost model how long prefills take while the engine serves.
-
-Owns the measurement of the prefill that runs now. Never waits for the device: it reads the clock around steps that
-end with sampled tokens, which the engine has on the host by then.
-A prefill is reported only if it had its steps to itself. A step that also decodes, verifies drafts or waits for a
-copy says nothing about the cost of prefilling.
+The measurement never waits for the device: it reads the clock around steps that sample tokens, and the host has waited
+for these tokens anyway. The cost model gets the time of a prefill only if its steps did nothing else: no decoding, no
+draft tokens, no waiting for a copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,16 +35,18 @@ _FEWEST_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """The steps of one prompt so far: tokens [start, end) of it, and the time that they took."""
+    """The prefill that is measured now: tokens [start, end) of a prompt, and the seconds that their steps took."""
 
     piece: RequestSlice
-    """The slice of its last step."""
+    """The slice of the prompt that the last step computed."""
     start: int
     seconds: float
 
 
 class PrefillMeter:
-    """Told of each step by the engine loop; adds up the steps of a chunked prefill."""
+    """Measures prefills. The engine loop calls it around each step; it adds up the steps of a prompt that needs
+    several.
+    """
 
     def __init__(self, costs: CostTracker, clock: Clock) -> None:
         self._costs = costs
@@ -56,11 +56,14 @@ class PrefillMeter:
         self._began_at = 0.0
 
     def step_begins(self) -> None:
-        """Call right before a step runs."""
+        """Reads the clock. Must be called right before a step runs."""
         self._began_at = self._clock.monotonic()
 
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
-        """Call once its result is there. `waited`: the step waited for pages on their way to the device."""
+        """Adds the time of the step. Must be called as soon as the result of the step is there.
+
+        waited: whether the step waited for pages that were being copied to the device.
+        """
         seconds = self._clock.monotonic() - self._began_at
         previous, self._previous = self._previous, plan
         begun, self._prefill = self._prefill, None
@@ -80,12 +83,12 @@ class PrefillMeter:
 
 
 def _samples(plan: StepPlan) -> bool:
-    """Whether the host has waited for the step's result: it reads sampled tokens, and nothing else."""
+    """Returns whether a step samples tokens. The host waits for the device only to read sampled tokens."""
     return any(piece.samples for piece in plan.slices)
 
 
 class ModelRunner:
-    """The runner of one model on one device."""
+    """Runs the steps of one model on one device."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass, and choose a token for each sampled row."""
+        """Runs one forward pass, and chooses a token for each sampled row."""
         batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
@@ -116,11 +119,11 @@ class ModelRunner:
         return _by_request(batch, tokens, logprobs.of(tokens), ends)
 
     def batch(self, plan: StepPlan) -> BatchTensors:
-        """Build the tensors of a step, on the device."""
+        """Returns the tensors of a step, built on the device."""
         return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
-        """The logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
+        """Returns the logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
         segments = [self._segment(run) for run in batch.adapter_runs]
         lora = self._lora.step(segments, len(batch.token_ids))
         return self._decoder.logits(batch, self._attention, lora)
@@ -136,7 +139,7 @@ def _by_request(
     logprobs: Sequence[TokenLogprobs | None],
     ends: Mapping[int, GraftworkError | None],
 ) -> StepResult:
-    """Sort the results of all sampled rows by request."""
+    """Returns the results of all sampled rows, grouped by request."""
     chosen: dict[RequestId, tuple[int, ...]] = {}
     scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
     ended: dict[RequestId, dict[int, GraftworkError | None]] = {}

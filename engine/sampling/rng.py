@@ -1,4 +1,4 @@
-"""Random numbers that depend on (seed, choice, position) and on nothing else.
+"""Makes random numbers that depend on (seed, choice, position) and on nothing else.
 
 Owns the hash that makes them. Never keeps a state: batches, caches, drafts and earlier draws cannot change a number.
 It is a file of its own because its bits are a promise to clients: equal seeds give equal answers.
@@ -12,7 +12,7 @@ _BITS = 53
 
 
 def uniform(spec: SampleSpec) -> float:
-    """A uniform number in [0, 1)."""
+    """Returns a uniform number in [0, 1)."""
     state = _mix(spec.seed & _WORD)
     for part in (spec.params.choice, spec.position):
         state = _mix(state ^ (part * 0xD1342543DE82EF95 & _WORD))
@@ -20,7 +20,7 @@ def uniform(spec: SampleSpec) -> float:
 
 
 def _mix(x: int) -> int:
-    """One step of SplitMix64 (Steele et al. 2014)."""
+    """Returns the result of one step of the hash SplitMix64 (Steele et al. 2014)."""
     x = (x + 0x9E3779B97F4A7C15) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD

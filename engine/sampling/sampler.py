@@ -1,19 +1,10 @@
-"""Chooses the token of each sampled row: the likeliest, or one drawn at random.
+"""Chooses the token of each sampled row, the likeliest or one drawn at random, and reports its log probability.
 
-Owns the order of the steps: bans and biases, penalties, temperature, top-k, top-p, min-p, then one random number that
-picks a token. Each step is one operation over all rows that need it.
-Invariant: a row's token depends on its own logits and its own spec alone, never on other rows.
-
-Changes logits before a token is chosen, as each request asks: banned tokens, biases, penalties.
-
-Owns the order and arithmetic of these changes. Each is one operation over all rows that need it, and only at the
-tokens that it concerns; other rows are not touched.
-Invariant: each logit is written once per change, so the order of rows does not matter.
-
-Log probabilities of the chosen tokens, by the model's own distribution.
-
-Owns a copy of the log probabilities of the rows that asked for them, taken before the logits are changed.
-Rows that did not ask cost nothing.
+Owns the order and arithmetic of the choice: bans and biases, penalties, temperature, top-k, top-p, min-p, then one
+random number that picks a token. Each is one operation over all rows that need it, and changes no other row.
+Log probabilities are those of the model's own distribution: they are copied before the logits are changed, and only
+for rows whose request asked for them.
+Invariant: a row's token depends on its own logits and its own spec alone, never on other rows or on their order.
 """
 
 from collections.abc import Sequence
@@ -53,7 +44,9 @@ def _add_bias(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> Non
 
 
 def _penalise(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
-    """Repetition first (Keskar et al. 2019), then presence and frequency as OpenAI defines them."""
+    """Applies the repetition penalty (Keskar et al. 2019), then presence and frequency penalties as OpenAI defines
+    them.
+    """
     seen = TokenCounts()
     sizes = [spec.history.copy_to(seen, spec.draft_token_ids) for _, spec in placed if spec.history is not None]
     if not seen:
@@ -69,7 +62,7 @@ def _penalise(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> Non
 
 
 def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The row and the penalties of each counted token.  # 4 × [num_seen]"""
+    """Returns, for each counted token, its row and its three penalties.  # 4 × [num_seen]"""
     repeats = torch.tensor(sizes, device=device)
     params = [spec.params for _, spec in placed]
     each = (
@@ -92,7 +85,7 @@ class StepLogprobs:
             self._logprobs = logits[self._rows].log_softmax(dim=-1)  # [num_wanted, vocab]
 
     def of(self, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-        """One for each row; None for rows that did not ask."""
+        """Returns the log probabilities of each row's chosen token; None for a row that did not ask for them."""
         found: list[TokenLogprobs | None] = [None] * len(self._wanted)
         if not self._rows:
             return found
@@ -103,7 +96,10 @@ class StepLogprobs:
         return found
 
     def _likeliest(self) -> list[list[tuple[int, float]]]:
-        """The same number for every row, so that ties do not depend on what other rows ask for."""
+        """Returns the likeliest tokens of each row.
+
+        Their number is fixed, so that the order of equal values does not depend on what other rows ask for.
+        """
         if not any(self._wanted):
             return [[] for _ in self._rows]
         width = min(MAX_TOP_LOGPROBS, self._logprobs.shape[-1])
@@ -120,7 +116,7 @@ _BELOW_ONE = 1 - 2**-53
 
 
 def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """Choose one token for each row. logits: [rows, vocab] in fp32; changed in place."""
+    """Chooses one token for each row. logits: [rows, vocab] in fp32; changed in place."""
     edit_logits(logits, specs)
     drawn = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
     if not drawn:
@@ -133,7 +129,7 @@ def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int
 
 
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Draw a token for each row.  # [rows]"""
+    """Draws a token for each row.  # [rows]"""
     scaled = logits / torch.tensor([spec.params.temperature for spec in specs], device=logits.device)[:, None]
     uniforms = torch.tensor([uniform(spec) for spec in specs], dtype=torch.float64, device=logits.device)
     cut = [row for row, spec in enumerate(specs) if truncates(spec)]
@@ -149,7 +145,7 @@ def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
 
 
 def _draw_of_all(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw from the whole vocabulary, except what min-p drops."""
+    """Draws a token from the whole vocabulary, except the tokens that min-p drops."""
     weights = scaled.softmax(dim=-1)
     if any(spec.params.min_p > 0 for spec in specs):
         least = torch.tensor([spec.params.min_p for spec in specs], device=scaled.device)[:, None]
@@ -158,7 +154,9 @@ def _draw_of_all(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: to
 
 
 def _draw_of_likeliest(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw from what top-k, top-p and min-p keep. Rows that keep more than the first `width` tokens are repeated wider."""
+    """Draws from the tokens that top-k, top-p and min-p keep. A row that keeps more than the first `width` tokens is
+    computed again with a larger width.
+    """
     chosen = torch.empty(len(specs), dtype=torch.int64, device=scaled.device)
     rows = torch.arange(len(specs), device=scaled.device)
     width = first_width(specs)
@@ -172,7 +170,7 @@ def _draw_of_likeliest(scaled: torch.Tensor, specs: Sequence[SampleSpec], unifor
 
 
 def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Pick a token by its weight: first the block, then the token in the block.  # [rows]
+    """Picks a token of each row by weight: first a block of the vocabulary, then a token in the block.  # [rows]
 
     A cumulative sum over the whole vocabulary would take five times as long.
     """
@@ -189,7 +187,8 @@ def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tens
 
 
 def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The index in each row's cumulative weights that its number falls on, never one of weight 0.  # [rows]
+    """Returns, for each row, the index of the cumulative weights that its number falls on; never one of weight 0.  #
+    [rows]
 
     A row of NaN gets some valid index; its request ends with an error elsewhere.
     """

@@ -31,22 +31,22 @@ class Kept:
 
 
 def truncates(spec: SampleSpec) -> bool:
-    """Whether a row's tokens must be sorted. Min-p alone needs no order."""
+    """Returns whether a row's tokens must be sorted. Min-p alone needs no order."""
     return spec.params.top_k is not None or spec.params.top_p < 1
 
 
 def first_width(specs: Sequence[SampleSpec]) -> int:
-    """How many tokens of each row to look at first."""
+    """Returns how many tokens of each row to look at first."""
     return max(_FIRST_WIDTH if spec.params.top_k is None else spec.params.top_k + _SLACK for spec in specs)
 
 
 def wider(width: int) -> int:
-    """The width to try next."""
+    """Returns the width to try next: the number of tokens of a row to look at."""
     return width * _WIDER
 
 
 def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int) -> Kept:
-    """Apply top-k, then top-p to the rest, then min-p. The likeliest token is always kept.
+    """Applies top-k, then top-p to the rest, then min-p. The likeliest token is always kept.
 
     logits: [rows, vocab], scaled by temperature. `width` is at least every top-k, or the whole vocabulary.
     """
@@ -64,7 +64,7 @@ def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int
 
 
 def _top(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logits and their tokens; equal logits by ascending token id."""
+    """Returns the largest logits and their tokens; equal logits are ordered by ascending token id."""
     token_ids = logits.topk(width, dim=-1, sorted=False).indices.sort(dim=-1).values
     ordered, order = logits.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
     return ordered, token_ids.gather(1, order)
@@ -76,7 +76,9 @@ def _mass_to_keep(
     cumulative: torch.Tensor,
     top_k: torch.Tensor,
 ) -> torch.Tensor:
-    """A token is kept while the tokens before it weigh less than this.  # [rows, 1] in fp64"""
+    """Returns a limit for each row: a token is kept while the tokens before it weigh less than this.  # [rows, 1] in
+    fp64
+    """
     share = [spec.params.top_p if spec.params.top_p < 1 else float("inf") for spec in specs]
     total = cumulative.gather(1, top_k - 1)  # [rows, 1]; the likeliest weighs 1
     if any(spec.params.top_k is None for spec in specs):

@@ -1,13 +1,11 @@
-"""Allocates pages for the next tokens of running requests, and chooses which request to preempt for them.
+"""Prepares the part of a step that belongs to one request: allocates its pages, and describes the rows to compute.
 
 Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
-A request needs another page whenever it has filled its last. Without a free page, the lowest-priority request is
-preempted, which may be the request itself. While copies run, the request waits for the pages that they free.
+A request needs another page whenever its last page is full. If no page is free, the lowest-priority request is
+preempted, which may be the request itself. While copies to the host run, it waits for the pages that they will free.
 
-Builds one request's part of a step: its next known tokens, the draft after them, and how to sample their rows.
-
-Owns no state. Reads requests and grammars, and never changes them.
-Invariant: rows are sampled only where a slice ends with the last known token.
+A slice is the part of one request in a step: its next known tokens, then its draft tokens, and how to sample them.
+Invariant: rows are sampled only where a slice reaches the last known token.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,12 +1,10 @@
-"""Holds the state of one request while the engine serves it.
+"""Holds the state of each request while the engine serves it, and tracks the loads of KV that a request uses.
 
-Owns its tokens, how many of them have been computed, and the list of pages that hold their KV.
-Never allocates or releases a page: the scheduler does. Invariant: `pages` hold at least `num_computed` tokens.
+Owns a request's tokens, the number of tokens that have been computed, the list of pages that hold their KV, and the
+loads into these pages. Never allocates or releases a page, which the scheduler does, and never starts a load, which
+the KV cache does at admission. Invariant: the pages of a request have room for at least `num_computed` tokens.
 
-Tracks the KV loads that running requests wait for or overlap with.
-
-Owns `pending_loads` and `overlapped_loads` of each request. Never starts a load: the KV cache does at admission.
-A request can be computed once all its pending loads have ended. It computes pages again that a load could not read.
+A request can be computed once all its pending loads have ended. Pages that a load could not read are computed again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +23,10 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 
 
 def history_for(request: EngineRequest) -> TokenHistory | None:
-    """Returns the tokens that penalties count; None without penalties. Only a repetition penalty counts the prompt."""
+    """Returns the counts of earlier tokens that penalties use; None if the request has no penalties.
+
+    Tokens of the prompt count for the repetition penalty only.
+    """
     if not request.sampling.counts_tokens:
         return None
     return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
@@ -90,16 +91,16 @@ class RequestState:
         return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
 
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
-        """Sets the pages of a request that starts. Cached pages come first."""
+        """Sets the pages of a request that starts: first the pages found in the cache, then new pages."""
         self.pages, self.tiers = list(allocation.pages), allocation.tiers
         self.pending_loads = set(allocation.loads)
         self.num_computed = len(self.tiers) * page_tokens
         self.miss_reason = miss_reason
 
     def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
-        """Keeps the first `num_pages`, because the other pages could not be read.
+        """Keeps the first `num_pages` pages, because the pages after them could not be read.
 
-        Returns those; the caller releases them.
+        Returns the removed pages; the caller releases them.
         """
         lost = self.pages[num_pages:]
         self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
@@ -107,7 +108,7 @@ class RequestState:
         return lost
 
     def cache_report(self, page_tokens: int) -> CacheReport:
-        """Returns where the KV of the prompt came from."""
+        """Returns how many tokens of the prompt had their KV on each tier, and why the others had to be recomputed."""
         found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
         return CacheReport(
             device_tokens=found[Tier.DEVICE],
@@ -170,9 +171,9 @@ class PendingLoads:
         self._page_tokens = page_tokens
 
     def overlap(self, plan: TransferPlan) -> list[RequestState]:
-        """Lets steps use a load that still runs: each layer waits for its own KV.
+        """Lets steps compute requests while this load still runs: each layer waits only for its own KV.
 
-        Returns the requests that no longer wait.
+        Returns the requests that no longer wait for any load.
         """
         waiting = [state for state in self._running.values() if plan in state.pending_loads]
         for state in waiting:

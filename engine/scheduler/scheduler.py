@@ -365,7 +365,7 @@ class Scheduler:
             self._adapters.unpin(digest)
 
     def check_integrity(self) -> None:
-        """Asserts that only the prefix tree and the requests that list a page hold it."""
+        """Asserts that each page is held only by the prefix tree and by the requests that list it."""
         self._kv_cache.check_integrity()
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
         held = sum(len(state.pages) for state in self._running.values())

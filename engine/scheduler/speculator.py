@@ -146,7 +146,7 @@ class Speculator:
 
 
 def _brings_a_prediction(state: RequestState) -> bool:
-    """Returns whether a request is new and has a predicted answer."""
+    """Returns whether a request is new and its client sent a prediction of the answer."""
     return state.drafts is None and bool(state.request.prediction_token_ids)
 
 

@@ -112,7 +112,7 @@ class ThroughputEstimate:
         self._seconds_between = 1.0
 
     def record_finished(self) -> None:
-        """Calls when a request has finished."""
+        """Records that a request has finished now."""
         now = self._clock.monotonic()
         if self._last_finished_at is not None:
             gap = now - self._last_finished_at
@@ -120,5 +120,5 @@ class ThroughputEstimate:
         self._last_finished_at = now
 
     def retry_after_s(self) -> float:
-        """Returns seconds until one place in a full queue is likely to be free."""
+        """Returns the seconds until a full queue is likely to have room for one more request."""
         return min(max(self._seconds_between, _SHORTEST_S), _LONGEST_S)

@@ -1,15 +1,12 @@
-"""Decides how many draft tokens of each request a step verifies, and in which steps drafting is worth its cost.
+"""Decides how many draft tokens of each request a step verifies, by estimates of what they gain and what they cost.
 
-A step generates one token for each request, and one more for each accepted draft token.
-The likeliest draft tokens of the batch are taken first. Their number is the one that gives the most tokens per second
-by the measured cost of rows. A draft token is never likelier than the one before it, so each request gets a prefix of
-its draft.
+A step generates one token for each request, and one more for each accepted draft token. The likeliest draft tokens of
+the batch are taken first, as many as give the most tokens per second. A draft token is never likelier than the one
+before it, so each request gets a prefix of its draft.
 Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
 
-Estimates how long a step takes by its number of rows, from recent decoding steps.
-
-Owns a weighted linear fit of seconds over rows. Its slope is the present cost of one more row. A step loses its weight
-over about two hundred later steps, so the fit follows growing contexts.
+Owns the estimate of a step's duration: a weighted linear fit of seconds over rows. Its slope is the present cost of one
+more row. A step loses its weight over about two hundred later steps, so the fit follows growing contexts.
 If the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
 The standard error is added to the slope, because an estimate that is too low would cause useless drafts.
 """

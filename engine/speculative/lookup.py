@@ -1,21 +1,14 @@
-"""Drafts the tokens that followed the request's last tokens in an earlier text.
+"""Drafts the tokens that followed the request's last tokens in an earlier text, and keeps the texts to search.
 
-Each drafter finds where the longest known suffix of the request occurred before, and drafts the tokens after it.
-PromptLookup searches the request's own prompt and answer. AnswerLookup searches earlier answers of its cache scope.
+PromptLookup searches the request's own prompt and answer. AnswerLookup searches earlier answers of the request's cache
+scope: the requests of one domain (usually one tenant) under one adapter or mixture.
 
-Finds where the last tokens of a text occurred before in a list of tokens.
-
-Owns, for a few lengths n, the position after the latest occurrence of each n-gram. Never copies the tokens.
-Its dictionaries are filled from slices of the list, in C: a prompt of 100,000 tokens takes milliseconds once, and each
-new token a microsecond.
+Owns the earlier answers, within a limit in bytes: a full scope drops its oldest answers, and a full cache drops the
+least recently used scope. Owns an index of each text: for a few lengths n, the position after the latest occurrence of
+each sequence of n tokens (n-gram). Indexing 100,000 tokens takes milliseconds, and each new token a microsecond.
+Invariant: a scope finds only its own answers, so the speed of an answer reveals nothing about other tenants.
 Source: prompt lookup (Saxena 2023), with the latest match instead of the first; several lengths replace the suffix
 tree of SuffixDecoding (Oliaro et al. 2024).
-
-Keeps earlier answers to draft from, separately for each cache scope: one domain under one adapter or mixture.
-
-Owns the answers, within a limit in bytes over all scopes. A full scope drops its oldest answers. A full cache drops
-the least recently used scope.
-Invariant: a scope finds only its own answers, so the speed of an answer reveals nothing about other tenants.
 """
 
 from collections import OrderedDict
@@ -38,7 +31,7 @@ BYTES_PER_TOKEN = 2 * 160
 
 
 _FEW = 8
-"""Up to this many tokens are added faster one by one than by columns."""
+"""Up to this many tokens are added faster one by one than all at once from slices of the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +52,7 @@ class SuffixIndex:
         self._following: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in NGRAM_LENGTHS}
 
     def enter(self, start: int, first: int, end: int) -> None:
-        """Adds the n-grams of tokens[start:end] that are followed by a token of tokens[first:end]."""
+        """Adds the n-grams within tokens[start:end] that are followed by a token of tokens[first:end]."""
         for length, following in self._following.items():
             begin = max(first, start + length)
             if end - begin < _FEW:

@@ -1,12 +1,9 @@
-"""Makes the drafts of one request, and counts how many of their tokens are accepted.
+"""Makes the drafts (guessed next tokens) of one request, and estimates how often draft tokens are accepted.
 
-Owns the request's drafters and the draft that the running step verifies. Never changes the request's tokens.
-
-Estimates how often draft tokens are accepted, by their source and by the length of their match.
-
-Owns running averages on two levels. The averages of the engine start from rough priors, and the averages of a request
-start from those of the engine. So each request adapts on its own: if its drafts fail, it soon drafts less, and if it
-starts to quote a tool result, it soon drafts more.
+Owns the request's drafters, the draft that the running step verifies, and acceptance rates by the source of a draft
+token and the length of its match. Never changes the request's tokens.
+Rates are running averages: the engine's start from rough guesses, and a request's start from the engine's. So a request
+whose drafts fail soon drafts less, and one that starts to quote a tool result soon drafts more.
 All tokens of a span use the match length at the start of the span, because a quotation can end at any token.
 """
 

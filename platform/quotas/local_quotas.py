@@ -1,4 +1,4 @@
-"""Limits that are kept in this process. They are exact for one gateway and forgotten when it ends.
+"""Keeps the use of limits in this process. The counts are exact for one gateway, and are lost when it ends.
 
 Owns, for each tenant, the log of the last minute and the requests that run now.
 A check and its count are atomic, because there is no await between them.
@@ -22,7 +22,7 @@ class _Entry:
 
 
 class _TenantWindow:
-    """One tenant's last minute, oldest first, and the tokens that its running requests hold."""
+    """One tenant's log of the last minute, oldest first, and the tokens that its running requests have reserved."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -48,7 +48,7 @@ class _TenantWindow:
         self.held_by_id[entry_id] = tokens
 
     def finish(self, entry_id: str, actual_tokens: int | None) -> None:
-        """Free the request's slot, and set its entry in the log to `actual_tokens`.
+        """Counts the request as no longer running, and sets its entry in the log to `actual_tokens`.
 
         If `actual_tokens` is None, the entry is removed. Later calls for the same entry have no effect.
         """
@@ -74,7 +74,10 @@ class _TenantWindow:
         assert all(earlier.at <= later.at for earlier, later in pairwise(entries))
 
     def waits(self, quota: Quota, tokens: int, now: float) -> dict[str, float | None]:
-        """The limits that refuse one more request, each with the seconds until it would fit. None means never."""
+        """Returns the limits that refuse one more request, each with the seconds until the request fits.
+
+        None instead of seconds means that it never fits.
+        """
         waits: dict[str, float | None] = {}
         if quota.requests_per_minute is not None and len(self.entries) >= quota.requests_per_minute:
             waits["requests_per_minute"] = self._until_count(quota.requests_per_minute - 1, now)
@@ -85,14 +88,14 @@ class _TenantWindow:
         return waits
 
     def _until_count(self, count: int, now: float) -> float | None:
-        """Seconds until at most `count` entries are left."""
+        """Returns the seconds until at most `count` entries are left."""
         if count < 0:
             return None
         last_to_leave = list(self.entries.values())[len(self.entries) - count - 1]
         return last_to_leave.at + WINDOW_S - now
 
     def _until_tokens(self, tokens: int, now: float) -> float | None:
-        """Seconds until the entries hold at most `tokens`."""
+        """Returns the seconds until the entries have at most `tokens` tokens in all."""
         if tokens < 0:
             return None
         left_tokens = self.window_tokens
@@ -105,7 +108,7 @@ class _TenantWindow:
 
 @dataclass(frozen=True, slots=True)
 class LocalReservation:
-    """One request's hold on its tenant's window."""
+    """A reservation for one request. See Reservation."""
 
     entry_id: str
     window: _TenantWindow

@@ -1,12 +1,12 @@
-"""A tenant's limits, how much of them is used, and the errors that refuse more.
+"""Defines a tenant's limits and the errors that refuse requests above them, and checks the monthly token budget.
 
-Owns the names of the limits and the shape of the `x-ratelimit-*` headers. Counts nothing: keepers do.
+Owns the names of the limits and the form of the `x-ratelimit-*` headers. Counts nothing: quota keepers count.
+Invariant: the tokens that the ledger says are spent, plus the tokens of running requests, never pass the budget.
 
-The monthly token budget: what the ledger says is spent, plus what is in flight, never passes the limit.
-
-The order matters. A reservation first adds its tokens to the tokens in flight and learns their sum. Then it reads the
-ledger. A request is written to the ledger before its reservation is settled. So every other request is in the sum,
-or in the ledger, or comes later and counts this one. It may count twice for a moment, but it is never missed.
+The order of steps ensures this. A reservation first adds its tokens to the tokens of running requests and gets their
+sum. Then it reads the ledger. A request is written to the ledger before its reservation is settled. So every other
+request is in the sum, or in the ledger, or comes later and counts this one. For a moment it may be counted twice, but
+it is never missed.
 """
 
 import math
@@ -40,14 +40,14 @@ class Quota:
     max_adapter_rank: int | None = None
     max_sessions: int | None = None
     max_device_kv_bytes: int | None = None
-    """Over it, the tenant's own cached pages are offloaded. No request is refused."""
+    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
     max_host_kv_bytes: int | None = None
     monthly_tokens: int | None = None
-    """Per calendar month in UTC. Spent and in flight together never pass it."""
+    """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
-        """A quota from a request's body. Raises ValidationFailed naming the limit that is wrong or unknown."""
+        """Makes a quota from a request's body. Raises ValidationFailed with the name of a wrong or unknown limit."""
         names = {limit.name for limit in fields(cls)}
         checked: dict[str, int | None] = {}
         for name, value in values.items():
@@ -59,7 +59,7 @@ class Quota:
         return cls(**checked)
 
     def as_mapping(self) -> dict[str, int | None]:
-        """Every limit by its name."""
+        """Returns every limit by its name."""
         return asdict(self)
 
 
@@ -70,10 +70,10 @@ class Standing:
     requests: int
     tokens: int
     empty_in_s: float
-    """Seconds until nothing counts any more, if no request follows."""
+    """Returns the seconds until no request of the last minute counts any more, if no further request comes."""
 
     def headers(self, quota: Quota) -> dict[str, str]:
-        """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
+        """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
         headers: dict[str, str] = {}
         used_by_kind = {
             "requests": (quota.requests_per_minute, self.requests),
@@ -88,7 +88,7 @@ class Standing:
 
 
 def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standing: Standing) -> LimitExceeded:
-    """The error that refuses a request over `limit`. With `retry_after_s` None, the request can never fit."""
+    """Returns the error that refuses a request over `limit`. `retry_after_s` is None if the request can never fit."""
     if retry_after_s is None:
         advice = "This request alone is more than that; ask for fewer tokens or have the limit raised."
     else:
@@ -100,7 +100,7 @@ def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standi
 
 
 def budget_spent(quota: Quota, spent_tokens: int) -> BudgetSpent:
-    """The error when this month's tokens are spent or reserved."""
+    """Returns the error for a tenant whose tokens of this month are all spent or reserved."""
     return BudgetSpent(
         f"The limit monthly_tokens = {quota.monthly_tokens} leaves too little for this request: "
         f"{spent_tokens} tokens are spent or in flight. Ask for fewer tokens or have the limit raised.",
@@ -109,7 +109,7 @@ def budget_spent(quota: Quota, spent_tokens: int) -> BudgetSpent:
 
 
 def go_duration(seconds: float) -> str:
-    """Seconds as Go writes durations, rounded up to milliseconds: `120ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
+    """Formats seconds as Go does, rounded up to milliseconds: `120ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
     milliseconds = math.ceil(round(seconds * 1000, 6))
     if milliseconds <= 0:
         return "0s"
@@ -131,7 +131,7 @@ class TokenLedger(Protocol):
     """Knows what a tenant has spent."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Prompt and completion tokens of the requests recorded at `start` or later."""
+        """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
         ...
 
 
@@ -164,6 +164,6 @@ class MonthlyBudget:
 
 
 def month_start(now: float) -> float:
-    """When the calendar month of `now` began, in UTC."""
+    """Returns the time when the calendar month of `now` began in UTC, in seconds since the Unix epoch."""
     moment = datetime.fromtimestamp(now, UTC)
     return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()

@@ -1,10 +1,11 @@
-"""The quota keeper: reserve before the work, settle or refund after it.
+"""Defines the quota keeper: a request's use is reserved before the work, and settled or refunded after it.
 
     reserve ──► settle(actual)   the request was served; what it did not use is given back
             └─► refund()         the request was not served; as if it had never been asked for
 
-Invariants, under any concurrency: no 60 seconds hold more requests or tokens than the limit (tokens as estimated,
-then as settled), no moment more running requests, no month more tokens. A refused reservation takes nothing.
+Invariants, also with many requests at once: no span of 60 seconds has more requests or tokens than the limit (tokens
+as estimated, then as settled), the limit of running requests is never passed, and no month has more tokens than its
+limit. A refused reservation takes nothing.
 """
 
 from typing import Protocol
@@ -18,18 +19,21 @@ __all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Rese
 
 
 class Reservation(Protocol):
-    """What one request takes from its tenant's limits, until it is settled or refunded. Only the first call counts."""
+    """The part of a tenant's limits that one request takes, until the reservation is settled or refunded.
+
+    After the first call of `settle` or `refund`, further calls of either have no effect.
+    """
 
     def rate_limit_headers(self) -> dict[str, str]:
-        """The `x-ratelimit-*` headers as of the reservation."""
+        """Returns the `x-ratelimit-*` headers, with the values at the time of the reservation."""
         ...
 
     async def settle(self, actual_tokens: int) -> None:
-        """End it with the number of tokens that were really used. Write the usage row before this call."""
+        """Ends the reservation with the number of tokens really used. Write the usage row before this call."""
         ...
 
     async def refund(self) -> None:
-        """End it as if it had never been made."""
+        """Ends the reservation as if it had never been made."""
         ...
 
 
@@ -37,9 +41,9 @@ class QuotaKeeper(Protocol):
     """Counts reservations, in this process or in Redis."""
 
     async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> Reservation:
-        """Take one request, its tokens and a running slot, all or nothing.
+        """Reserves one request, its tokens and one place among the running requests: all of them, or nothing.
 
-        Raises LimitExceeded with the exact seconds after which the same request fits, BudgetSpent when the
+        Raises LimitExceeded with the exact seconds after which an equal request fits. Raises BudgetSpent if the
         month's tokens do not suffice.
         """
         ...

@@ -1,7 +1,7 @@
-"""Limits that are kept in Redis. They are exact over any number of gateways.
+"""Keeps the use of limits in Redis. The counts are exact over any number of gateways.
 
 One Lua script (quotas.lua) checks and counts in one step, by Redis's own time, so that gateways' clocks do not matter.
-A gateway that dies leaves its slots behind. They end after `SLOT_LIFE_S`.
+A running request holds a slot (it counts as running). The slots of a gateway that dies end after `SLOT_LIFE_S`.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Script:
-    """Runs quotas.lua for any tenant. Times are whole microseconds."""
+    """Runs quotas.lua for any tenant. Times are in whole microseconds."""
 
     def __init__(self, redis: Redis, prefix: str, clock: Clock | None) -> None:
         source = files("graftwork").joinpath("platform", "quotas", "quotas.lua").read_text()
@@ -50,7 +50,7 @@ class _Script:
 
 @dataclass(frozen=True, slots=True)
 class RedisReservation:
-    """One request's hold on its tenant's window."""
+    """A reservation for one request. See Reservation."""
 
     entry_id: str
     tenant_id: TenantId
@@ -81,7 +81,7 @@ class RedisQuotaKeeper:
     def __init__(
         self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None
     ) -> None:
-        """`clock` tells the month. `window_clock` replaces Redis's own time in tests."""
+        """`clock` determines the present month. `window_clock` replaces Redis's own time in tests."""
         pool = BlockingConnectionPool.from_url(
             redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CONNECTION_WAIT_S, decode_responses=True
         )

@@ -1,4 +1,4 @@
-"""Answers kept under an `Idempotency-Key`, so that a request sent twice is done once.
+"""Stores answers under an `Idempotency-Key`, so that a request that is sent twice is done only once.
 
     begin ──► Attempt ──► complete(status, body)    the next request with the key and the body gets this answer
       │          └──────► abandon()                 it failed; the key is free again
@@ -48,7 +48,9 @@ class IdempotencyStore:
         self._clock = clock
 
     async def begin(self, owner: str, key: str, request_digest: str) -> Attempt | StoredReply:
-        """Claim the key, or learn what it answered. `request_digest` is hex SHA-256 over method, path and body.
+        """Reserves a free key for this request, or returns the stored answer.
+
+        `request_digest` is the SHA-256 over method, path and body, in hex.
 
         Raises Conflict when the key came with another request, or its first request is still running.
         """
@@ -82,7 +84,7 @@ class IdempotencyStore:
             await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
 
     async def abandon(self, attempt: Attempt) -> None:
-        """Free the key, because the work was not done."""
+        """Frees the key, because the work was not done."""
         async with self._database.write() as session:
             await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
 
@@ -96,7 +98,7 @@ class IdempotencyStore:
 
 
 def _reply(request_digest: str, held_digest: str, status: int | None, body: bytes | None) -> StoredReply:
-    """The stored answer. Raises Conflict if the request differs or still runs."""
+    """Returns the stored answer. Raises Conflict if the request differs or still runs."""
     if held_digest != request_digest:
         raise Conflict(
             "This Idempotency-Key was used for another request; use a new key for a new request.",

@@ -1,4 +1,4 @@
-"""API keys as text: how they look, how they are made, and how they are stored.
+"""Makes, reads and hashes API keys.
 
     gw_<public id>_<secret>     a tenant's key
     gwa_<public id>_<secret>    the admin key
@@ -21,7 +21,7 @@ _MAX_CHARACTERS = 200
 
 
 class KeyKind(StrEnum):
-    """The word a key begins with."""
+    """The kind of a key: the word that the key begins with."""
 
     TENANT = "gw"
     ADMIN = "gwa"
@@ -29,7 +29,7 @@ class KeyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyParts:
-    """A key taken apart."""
+    """The parts of a key: kind, public id and secret."""
 
     kind: KeyKind
     public_id: str
@@ -37,22 +37,22 @@ class KeyParts:
 
     @property
     def plaintext(self) -> str:
-        """The whole key; show it once, never store or log it."""
+        """Returns the whole key. Show it once; never store or log it."""
         return f"{self.kind}_{self.public_id}_{self.secret}"
 
 
 def make_key(kind: KeyKind) -> KeyParts:
-    """A new key."""
+    """Makes a new key."""
     return KeyParts(kind, _random_text(_PUBLIC_ID_CHARACTERS), _random_text(_SECRET_CHARACTERS))
 
 
 def with_new_secret(public_id: str) -> KeyParts:
-    """A new key for a tenant, under a public id that exists."""
+    """Makes a tenant's key with an existing public id and a new secret."""
     return KeyParts(KeyKind.TENANT, public_id, _random_text(_SECRET_CHARACTERS))
 
 
 def parse_key(token: str) -> KeyParts | None:
-    """The parts of a well-formed key; None for any other text."""
+    """Returns the parts of a well-formed key; None for any other text."""
     kind, _, rest = token.partition("_")
     public_id, _, secret = rest.partition("_")
     if len(token) > _MAX_CHARACTERS or not public_id or not secret or not token.isascii():
@@ -64,7 +64,7 @@ def parse_key(token: str) -> KeyParts | None:
 
 
 def hash_key(key: KeyParts, pepper: bytes) -> bytes:
-    """The hash that is stored for a key, 32 bytes.
+    """Returns the hash that is stored for a key, 32 bytes.
 
     It covers the public id, so a hash copied to another row does not match.
     """
@@ -72,13 +72,16 @@ def hash_key(key: KeyParts, pepper: bytes) -> bytes:
 
 
 def matches(key: KeyParts, stored: bytes | None, pepper: bytes) -> bool:
-    """Whether `key` has the stored hash. Takes the same time for an unknown key (`stored` is None) as for a wrong one."""
+    """Returns whether `key` has the stored hash.
+
+    Takes the same time for an unknown key (`stored` is None) as for a wrong one.
+    """
     expected = stored if stored is not None else bytes(hashlib.sha256().digest_size)
     return hmac.compare_digest(hash_key(key, pepper), expected) and stored is not None
 
 
 def redacted(public_id: str) -> str:
-    """A key in the form that may be shown later, without its secret."""
+    """Returns a key in the form that may be shown later, without its secret."""
     return f"{KeyKind.TENANT}_{public_id}_…"
 
 

@@ -19,19 +19,23 @@ class UsageMeter:
         self._database = database
 
     async def record(self, event: UsageEvent) -> bool:
-        """Add one request. Returns False, and changes nothing, if it was added before."""
+        """Adds one request. Returns False and changes nothing if it was added before."""
         async with self._database.write() as session:
             return await repository.add_usage(session, event)
 
     async def summarise(
         self, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup = UsageGroup.DAY
     ) -> list[UsageSummary]:
-        """Sums over [start, end), by group in order, the group None last. `tenant_id` of None sums over all tenants."""
+        """Returns the usage of each group in the time [start, end), in the order of the groups, with the group None
+        last.
+
+        If `tenant_id` is None, sums over all tenants.
+        """
         async with self._database.read() as session:
             summaries = await repository.sum_usage(session, tenant_id, start, end, group_by)
         return sorted(summaries, key=lambda summary: (summary.group is None, summary.group or ""))
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Prompt and completion tokens of the requests recorded at `start` or later."""
+        """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
         async with self._database.read() as session:
             return await repository.sum_tokens(session, tenant_id, start)

@@ -1,8 +1,7 @@
-"""Who is asking, as the rest of the platform sees it.
+"""Defines principals: who sends a request (a tenant or the administrator), and what the sender may do.
 
-Owns the permission to act for a tenant. A `TenantScope` is made here and nowhere else,
-so a statement that takes one runs only for a tenant that was authenticated.
-Never holds a secret.
+Owns the permission to act for a tenant, a `TenantScope`. It is made in this module only, so a statement that requires
+one runs only for an authenticated tenant, or for an administrator. Never holds a secret.
 """
 
 import hashlib
@@ -48,21 +47,22 @@ class Principal:
     scopes: frozenset[str]
 
     def scope(self) -> TenantScope:
-        """Permission to act for this tenant."""
+        """Returns the permission to act for this tenant."""
         return TenantScope(self.tenant_id)
 
     def require(self, scope: Scope) -> None:
-        """Raises NotPermitted unless the key carries `scope`."""
+        """Checks that the key has this scope. Raises NotPermitted if it does not."""
         if scope not in self.scopes:
             raise NotPermitted(f"This key lacks the scope {str(scope)!r}; use a key that has it.", code="missing_scope")
 
     def capped_tier(self, asked: str) -> str:
-        """The tier that a request for `asked` gets: `asked`, or the tenant's ceiling if that is lower."""
+        """Returns the service tier of a request: the tier `asked`, or the tenant's highest tier if that is lower."""
         return min(asked, self.tier_ceiling, key=SERVICE_TIERS.index)
 
     def isolation(self, pepper: bytes) -> IsolationDomain:
-        """The domain whose cached prefixes this tenant's requests may share: its own, under a name that nobody can
-        compute.
+        """Returns the name of the tenant's own domain, whose cached prefixes its requests may share.
+
+        Nobody without the pepper can compute the name.
         """
         return isolation_of(self.tenant_id, pepper)
 
@@ -75,10 +75,10 @@ class AdminPrincipal:
 
 
 def isolation_of(tenant_id: TenantId, pepper: bytes) -> IsolationDomain:
-    """The domain of a tenant, by its id alone."""
+    """Returns the name of a tenant's domain, given its id."""
     return IsolationDomain(hmac.digest(pepper, b"graftwork isolation\0" + tenant_id.encode(), hashlib.sha256))
 
 
 def scope_of_tenant(_admin: AdminPrincipal, tenant_id: TenantId) -> TenantScope:
-    """An administrator's permission to act for any tenant."""
+    """Returns the permission of an administrator to act for this tenant."""
     return TenantScope(tenant_id)

@@ -1,4 +1,4 @@
-"""The platform's SQL: every statement over tenants, keys, quotas, usage, the audit log and idempotency keys.
+"""Holds the platform's SQL: every statement over tenants, keys, quotas, usage, the audit log and idempotency keys.
 
 Owns the mapping between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
@@ -54,14 +54,14 @@ async def add_tenant(session: WriteSession, tenant: Tenant) -> None:
 
 
 async def find_tenant(session: ReadSession, tenant_id: TenantId) -> Tenant | None:
-    """The tenant, unless it was deleted."""
+    """Returns the tenant; None if it does not exist or was deleted."""
     statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status != TenantStatus.DELETED)
     row = await session.scalar(statement)
     return _tenant(row) if row else None
 
 
 async def hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant | None:
-    """The tenant, unless it was deleted. The row is locked until this transaction ends."""
+    """Returns the tenant; None if it does not exist or was deleted. The row is locked until this transaction ends."""
     statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status != TenantStatus.DELETED)
     row = await session.scalar(statement.with_for_update())
     return _tenant(row) if row else None
@@ -109,7 +109,7 @@ async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> 
 
 
 async def find_key_holder(session: ReadSession, public_id: str) -> tuple[ApiKey, Tenant] | None:
-    """A key and its tenant. The only statement without a tenant scope, because it finds the tenant."""
+    """Returns a key and its tenant. No tenant scope is needed, because this statement finds out the tenant."""
     statement = (
         select(ApiKeyRow, TenantRow)
         .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
@@ -212,19 +212,21 @@ async def claim_idempotency_key(session: WriteSession, values: Mapping[str, Any]
 async def drop_lapsed_idempotency_key(
     session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
 ) -> None:
-    """Free a key if its answer is too old, or if its attempt is too old and has no answer. Each age has its own limit."""
+    """Free a key if its answer is from before `answered_before`, or if it has no answer and its attempt began before
+    `begun_before`.
+    """
     mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
 
 
 async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
-    """Free all such keys, of all owners. Returns how many."""
+    """Free all keys of all owners whose answer or attempt is too old, as above. Returns how many were freed."""
     lapsed = delete(IdempotencyRow).where(_has_lapsed(answered_before, begun_before))
     return cast(CursorResult[Any], await session.execute(lapsed)).rowcount
 
 
 async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> IdempotencyRow:
-    """The row of a key that an attempt holds."""
+    """Returns the row of an idempotency key that is not free. The caller has found just before that the row exists."""
     statement = select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     return (await session.execute(statement)).scalar_one()
 
@@ -256,7 +258,7 @@ def _attempt(owner: str, key: str, claim: str) -> tuple[ColumnElement[bool], ...
 
 
 async def _page(session: ReadSession, statement: Select[Row], row: type[Row], page: PageRequest) -> Sequence[Row]:
-    """The rows of one page, plus one more if further rows follow."""
+    """Returns the rows of one page, plus one more if further rows follow."""
     if page.order is Order.ASCENDING:
         statement = statement.order_by(row.id)
         behind = row.id > page.after if page.after else None

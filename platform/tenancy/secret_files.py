@@ -1,4 +1,4 @@
-"""Secrets that are made at first start and kept in the data folder, readable by their owner alone."""
+"""Makes secrets at first start, and keeps them in files in the data folder that only their owner can read."""
 
 import os
 import secrets
@@ -12,20 +12,23 @@ from graftwork.platform.tenancy.keys import KeyKind, make_key
 
 
 def load_pepper(settings: Settings) -> bytes:
-    """The server pepper: from the settings, else from `<data_dir>/pepper`, made there at first start."""
+    """Returns the secret that key hashes depend on (the pepper), from the settings, else from `<data_dir>/pepper`.
+
+    Makes the file at first start.
+    """
     text = settings.pepper or read_or_make(settings.data_dir / "pepper", lambda: secrets.token_hex(32))
     return text.encode()
 
 
 def load_admin_key(settings: Settings) -> str:
-    """The admin key: from the settings, else from `<data_dir>/admin.key`, made there at first start."""
+    """Returns the admin key, from the settings, else from `<data_dir>/admin.key`. Makes the file at first start."""
     return settings.admin_key or read_or_make(
         settings.data_dir / "admin.key", lambda: make_key(KeyKind.ADMIN).plaintext
     )
 
 
 def read_or_make(path: Path, make: Callable[[], str]) -> str:
-    """Read the secret in `path`. If the file does not exist, `make` makes a secret and it is written there first.
+    """Returns the secret in `path`. If the file does not exist, first writes there a new secret made by `make`.
 
     The file appears whole or not at all, with mode 0600. If several processes start at once, one of them writes it.
     """

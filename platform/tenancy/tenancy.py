@@ -1,11 +1,8 @@
-"""Tenants, their keys and their quotas.
+"""Manages tenants, their keys and their quotas, and authenticates the holder of a key.
 
-Owns every change to them, each with its entry in the audit log in the same transaction.
-Shows a plaintext key only in the answer that made it, and never logs one.
-
-Authentication: tenants' keys open the tenant routes, the admin key opens the admin routes.
-
-Owns the difference between a wrong key (401) and the wrong kind of key (403).
+Owns every change to tenants, keys and quotas; each change writes its entry in the audit log in the same transaction.
+A tenant's key opens the tenant routes, and the admin key opens the admin routes. A wrong key is refused with 401, and
+a key of the wrong kind with 403. A plaintext key is shown only in the answer that made it, and is never logged.
 """
 
 import hashlib
@@ -45,7 +42,7 @@ class Tenancy:
     async def create_tenant(
         self, name: str, *, weight: float = 1.0, service_tier_ceiling: str = "default", actor: str = "admin"
     ) -> Tenant:
-        """A new tenant, without keys. Raises ValidationFailed."""
+        """Creates a tenant without keys, and returns it. Raises ValidationFailed if a value is not allowed."""
         _check_tenant(name, weight, service_tier_ceiling)
         now = self._clock.now()
         tenant = Tenant(
@@ -62,7 +59,7 @@ class Tenancy:
             return await repository.list_tenants(session, page)
 
     async def get_tenant(self, tenant_id: TenantId) -> Tenant:
-        """Raises NotFound."""
+        """Returns the tenant. Raises NotFound if it does not exist."""
         async with self._database.read() as session:
             return await _tenant(session, tenant_id)
 
@@ -75,17 +72,17 @@ class Tenancy:
         service_tier_ceiling: str | None = None,
         actor: str = "admin",
     ) -> Tenant:
-        """Change what is given. Raises NotFound, ValidationFailed."""
+        """Changes the fields that are given, and returns the tenant. Raises NotFound or ValidationFailed."""
         given = {"name": name, "weight": weight, "service_tier_ceiling": service_tier_ceiling}
         changes = {field: value for field, value in given.items() if value is not None}
         return await self._change_tenant(tenant_id, changes, "tenant.updated", actor)
 
     async def suspend_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
-        """Refuse the tenant's keys with 403 until it is resumed. Raises NotFound."""
+        """Suspends a tenant: its keys are refused with 403 until it is resumed. Raises NotFound."""
         return await self._change_tenant(tenant_id, {"status": TenantStatus.SUSPENDED}, "tenant.suspended", actor)
 
     async def resume_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
-        """Undo a suspension. Raises NotFound."""
+        """Ends the suspension of a tenant. Raises NotFound."""
         return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
 
     async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
@@ -109,7 +106,7 @@ class Tenancy:
     ) -> tuple[ApiKey, str]:
         """Make a key. Returns it with its plaintext, which is never shown again. With `scopes` None it has all scopes.
 
-        Raises NotFound, ValidationFailed.
+        Raises NotFound or ValidationFailed.
         """
         _check_name(name)
         parts = make_key(KeyKind.TENANT)
@@ -133,13 +130,16 @@ class Tenancy:
         return key, parts.plaintext
 
     async def list_keys(self, tenant_id: TenantId, page: PageRequest = FIRST_PAGE) -> Page[ApiKey]:
-        """The tenant's keys, revoked ones too. Raises NotFound."""
+        """Returns the tenant's keys, also revoked ones. Raises NotFound for an unknown tenant."""
         async with self._database.read() as session:
             await _tenant(session, tenant_id)
             return await repository.list_keys(session, tenant_id, page)
 
     async def rotate_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> tuple[ApiKey, str]:
-        """Give a key a new secret and return its plaintext. The old secret ends at once. Raises NotFound, Conflict."""
+        """Gives a key a new secret and returns its plaintext.
+
+        The old secret is refused at once. Raises NotFound or Conflict.
+        """
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
             if key.revoked_at is not None:
@@ -151,7 +151,7 @@ class Tenancy:
         return rotated, parts.plaintext
 
     async def revoke_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> ApiKey:
-        """End a key for good. A second call changes nothing. Raises NotFound."""
+        """Revokes a key for ever. A second call changes nothing. Raises NotFound for an unknown key."""
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
             if key.revoked_at is not None:
@@ -183,12 +183,12 @@ class Tenancy:
     # Quotas and the audit log
 
     async def get_quota(self, tenant_id: TenantId) -> Quota:
-        """The tenant's limits; no limits if none were set."""
+        """Returns the tenant's limits. Before limits are set, a tenant has none."""
         async with self._database.read() as session:
             return await repository.find_quota(session, tenant_id) or Quota()
 
     async def set_quota(self, tenant_id: TenantId, quota: Quota, *, actor: str = "admin") -> Quota:
-        """Replace the tenant's limits, all of them. Raises NotFound."""
+        """Replaces all limits of the tenant. Raises NotFound if the tenant does not exist."""
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.put_quota(session, tenant_id, quota)
@@ -196,7 +196,7 @@ class Tenancy:
         return quota
 
     async def audit(self, page: PageRequest = FIRST_PAGE) -> Page[AuditEntry]:
-        """The audit log, newest first by default."""
+        """Returns a page of the audit log, newest first by default."""
         async with self._database.read() as session:
             return await repository.list_audit_entries(session, page)
 
@@ -316,5 +316,5 @@ class Authenticator:
 
 
 def _digest(text: str) -> bytes:
-    """A digest, so that the compared values always have the same length."""
+    """Returns a digest of a key. Digests are compared instead of keys, because they always have the same length."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

@@ -1,7 +1,4 @@
-"""The types of the room: a tenant, one of its keys, an entry of the audit log.
-
-The usage of one request, and sums over many.
-"""
+"""Defines the data types of tenancy: a tenant, its keys, entries of the audit log, and the usage of requests."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -46,12 +43,12 @@ class ApiKey:
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None
-    """Correct to a minute."""
+    """The time of the key's last use, correct to a minute."""
     key_hash: bytes = field(repr=False)
 
     @property
     def redacted(self) -> str:
-        """The form in which the key may be shown: `gw_<public id>_…`."""
+        """Returns the form in which the key may be shown: `gw_<public id>_…`."""
         return redacted(self.public_id)
 
     def is_expired(self, now: float) -> bool:
@@ -94,7 +91,7 @@ class UsageEvent:
     tenant_id: TenantId
     key_id: KeyId
     model: str
-    """As the caller named it."""
+    """The `model` of the request, as the caller named it."""
     adapter: str | None
     """`name@version`; None for the base model."""
     session_id: SessionId | None
