@@ -90,7 +90,9 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 
 def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
-    """Yields the scope and the tokens of each whole page of `token_ids`, first page first. The two form an edge."""
+    """Yields one edge of the prefix tree for each full page of `token_ids`, in order: the cache scope and the page's
+    tokens.
+    """
     for index in range(len(token_ids) // page_tokens):
         yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])
 

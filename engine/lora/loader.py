@@ -44,7 +44,10 @@ class AdapterLoader:
         self.loading: set[str] = set()
 
     def start(self, digest: str) -> None:
-        """Begin to load an adapter. Does nothing if this load, or the most that may run at once, is under way."""
+        """Begin to load an adapter.
+
+        Does nothing if this adapter is already loading, or if the maximum number of loads already runs.
+        """
         if digest not in self.loading and len(self.loading) < _LOADS_AT_ONCE:
             self.loading.add(digest)
             self._threads.submit(self._load, digest)

@@ -56,7 +56,7 @@ class DomainUsage:
         self._reserves[domain] = num_bytes
 
     def is_over_limit(self, domain: FileDomain, num_bytes: int) -> bool:
-        """Returns whether `num_bytes` exceed a domain's limit."""
+        """Returns whether `num_bytes` is more than one domain (one tenant's caches) may keep on disk."""
         return domain in self._limits and num_bytes > self._limits[domain]
 
     def reserve_of(self, domain: FileDomain) -> int:

@@ -65,7 +65,10 @@ def shrink_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Write v = x @ A.T for one row, part, slice and block of ranks, into the plane of its span."""
+    """Compute v = x @ A.T for one row and one block of LoRA ranks, of one adapter and one projection.
+
+    Each program sums over one span of the input features, and writes its sum to the plane of that span.
+    """
     blocks_a_row = NUM_PARTS * NUM_SLICES * rank_blocks
     position = tl.program_id(0) // blocks_a_row
     block = tl.program_id(0) % blocks_a_row
