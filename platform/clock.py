@@ -58,9 +58,9 @@ class ManualClock:
 
 
 class Wakeup:
-    """Wakes the one task that waits; a call of `wake` that nobody waits for is forgotten.
+    """Wakes one waiting task. If no task waits, a call of `wake` has no effect.
 
-    asyncio.Event does more and costs several times as much, and the gateway waits twice for every token of every stream.
+    An asyncio.Event costs several times as much, and the gateway waits for every token of every stream.
     """
 
     def __init__(self) -> None:
@@ -68,10 +68,11 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
-        """To be awaited at once: done with the next `wake`. Look first for what you wait for."""
+        """Return a future that the next `wake` completes. Await it at once."""
         self._waiter = self._loop.create_future()
         return self._waiter
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
