@@ -57,7 +57,7 @@ class ManualClock:
 class Wakeup:
     """Wakes the only task that waits. If no task waits, a call of `wake` has no effect, now or later.
 
-    asyncio.Event does more and costs several times as much, and the gateway waits twice for every token of every stream.
+    An asyncio.Event costs several times as much, and the gateway waits for every token of every stream.
     """
 
     def __init__(self) -> None:
@@ -73,5 +73,6 @@ class Wakeup:
         return self._waiter
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from graftwork.api.anthropic.errors import anthropic_error
 from graftwork.api.http.streaming import PING_AFTER_S, Write, heartbeats, named_event
-from graftwork.api.inference.job import InferenceJob
+from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.api.inference.request import ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
@@ -82,12 +82,14 @@ async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, 
     """Wait for the whole answer, and return it as a message. Raises the job's error."""
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
-    while events := await job.next_events():
-        for item in events:
-            for _ in blocks.take(item.event):
-                pass
-            if isinstance(item.event, GenerationFinished):
-                ending = _ending(item.event)
+
+    async def take(item: ChoiceEvent) -> None:
+        for _ in blocks.take(item.event):
+            pass
+        if isinstance(item.event, GenerationFinished):
+            ending.update(_ending(item.event))
+
+    await job.deliver(take)
     return _message(head, job.usage) | {"content": blocks.content} | ending
 
 
@@ -97,10 +99,13 @@ async def write_anthropic_events(
     """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
     blocks = ContentBlocks()
     async with heartbeats(write, _PING, ping_after_s) as write_event:
+
+        async def take(item: ChoiceEvent) -> None:
+            for event in _stream_events(head, job, blocks, item.event):
+                await write_event(named_event(event["type"], event))
+
         try:
-            while items := await job.next_events():
-                events = [event for item in items for event in _stream_events(head, job, blocks, item.event)]
-                await write_event(b"".join(named_event(event["type"], event) for event in events))
+            await job.deliver(take)
         except GraftworkError as error:
             await write_event(named_event("error", anthropic_error(error)))
 

@@ -23,10 +23,13 @@ async def write_chunks(
     If the client leaves, the server cancels this function.
     """
     chunks = _Chunks({**shell, "usage": None} if include_usage else shell, choice_of)
+
+    async def take(item: ChoiceEvent) -> None:
+        if chunk := chunks.of(item):
+            await write(chunk)
+
     try:
-        while events := await job.next_events():
-            if found := b"".join(chunks.of(event) for event in events):
-                await write(found)
+        await job.deliver(take)
     except GraftworkError as error:
         await write(error_event(error))
         return

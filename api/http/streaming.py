@@ -1,74 +1,22 @@
-"""Streams server-sent events to clients, and defines `Channel`, a bounded queue from several tasks to one reader.
+"""Streams server-sent events to clients.
 
 It encodes the events, sends pings while there are no events, and stops a handler's work when its client disconnects.
 A source is a function that writes the events of one stream in order. It returns when the stream ends. This module does
 not know the meaning of the events.
-
-If a channel's reader is slow, the tasks that put items wait. So a client that does not read keeps at most `limit` items
-in memory.
-Invariant: a channel's reader gets every item that was put before the end. Then the channel ends, or raises its error.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from graftwork.api.http.middleware import SEND_BODY
-from graftwork.platform.clock import Wakeup
 from graftwork.platform.errors import GraftworkError
-
-Item = TypeVar("Item")
-
-
-class Channel(Generic[Item]):
-    """A bounded queue for one reader. All users run on one event loop."""
-
-    def __init__(self, limit: int = 64) -> None:
-        self._limit = limit
-        self._items: list[Item] = []
-        self._news = Wakeup()
-        self._room = asyncio.Event()
-        self._finished = False
-        self._error: BaseException | None = None
-
-    async def put(self, item: Item) -> None:
-        while len(self._items) >= self._limit:
-            self._room.clear()
-            await self._room.wait()
-        self._items.append(item)
-        self._news.wake()
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """End the channel, with an error if one is given. Later calls have no effect."""
-        if not self._finished:
-            self._finished, self._error = True, error
-            self._news.wake()
-
-    async def wait_for_first(self) -> None:
-        """Wait until the reader can read an item. Raises the channel's error if it ended without any item to read."""
-        while not self._items and not self._finished:
-            await self._news.wait()
-        if not self._items and self._error is not None:
-            raise self._error
-
-    async def get(self) -> list[Item]:
-        """Wait for items and return all that have come. An empty list is the end. Raises the channel's error."""
-        while not self._items:
-            if self._error is not None:
-                raise self._error
-            if self._finished:
-                return []
-            await self._news.wait()
-        items, self._items = self._items, []
-        self._room.set()
-        return items
-
 
 Result = TypeVar("Result")
 

@@ -1,20 +1,20 @@
 """Defines `InferenceJob`, a task of the server that generates the answers to one inference request.
 
-Owns the request's generations and its account. The route reads the job's events. When the client leaves, the route
-calls `abandon`, which cancels the engine's work at once.
+Owns the request's generations and its account. The route gives the job a function that takes the events. Each generation
+calls this function in its own task, so an event wakes no other task. If the client reads slowly, the generation waits.
+When the client leaves, the route calls `abandon`, which cancels the engine's work at once.
 Invariant: at the end of every job, with or without an error, the job writes its usage row and settles its quota
 reservation.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
 from graftwork.api.deps.background import ServerTasks
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.http.errors import internal_failure
-from graftwork.api.http.streaming import Channel
 from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.errors import GraftworkError, Unavailable
@@ -53,6 +53,10 @@ class ChoiceEvent(NamedTuple):
     event: GenerationEvent
 
 
+Take = Callable[[ChoiceEvent], Awaitable[None]]
+"""A function that takes the events of a job. Each answer's events come in order; those of two answers can overlap."""
+
+
 class InferenceJob:
     """Generates all answers to one request. Each answer is one generation of the engine."""
 
@@ -68,7 +72,11 @@ class InferenceJob:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._account = account
-        self._channel: Channel[ChoiceEvent] = Channel()
+        self._has_news = asyncio.Event()
+        """Set by the first event, or when the job ends."""
+        self._has_ended = asyncio.Event()
+        self._failure: GraftworkError | None = None
+        self._reader: asyncio.Future[Take] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.headers = headers
@@ -90,20 +98,26 @@ class InferenceJob:
 
     async def admitted(self) -> None:
         """Wait until the engine starts the first answer. Raises the engine's error if it refuses the request."""
-        await self._channel.wait_for_first()
+        await self._has_news.wait()
+        if self._failure is not None:
+            raise self._failure
 
-    async def next_events(self) -> list[ChoiceEvent]:
-        """Wait for the next events.
-
-        Events of several answers can alternate. An empty list is the end. Raises the job's error.
-        """
-        return await self._channel.get()
+    async def deliver(self, take: Take) -> None:
+        """Call `take` with every event until the job ends. Until this call, events wait. Raises the job's error."""
+        self._reader.set_result(take)
+        await self._has_ended.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def answers(self) -> list[GenerationFinished]:
         """Wait for all answers, and return the last event of each, in order of index. Raises the job's error."""
         finished: dict[int, GenerationFinished] = {}
-        while events := await self.next_events():
-            finished |= {one.choice: one.event for one in events if isinstance(one.event, GenerationFinished)}
+
+        async def take(item: ChoiceEvent) -> None:
+            if isinstance(item.event, GenerationFinished):
+                finished[item.choice] = item.event
+
+        await self.deliver(take)
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
@@ -126,7 +140,7 @@ class InferenceJob:
         finally:
             was_admitted = any(generation.cache is not None for generation in self._generations)
             await self._account.close(self.usage if was_admitted else None, outcome)
-        self._channel.finish(failure)
+        self._end(failure)
 
     async def _generate_all(self) -> None:
         """Generate all answers. If one fails, cancel the others and raise its error."""
@@ -149,12 +163,21 @@ class InferenceJob:
         if generation is not first:
             await first.prompt_computed.wait()
         async with aclosing(generation.events()) as events:
+            take: Take | None = None
             async for event in events:
-                await self._channel.put(ChoiceEvent(choice, event))
+                if take is None:
+                    self._has_news.set()
+                    take = await self._reader
+                await take(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """End the channel if the job was cancelled or crashed. Do nothing if the job has already ended the channel."""
+        """End a job that was cancelled or crashed."""
         if task.cancelled():
-            self._channel.finish(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
+            self._end(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # ServerTasks has logged the error
-            self._channel.finish(internal_failure(self._request_id))
+            self._end(internal_failure(self._request_id))
+
+    def _end(self, failure: GraftworkError | None) -> None:
+        self._failure = failure
+        self._has_ended.set()
+        self._has_news.set()

@@ -4,6 +4,7 @@ bind the port ─► wait for the engine ─► open the resources ─► serve 
 """
 
 import asyncio
+import gc
 import json
 import logging
 import socket
@@ -82,6 +83,8 @@ async def serve_gateway(settings: Settings, listening: socket.socket, console: C
 
         server = HttpServer(create_app(settings, resources=resources), on_ready)
         signals.direct_to(server)
+        gc.collect()
+        gc.freeze()  # what start-up made lives to the end, so no collection while serving needs to visit it
         await server.serve(sockets=[listening])
 
 

@@ -129,7 +129,8 @@ class _Conversation:
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
-        self._inboxes: dict[RequestId, _Inbox] = {}
+        self._inboxes: dict[str, _Inbox] = {}
+        """By request id."""
         self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
         self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())
@@ -165,7 +166,7 @@ class _Conversation:
         try:
             async for step in self._call:
                 for output in step.outputs:
-                    inbox = self._inboxes.get(RequestId(output.request_id))
+                    inbox = self._inboxes.get(output.request_id)
                     if inbox is not None:
                         inbox.put(codec.event_from_wire(output))
         except grpc.aio.AioRpcError as error:

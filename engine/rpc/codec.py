@@ -102,10 +102,10 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
 
 def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
     match output.WhichOneof("event"):
-        case "admitted":
-            return PromptAdmitted(_cache_from_wire(output.admitted))
         case "tokens":
             return _tokens_from_wire(output.tokens)
+        case "admitted":
+            return PromptAdmitted(_cache_from_wire(output.admitted))
         case "finished":
             return _finished_from_wire(output.finished)
         case "failed":

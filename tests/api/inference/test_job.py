@@ -1,10 +1,97 @@
-"""Tests of the end of a job: it is settled once."""
+"""Tests of a job: its events reach its reader in order, and it is settled once."""
+
+import asyncio
+
+import pytest
 
 from graftwork.api.deps.background import ServerTasks
+from graftwork.api.inference.job import ChoiceEvent
+from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
+from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
 from tests.api.fakes import FakeEngine
 from tests.api.jobs import TENANT, SlowReservation, a_job
+
+
+class Reader:
+    """Keeps the events of a job; takes none while `may_take` is not set."""
+
+    def __init__(self) -> None:
+        self.events: list[ChoiceEvent] = []
+        self.has_come = asyncio.Event()
+        self.may_take = asyncio.Event()
+        self.may_take.set()
+
+    async def take(self, item: ChoiceEvent) -> None:
+        self.has_come.set()
+        await self.may_take.wait()
+        self.events.append(item)
+
+    @property
+    def text(self) -> str:
+        return "".join(item.event.text for item in self.events if isinstance(item.event, TextDelta))
+
+
+async def test_events_wait_for_their_reader(sqlite_database: Database) -> None:
+    """A reader that comes late gets every event, from the first one to the last."""
+    engine, tasks, reader = FakeEngine(text="one two"), ServerTasks(), Reader()
+    job = a_job(engine, sqlite_database)
+    job.start(tasks)
+
+    await job.admitted()
+    await job.deliver(reader.take)
+    await tasks.close()
+
+    assert isinstance(reader.events[0].event, PromptAdmitted)
+    assert isinstance(reader.events[-1].event, GenerationFinished)
+    assert reader.text == "one two"
+
+
+async def test_a_slow_reader_makes_the_generation_wait(sqlite_database: Database) -> None:
+    """While the reader takes one event, no other one is handed to it."""
+    engine, tasks, reader = FakeEngine(text="one two"), ServerTasks(), Reader()
+    reader.may_take.clear()
+    job = a_job(engine, sqlite_database)
+    job.start(tasks)
+    reading = asyncio.create_task(job.deliver(reader.take))
+    await reader.has_come.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    seen = len(reader.events)
+
+    reader.may_take.set()
+    await reading
+    await tasks.close()
+
+    assert (seen, reader.text) == (0, "one two")
+
+
+async def test_a_refusal_is_raised_before_anything_is_delivered(sqlite_database: Database) -> None:
+    """`admitted` raises the engine's refusal, so that the route can still answer with its status."""
+    engine, tasks = FakeEngine(refusal=CapacityContended("The queue is full.")), ServerTasks()
+    job = a_job(engine, sqlite_database)
+    job.start(tasks)
+
+    with pytest.raises(CapacityContended):
+        await job.admitted()
+    await tasks.close()
+
+
+async def test_a_failure_comes_behind_the_events_before_it(sqlite_database: Database) -> None:
+    """`deliver` raises the engine's error after the reader has taken what came before it."""
+    engine = FakeEngine(text="one two", breaks_after=2, breakage=Unavailable("The engine is gone."))
+    tasks, reader = ServerTasks(), Reader()
+    job = a_job(engine, sqlite_database)
+    job.start(tasks)
+    await job.admitted()
+
+    with pytest.raises(Unavailable):
+        await job.deliver(reader.take)
+    await tasks.close()
+
+    assert len(reader.events) == 1 + 2
 
 
 async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> None:
@@ -12,6 +99,7 @@ async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> 
     engine, tasks, reservation = FakeEngine(holds_after=2), ServerTasks(), SlowReservation()
     job = a_job(engine, sqlite_database, reservation)
     job.start(tasks)
+    reading = asyncio.create_task(job.deliver(Reader().take))
     await engine.held.wait()
 
     job.abandon()
@@ -22,3 +110,5 @@ async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> 
 
     assert reservation.settled == [3 + 2]
     assert await UsageMeter(sqlite_database).tokens_since(TENANT, 0.0) == 3 + 2
+    with pytest.raises(Unavailable):
+        await reading
