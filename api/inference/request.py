@@ -41,7 +41,7 @@ class InferenceRequest:
     prediction_token_ids: tuple[int, ...] = ()
     """The tokens of the answer that the client expects. They change the speed, but never the output."""
     expected_tokens: int = 0
-    """The expected number of tokens in one answer. The job reserves them from the quota."""
+    """The expected number of tokens in one answer to each prompt. The job reserves them for every choice."""
 
     @property
     def unenforced(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class InferenceRequest:
         The job later replaces the estimate with the real usage.
         """
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)
-        return prompt_tokens + len(self.prompts) * self.choices_per_prompt * self.expected_tokens
+        return prompt_tokens + self.choices_per_prompt * self.expected_tokens
 
     def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
         """Make one generation request for each answer, in the order of the answers."""

@@ -55,18 +55,19 @@ async def _inference_request(
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     output, prompts = await asyncio.to_thread(_read, body, resources)
-    longest = max(len(prompt) for prompt in prompts)
-    budget = token_budget(longest, body.token_limit, resources.description.context_tokens, "prompt")
+    context_tokens = resources.description.context_tokens
+    budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt") for prompt in prompts]
+    most_tokens = max(budget.max_tokens for budget in budgets)  # the engine ends each answer at the context's end
     return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,
         prompts=prompts,
-        samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
+        samplings=tuple(body.sampling_params(most_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         output=output,
-        expected_tokens=budget.expected_tokens,
+        expected_tokens=sum(budget.expected_tokens for budget in budgets),
     )
 
 

@@ -182,18 +182,17 @@ class TokenBudget:
 
 
 def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
-    """Returns the budget of an answer: the requested tokens, or all tokens of the context that the prompt does not use.
+    """Returns the budget of an answer: the requested tokens, but at most the tokens that the prompt leaves free.
 
-    Raises ContextLengthExceeded with both numbers if they do not fit. `param` is the field of the prompt.
+    Raises ContextLengthExceeded if the prompt leaves no token for the answer. `param` is the field of the prompt.
     """
-    if prompt_tokens + (asked or 1) <= context_tokens:
-        left = context_tokens - prompt_tokens
-        return TokenBudget(left, min(left, ASSUMED_TOKENS)) if asked is None else TokenBudget(asked, asked)
-    wanted = f"the prompt has {prompt_tokens} tokens"
-    if asked is not None:
-        wanted += f" and {asked} more were asked for, {prompt_tokens + asked} together"
-    message = f"This model's context is {context_tokens} tokens, but {wanted}. Shorten the prompt or the answer."
-    raise ContextLengthExceeded(message, param=param)
+    left = context_tokens - prompt_tokens
+    if left < 1:
+        raise ContextLengthExceeded.of_prompt(prompt_tokens, context_tokens, param, max_tokens=asked)
+    if asked is None:
+        return TokenBudget(left, min(left, ASSUMED_TOKENS))
+    fitting = min(asked, left)
+    return TokenBudget(fitting, fitting)
 
 
 def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:

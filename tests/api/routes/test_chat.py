@@ -299,14 +299,34 @@ async def test_unknown_model(tenant: TestTenant) -> None:
 
 
 async def test_context_limit(tenant: TestTenant) -> None:
-    """A prompt, or a prompt with its answer, that does not fit is a 400 with both numbers."""
-    too_long = await tenant.client.post("/v1/chat/completions", json=chat("x " * CONTEXT_TOKENS))
-    too_much = await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=CONTEXT_TOKENS))
+    """A prompt that does not fit is a 400 in OpenAI's words, with both numbers."""
+    answer = await tenant.client.post("/v1/chat/completions", json=chat("x " * CONTEXT_TOKENS))
 
-    for answer in (too_long, too_much):
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert str(CONTEXT_TOKENS) in error["message"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    start = f"This model's maximum context length is {CONTEXT_TOKENS} tokens. However, your messages resulted in "
+    assert error["message"].startswith(start)
+    assert error["message"].endswith(" tokens. Please reduce the length of the messages.")
+    assert error["prompt_tokens"] > CONTEXT_TOKENS
+
+
+async def test_a_token_limit_beyond_the_context(gateway: Gateway, tenant: TestTenant) -> None:
+    """`max_tokens` is cut to what the prompt leaves free, in the engine's request and in the quota alike."""
+    for field in ("max_tokens", "max_completion_tokens"):
+        answer = await tenant.client.post("/v1/chat/completions", json=chat(**{field: 10 * CONTEXT_TOKENS}))
+
+        sent = gateway.engine.requests[-1]
+        assert answer.status_code == 200
+        assert sent.sampling.max_tokens == CONTEXT_TOKENS - len(sent.prompt_token_ids)
+
+
+async def test_the_quota_reserves_a_cut_token_limit(gateway: Gateway) -> None:
+    """A tenant with tokens for one whole context may ask for more than the context: only what fits is reserved."""
+    tenant = await gateway.tenant(quota=Quota(tokens_per_minute=CONTEXT_TOKENS))
+
+    answer = await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=10 * CONTEXT_TOKENS))
+
+    assert answer.status_code == 200
 
 
 async def test_engine_refusal_is_a_status(gateway: Gateway, tenant: TestTenant) -> None:
