@@ -242,3 +242,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a child process: that of this process, plus `defaults` for variables that it lacks."""
     return {**defaults, **os.environ}
+
+
+def time_zone() -> dict[str, str]:
+    """Returns the variable that sets this process's time zone, if there is one, for a child's environment."""
+    return {"TZ": os.environ["TZ"]} if "TZ" in os.environ else {}

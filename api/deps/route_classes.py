@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -138,7 +139,15 @@ class AuthenticatedRoute(APIRoute):
 
     def _bounded(self, request: Request) -> BoundedRequest:
         limit_bytes = UPLOAD_BODY_BYTES if self.takes_files else JSON_BODY_BYTES
-        return BoundedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
+        principal = request.state.principal
+        owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
+        return BoundedRequest(
+            request.scope,
+            request.receive,
+            limit_bytes=limit_bytes,
+            wants_json=not self.takes_files,
+            parse_long=partial(resources_of(request).server.json.parse, owner),
+        )
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
         """Return the principal that sent the request. Raises NotAuthenticated without a valid key.

@@ -3,8 +3,7 @@
 Reads a body up to a limit. The limit counts bytes as they arrive, so a false `content-length` or a chunked body cannot
 exceed the limit.
 
-Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
-pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
+Never parses a long body itself: the function that the route passes does, in another process.
 
 A header of the answer names the parts that are not enforced. Each entry is a field of the body and a JSON pointer into
 the field's schema. The header is at most 2000 characters long, so that every client and proxy accepts it:
@@ -12,15 +11,15 @@ the field's schema. The header is at most 2000 characters long, so that every cl
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
 """
 
-import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request
 from starlette.types import Receive, Scope
 
 from graftwork.platform.errors import InvalidRequest, NotAuthenticated, PayloadTooLarge
+from graftwork.platform.strict_json import parse_json
 
 UNENFORCED = "x-graftwork-unenforced"
 
@@ -49,61 +48,6 @@ def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str)
     return {UNENFORCED: ", ".join([*shown, f"+{left_out} more"] if left_out else shown)} if places else {}
 
 
-MAX_DEPTH = 64
-"""The highest number of nested lists and objects. Real JSON Schemas have fewer than 20 levels."""
-
-
-def parse_json(body: bytes) -> Any:
-    """Parse a body. Raises InvalidRequest with the reason."""
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise _too_deep() from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("The body is not UTF-8: send JSON encoded as UTF-8.", code="invalid_json") from error
-    except ValueError as error:  # json.JSONDecodeError, and integers of more than 4300 digits
-        raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
-    if _depth_exceeds(value, MAX_DEPTH):
-        raise _too_deep()
-    if b"\\u" in body:
-        _refuse_lone_surrogates(value)
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest(f"The body nests deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
-
-
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Return whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
-    level = [value]
-    for _ in range(limit):
-        level = [child for container in level for child in _children(container)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [child for child in value.values() if isinstance(child, (dict, list))]
-    if isinstance(value, list):
-        return [child for child in value if isinstance(child, (dict, list))]
-    return []
-
-
-def _refuse_lone_surrogates(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        message = "The body holds half of a surrogate pair: send whole characters."
-        raise InvalidRequest(message, code="invalid_json") from None
-
-
 JSON_BODY_BYTES = 8 * 1024 * 1024
 
 
@@ -111,13 +55,23 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 """The largest upload. An adapter of rank 64 on every module of an 8B model has about 170 MB in half precision."""
 
 
+LONG_JSON_BYTES = 64 * 1024
+"""A JSON body above this is parsed in another process, because parsing holds the interpreter's lock until it ends."""
+
+ParseLong = Callable[[bytes], Awaitable[Any]]
+"""Parses a long body off the event loop. Raises InvalidRequest with the reason."""
+
+
 class BoundedRequest(Request):
     """A request whose body has a limit in bytes. Routes for JSON and for uploads use it."""
 
-    def __init__(self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool, parse_long: ParseLong
+    ) -> None:
         super().__init__(scope, receive)
         self._limit_bytes = limit_bytes
         self._wants_json = wants_json
+        self._parse_long = parse_long
         self._parsed: list[Any] = []
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -141,7 +95,8 @@ class BoundedRequest(Request):
     async def json(self) -> Any:
         """Parse the body as JSON, only once. Raises InvalidRequest if the JSON is invalid or nests too deep."""
         if not self._parsed:
-            self._parsed.append(parse_json(await self.body()))
+            body = await self.body()
+            self._parsed.append(await self._parse_long(body) if len(body) > LONG_JSON_BYTES else parse_json(body))
         return self._parsed[0]
 
     def _refuse_declared_length(self) -> None:

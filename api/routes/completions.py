@@ -19,8 +19,9 @@ from graftwork.platform.answers.completions import TextCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import OutputConstraints, OutputPlan
+from graftwork.sessions.generation.constraints import OutputConstraints
 from graftwork.sessions.generation.sampling import token_budget
+from graftwork.sessions.text.prompts import TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -54,7 +55,9 @@ async def _inference_request(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    output, prompts = await asyncio.to_thread(_read, body, resources)
+    constraints = OutputConstraints(response_format=body.response_format_fields())
+    output = await asyncio.to_thread(resources.planner.plan, constraints)
+    prompts = tuple([await _encode_prompt(prompt, body, resources, principal) for prompt in body.prompt])
     context_tokens = resources.description.context_tokens
     budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt") for prompt in prompts]
     most_tokens = max(budget.max_tokens for budget in budgets)  # the engine ends each answer at the context's end
@@ -71,22 +74,13 @@ async def _inference_request(
     )
 
 
-def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
-    """Plan the output and encode the prompts. Both take CPU time, so this runs on a thread."""
-    return resources.planner.plan(OutputConstraints(response_format=body.response_format_fields())), _encode(
-        body, resources
-    )
-
-
-def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tuple[int, ...], ...]:
-    return tuple(_encode_prompt(prompt, body, resources) for prompt in body.prompt)
-
-
-def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+async def _encode_prompt(
+    prompt: Prompt, body: CompletionRequest, resources: InferenceResources, principal: Principal
+) -> tuple[int, ...]:
     """Encode one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
-        with_special = body.add_special_tokens is not False
-        token_ids = resources.tokenizer.encode(prompt, allow_special=True, add_special_tokens=with_special)
+        text = TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
+        token_ids = await resources.accounting.encode(principal.tenant_id, resources.encoding, text)
     else:
         token_ids = tuple(prompt)
         resources.check_token_ids(token_ids, "prompt")

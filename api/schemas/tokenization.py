@@ -28,4 +28,4 @@ class TokenizeRequest(OpenAiBody):
 
 class DetokenizeRequest(OpenAiBody):
     model: str
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 18)]

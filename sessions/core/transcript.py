@@ -9,36 +9,24 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graftwork.platform.ids import CheckpointId, SessionId, TurnId
 from graftwork.sessions.core.items import Item, prompt_messages
 from graftwork.sessions.text.messages import Message
+from graftwork.sessions.text.prompts import ContinuationPrompt, ConversationPrompt
 
 ToolDefinition = dict[str, Any]
 """A tool in chat.completions' form."""
 
 
 class TurnEncoder(Protocol):
-    """The methods of the prompt encoder that sessions use."""
+    """What sessions use of the prompt encoder, besides encoding."""
 
     template_digest: str
     tokenizer_digest: str
-
-    def encode_messages(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> tuple[int, ...]:
-        """Encodes a whole conversation, up to the start of the next answer."""
-        ...
-
-    def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encodes what `new` messages add after an answer.
-
-        `closed` says if the answer ends with an end-of-sequence token.
-        """
-        ...
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Returns whether these tokens of an answer end with an end-of-sequence token."""
@@ -108,16 +96,15 @@ class Transcript:
     must_encode_all: bool = False
     """Whether the opening has changed, so that the whole history must be encoded again."""
 
-    def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
-        """Returns the token ids that `new_items` and the start of the next answer add to this history."""
+    def next_prompt(self, opening: Opening, new_items: Sequence[Item]) -> ConversationPrompt | ContinuationPrompt:
+        """Returns what `new_items` and the start of the next answer add to this history, ready to encode."""
         if self.head is None or self.must_encode_all:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
-            return encoder.encode_messages(
-                (*instructions, *prompt_messages((*self.head_items, *new_items))), opening.tools or None
-            )
+            messages = (*instructions, *prompt_messages((*self.head_items, *new_items)))
+            return ConversationPrompt(messages, opening.tools or None, param="input")
         answer_items = self.head_items[-self.head.num_answer_items :]
         answer, *new_messages = prompt_messages((*answer_items, *new_items))
-        return encoder.encode_delta(answer, new_messages, closed=self.head.closed)
+        return ContinuationPrompt(answer, tuple(new_messages), closed=self.head.closed)
 
 
 EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())

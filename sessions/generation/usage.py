@@ -5,7 +5,8 @@ Never generates anything, and never computes a price.
 Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.views import usage_body
+from graftwork.sessions.text.encoding import PromptEncoding
+from graftwork.sessions.text.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,42 @@ class Accounting:
             self.telemetry.count_request(tenant_id, "refused")
             raise
         return RequestAccount(self, charge, reservation)
+
+    async def encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
+        """Encodes a prompt. A long prompt holds a place in the tenant's quota meanwhile.
+
+        A refused prompt counts as a request. After an encoded prompt, the place is given back, because `open` takes one
+        for the whole request. Raises LimitExceeded, and the errors of `PromptEncoding.encode`.
+        """
+        if not encoding.is_long(prompt):
+            return await encoding.encode(tenant_id, prompt)
+        place = await self._reserve_place(tenant_id)
+        try:
+            token_ids = await encoding.encode(tenant_id, prompt)
+        except BaseException:
+            await place.settle(0)
+            raise
+        await place.refund()
+        return token_ids
+
+    @asynccontextmanager
+    async def counted(self, tenant_id: TenantId) -> AsyncGenerator[None]:
+        """Counts a request that generates nothing in the tenant's quota, and holds a place while it runs.
+
+        Raises LimitExceeded.
+        """
+        place = await self._reserve_place(tenant_id)
+        try:
+            yield
+        finally:
+            await place.settle(0)
+
+    async def _reserve_place(self, tenant_id: TenantId) -> Reservation:
+        try:
+            return await self.quotas.reserve(tenant_id, await self.quota_of(tenant_id), 0)
+        except LimitExceeded:
+            self.telemetry.count_request(tenant_id, "refused")
+            raise
 
 
 class RequestAccount:

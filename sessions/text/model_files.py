@@ -68,7 +68,7 @@ class ModelFolder:
 
     def prompt_encoder(self, clock: Clock) -> PromptEncoder:
         """Returns the encoder of this model's prompts. Raises InvalidRequest for a model without a chat template."""
-        return PromptEncoder(self.chat_template(clock), self.tokenizer)
+        return PromptEncoder(self.chat_template(clock), self.tokenizer, self.context_tokens)
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -21,9 +21,11 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 class PromptEncoder:
     """Encodes the prompts of one model."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer, context_tokens: int | None = None) -> None:
+        """`context_tokens` is the model's context. None encodes prompts of every length."""
         self.template = template
         self.tokenizer = tokenizer
+        self._context_tokens = context_tokens
         self.template_digest = "sha256:" + hashlib.sha256(template.source.encode()).hexdigest()
         self.tokenizer_digest = tokenizer.digest
         special = [text for token_id, text in tokenizer.added_tokens.items() if token_id in tokenizer.special_ids]
@@ -36,23 +38,29 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        param: str = "messages",
     ) -> tuple[int, ...]:
-        """Encodes a whole conversation, such as the first prompt of a session. Raises InvalidRequest."""
+        """Encodes a whole conversation, such as the first prompt of a session. `param` is its field, for errors.
+
+        Raises InvalidRequest. Raises ContextLengthExceeded before it encodes a text that cannot fit in the context.
+        """
         escaper = self._escaper(messages, tools, variables)
         text = self.template.render(
             messages, tools, add_generation_prompt=add_generation_prompt, variables=variables, escaper=escaper
         )
-        return self._encode(text, escaper, continues=False)
+        return self._encode(text, escaper, param, continues=False)
 
-    def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
+    def encode_delta(
+        self, assistant: Message, new: Sequence[Message], *, closed: bool, param: str = "messages"
+    ) -> tuple[int, ...]:
         """Encodes only what new messages add after a generated one, up to the start of the next answer.
 
         `assistant` is the generated message; `closed` says whether its tokens end with a stop token (`ends_turn`).
-        Raises InvalidRequest.
+        Raises InvalidRequest or ContextLengthExceeded, as `encode_messages` does.
         """
         escaper = self._escaper((assistant, *new), None, None)
         text = self.template.render_delta(assistant, new, closed=closed, escaper=escaper)
-        return self._encode(text, escaper, continues=True)
+        return self._encode(text, escaper, param, continues=True)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Returns whether the model ended this message itself, with a stop token."""
@@ -67,7 +75,11 @@ class PromptEncoder:
         forms = [message.template_dict() for message in messages]
         return self._literals.escaper_for((forms, tools, variables), self.template.source)
 
-    def _encode(self, text: str, escaper: ControlTokenEscaper | None, *, continues: bool) -> tuple[int, ...]:
+    def _encode(
+        self, text: str, escaper: ControlTokenEscaper | None, param: str, *, continues: bool
+    ) -> tuple[int, ...]:
+        if self._context_tokens is not None:
+            self.tokenizer.check_may_fit(text, self._context_tokens, param)
         if escaper is None:
             return self.tokenizer.encode(text, allow_special=True, continues=continues)
         token_ids: list[int] = []

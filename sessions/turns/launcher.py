@@ -96,7 +96,8 @@ class TurnLauncher:
         dependencies, encoder = self._dependencies, self._encoder()
         output = await self.plan_output(settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
-        new_token_ids = await asyncio.to_thread(transcript.encode_next, encoder, settings.opening, new_items)
+        new_prompt = transcript.next_prompt(settings.opening, new_items)
+        new_token_ids = await dependencies.accounting.encode(principal.tenant_id, dependencies.encoding, new_prompt)
         prompt = (*transcript.token_ids, *new_token_ids)
         description = dependencies.generator.description
         budget = turn_budget(settings, len(prompt), description.context_tokens)

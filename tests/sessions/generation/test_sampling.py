@@ -63,20 +63,26 @@ def test_a_limit_beyond_the_context_is_cut_to_what_is_left() -> None:
         (
             1001,
             7,
-            "This model's maximum context length is 1000 tokens. However, your messages resulted in 1001 tokens. "
-            "Please reduce the length of the messages.",
+            (
+                "This model's maximum context length is 1000 tokens. However, your messages resulted in 1001 tokens. "
+                "Please reduce the length of the messages."
+            ),
         ),
         (
             1000,
             7,
-            "This model's maximum context length is 1000 tokens. However, you requested 1007 tokens (1000 in the "
-            "messages, 7 in the completion). Please reduce the length of the messages or completion.",
+            (
+                "This model's maximum context length is 1000 tokens. However, you requested 1007 tokens (1000 in the "
+                "messages, 7 in the completion). Please reduce the length of the messages or completion."
+            ),
         ),
         (
             1000,
             None,
-            "This model's maximum context length is 1000 tokens. However, you requested 1001 tokens (1000 in the "
-            "messages, 1 in the completion). Please reduce the length of the messages or completion.",
+            (
+                "This model's maximum context length is 1000 tokens. However, you requested 1001 tokens (1000 in the "
+                "messages, 1 in the completion). Please reduce the length of the messages or completion."
+            ),
         ),
     ],
 )

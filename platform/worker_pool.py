@@ -1,0 +1,277 @@
+"""Runs jobs in worker processes, so that long work neither holds the event loop nor leaves its memory behind.
+
+Owns the processes, their sockets and time limit, and the order of jobs: one job of each owner (a tenant) at a time, and
+owners in turn. Never runs a job in this process, and never starts a process before the first job.
+Invariant: after a job, a worker holds little more memory than before, or it ends and is replaced.
+
+    length: u64 LE ‖ marshal         both ways, on a socket pair; the first frame to a worker is its setup
+
+`marshal` holds plain values only (texts, bytes, numbers, lists, objects), and loading them runs no code. Only this
+program writes frames.
+"""
+
+import asyncio
+import ctypes
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+from weakref import WeakValueDictionary
+
+import graftwork
+from graftwork.platform.errors import CapacityContended, GraftworkError, PayloadTooLarge, Unavailable, error_classes
+from graftwork.platform.settings import time_zone
+
+_LENGTH_BYTES = 8
+_STARTED_WITHIN_S = 60.0
+_ATTEMPTS = 3
+"""How often a job is tried: a worker may end for a reason that has nothing to do with the job."""
+_NICENESS = 10
+"""A worker leaves the processor to the gateway and the engine when they need it."""
+_IDLE_S = 60.0
+"""A worker that gets no job for this many seconds ends."""
+_KEPT_BYTES = 64 << 20
+"""A worker that holds this much more memory than at its start ends."""
+
+
+class WorkerPool:
+    """Worker processes of one kind. They start when jobs need them."""
+
+    def __init__(
+        self,
+        module: str,
+        setup: Callable[[], Any],
+        *,
+        num_workers: int = 1,
+        deadline_s: float = 30.0,
+        most_waiting: int = 32,
+    ) -> None:
+        """`module` is run as a program that calls `serve`; `setup` makes plain data for it.
+
+        `deadline_s`: the most seconds of one job. `most_waiting`: the most jobs of one owner.
+        """
+        self._module = module
+        self._setup = setup
+        self._deadline_s = deadline_s
+        self._most_waiting = most_waiting
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix=module.rpartition(".")[2])
+        self._slots: SimpleQueue[_Worker | None] = SimpleQueue()
+        for _ in range(num_workers):
+            self._slots.put(None)
+        self._lock = Lock()
+        self._live: set[_Worker] = set()
+        self._is_closed = False
+        self._num_jobs_by_owner: Counter[str] = Counter()
+        self._turn_by_owner: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """The processes that run now."""
+        with self._lock:
+            return tuple(sorted(worker.pid for worker in self._live))
+
+    async def run(self, owner: str, job: Any) -> Any:
+        """Runs a job, which is plain data, and returns the worker's answer. Raises the worker's GraftworkError.
+
+        Raises CapacityContended if too many jobs of this owner wait, PayloadTooLarge after the deadline, and
+        Unavailable if no worker can run the job.
+        """
+        if self._is_closed:
+            raise _closing()
+        if self._num_jobs_by_owner[owner] >= self._most_waiting:
+            message = f"{self._most_waiting} of your long requests wait to be read: try again shortly."
+            raise CapacityContended(message, retry_after_s=1.0)
+        self._num_jobs_by_owner[owner] += 1
+        turn = self._turn_by_owner.setdefault(owner, asyncio.Lock())
+        try:
+            async with turn:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+        finally:
+            self._num_jobs_by_owner[owner] -= 1
+            if not self._num_jobs_by_owner[owner]:
+                del self._num_jobs_by_owner[owner]
+
+    async def close(self) -> None:
+        """Kills the workers. A running job fails. May be called again."""
+        with self._lock:
+            self._is_closed = True
+            live = list(self._live)
+        for worker in live:
+            worker.interrupt()
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        for worker in live:
+            self._discard(worker)
+
+    def _run(self, job: Any) -> Any:
+        """Runs on one of the pool's threads. There are as many workers as threads."""
+        message = marshal.dumps(job)
+        for _ in range(_ATTEMPTS):
+            worker = self._slots.get()
+            kept: _Worker | None = None
+            try:
+                worker = worker or self._start()
+                answer = worker.ask(message, self._deadline_s)
+                kept = worker
+                return _value(answer)
+            except TimeoutError:
+                raise PayloadTooLarge(f"Reading this request took longer than {self._deadline_s:g} s: send less.")  # noqa: B904
+            except OSError:  # the worker has ended; the next attempt starts another
+                if self._is_closed:
+                    raise _closing() from None
+            finally:
+                if worker is not None and kept is None:
+                    self._discard(worker)
+                self._slots.put(kept)
+        raise Unavailable("The process that reads long requests ended: send this one again.", retry_after_s=1.0)
+
+    def _start(self) -> "_Worker":
+        with self._lock:
+            if self._is_closed:
+                raise _closing()
+        worker = _Worker(self._module, marshal.dumps(self._setup()))
+        with self._lock:
+            self._live.add(worker)
+        return worker
+
+    def _discard(self, worker: "_Worker") -> None:
+        with self._lock:
+            self._live.discard(worker)
+        worker.kill()
+
+
+class _Worker:
+    """One process, on the side of the parent. Its calls block."""
+
+    def __init__(self, module: str, setup: bytes) -> None:
+        """Start the process and wait until it is ready. Raises Unavailable if that fails."""
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-s", "-m", module, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env=_environment(),
+                start_new_session=True,  # a Ctrl-C at the terminal is for the gateway
+            )
+        try:
+            self.ask(setup, _STARTED_WITHIN_S)
+        except OSError as error:
+            self.kill()
+            message = f"The process that reads long requests did not start ({error})."
+            raise Unavailable(message, retry_after_s=5.0) from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, message: bytes, within_s: float) -> Any:
+        """Sends one frame and returns the answer. After an OSError the worker must not be used again."""
+        deadline = time.monotonic() + within_s
+        self._connection.settimeout(within_s)
+        _send(self._connection, message)
+        return _receive(self._connection, deadline)
+
+    def interrupt(self) -> None:
+        """Ends the process. The thread that waits for its answer gets an OSError."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """Ends the process, and frees what belongs to it. May be called again."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+
+def serve(prepare: Callable[[Any], Callable[[Any], Any]]) -> None:
+    """The program of a worker: `prepare` turns the setup into the function that does the jobs.
+
+    Returns when the parent has gone, when no job comes, or when a job has left too much memory behind.
+    """
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    with suppress(EOFError, OSError):
+        work = prepare(_receive(connection))
+        _send(connection, marshal.dumps(True))
+        most_bytes = resident_bytes() + _KEPT_BYTES
+        while True:
+            _send(connection, _answer(work, _receive(connection, time.monotonic() + _IDLE_S)))
+            if resident_bytes() > most_bytes:
+                give_memory_back()
+                if resident_bytes() > most_bytes:
+                    return
+
+
+def resident_bytes() -> int:
+    """Returns the memory that this process holds; 0 where the system does not tell it."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def give_memory_back() -> None:
+    """Returns freed memory to the system, where the C library has a function for that (glibc)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _answer(work: Callable[[Any], Any], job: Any) -> bytes:
+    try:
+        return marshal.dumps({"value": work(job)})
+    except GraftworkError as error:
+        told = {"class": type(error).__name__, "message": error.message, "param": error.param, "code": error.code}
+        return marshal.dumps({"error": told | {"details": error.details, "retry_after_s": error.retry_after_s}})
+
+
+def _value(answer: dict[str, Any]) -> Any:
+    if "error" not in answer:
+        return answer["value"]
+    fields = dict(answer["error"])
+    message = fields.pop("message")
+    raise error_classes()[fields.pop("class")](message, **fields)
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "little"))
+    connection.sendall(message)
+
+
+def _receive(connection: socket.socket, deadline: float | None = None) -> Any:
+    """Returns the next value. Raises TimeoutError after the deadline, and OSError if the other side has ended."""
+    length = int.from_bytes(_read(connection, _LENGTH_BYTES, deadline), "little")
+    return marshal.loads(_read(connection, length, deadline))
+
+
+def _read(connection: socket.socket, length: int, deadline: float | None) -> bytearray:
+    content = bytearray(length)
+    view = memoryview(content)
+    while view:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        num_bytes = connection.recv_into(view)
+        if not num_bytes:
+            raise ConnectionResetError("the other side has ended")
+        view = view[num_bytes:]
+    return content
+
+
+def _environment() -> dict[str, str]:
+    """Returns a worker's environment: the path of the code, the time zone, and nothing else of the parent's."""
+    path = str(Path(graftwork.__file__).parent.parent)
+    return time_zone() | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _closing() -> Unavailable:
+    return Unavailable("This gateway is shutting down: send the request again.", retry_after_s=1.0)
