@@ -4,18 +4,18 @@ Owns the processes, their sockets and time limit, and the order of jobs: one job
 owners in turn. Never runs a job in this process, and never starts a process before the first job.
 Invariant: after a job, a worker holds little more memory than before, or it ends and is replaced.
 
-    length: u64 LE ‖ marshal         both ways, on a socket pair; the first frame to a worker is its setup
+    length: u64 LE ‖ kind: u8 ‖ marshal, or bytes as they are       both ways, on a socket pair; the first is the setup
 
 `marshal` holds plain values only (texts, bytes, numbers, lists, objects), and loading them runs no code. Only this
 program writes frames.
 """
 
 import asyncio
-import ctypes
 import marshal
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -31,9 +32,11 @@ from weakref import WeakValueDictionary
 
 import graftwork
 from graftwork.platform.errors import CapacityContended, GraftworkError, PayloadTooLarge, Unavailable, error_classes
+from graftwork.platform.memory import free_large_blocks_at_once, give_memory_back, resident_bytes
 from graftwork.platform.settings import time_zone
 
-_LENGTH_BYTES = 8
+_HEAD = struct.Struct("<QB")
+_PLAIN, _RAW = 0, 1
 _STARTED_WITHIN_S = 60.0
 _ATTEMPTS = 3
 """How often a job is tried: a worker may end for a reason that has nothing to do with the job."""
@@ -115,7 +118,7 @@ class WorkerPool:
 
     def _run(self, job: Any) -> Any:
         """Runs on one of the pool's threads. There are as many workers as threads."""
-        message = marshal.dumps(job)
+        message = _Frame.of(job)
         for _ in range(_ATTEMPTS):
             worker = self._slots.get()
             kept: _Worker | None = None
@@ -139,7 +142,7 @@ class WorkerPool:
         with self._lock:
             if self._is_closed:
                 raise _closing()
-        worker = _Worker(self._module, marshal.dumps(self._setup()))
+        worker = _Worker(self._module, _Frame.of(self._setup()))
         with self._lock:
             self._live.add(worker)
         return worker
@@ -153,7 +156,7 @@ class WorkerPool:
 class _Worker:
     """One process, on the side of the parent. Its calls block."""
 
-    def __init__(self, module: str, setup: bytes) -> None:
+    def __init__(self, module: str, setup: "_Frame") -> None:
         """Start the process and wait until it is ready. Raises Unavailable if that fails."""
         self._connection, theirs = socket.socketpair()
         with theirs:
@@ -177,7 +180,7 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, message: bytes, within_s: float) -> Any:
+    def ask(self, message: "_Frame", within_s: float) -> Any:
         """Sends one frame and returns the answer. After an OSError the worker must not be used again."""
         deadline = time.monotonic() + within_s
         self._connection.settimeout(within_s)
@@ -203,9 +206,10 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]]) -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
+    free_large_blocks_at_once()
     with suppress(EOFError, OSError):
         work = prepare(_receive(connection))
-        _send(connection, marshal.dumps(True))
+        _send(connection, _Frame.of(True))
         most_bytes = resident_bytes() + _KEPT_BYTES
         while True:
             _send(connection, _answer(work, _receive(connection, time.monotonic() + _IDLE_S)))
@@ -215,24 +219,24 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]]) -> None:
                     return
 
 
-def resident_bytes() -> int:
-    """Returns the memory that this process holds; 0 where the system does not tell it."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A message on the socket. Bytes are sent as they are, so that a long body is not copied."""
+
+    kind: int
+    content: bytes
+
+    @classmethod
+    def of(cls, value: Any) -> "_Frame":
+        return cls(_RAW, value) if isinstance(value, bytes) else cls(_PLAIN, marshal.dumps(value))
 
 
-def give_memory_back() -> None:
-    """Returns freed memory to the system, where the C library has a function for that (glibc)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _answer(work: Callable[[Any], Any], job: Any) -> bytes:
+def _answer(work: Callable[[Any], Any], job: Any) -> _Frame:
     try:
-        return marshal.dumps({"value": work(job)})
+        return _Frame.of({"value": work(job)})
     except GraftworkError as error:
         told = {"class": type(error).__name__, "message": error.message, "param": error.param, "code": error.code}
-        return marshal.dumps({"error": told | {"details": error.details, "retry_after_s": error.retry_after_s}})
+        return _Frame.of({"error": told | {"details": error.details, "retry_after_s": error.retry_after_s}})
 
 
 def _value(answer: dict[str, Any]) -> Any:
@@ -243,15 +247,16 @@ def _value(answer: dict[str, Any]) -> Any:
     raise error_classes()[fields.pop("class")](message, **fields)
 
 
-def _send(connection: socket.socket, message: bytes) -> None:
-    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "little"))
-    connection.sendall(message)
+def _send(connection: socket.socket, frame: _Frame) -> None:
+    connection.sendall(_HEAD.pack(len(frame.content), frame.kind))
+    connection.sendall(frame.content)
 
 
 def _receive(connection: socket.socket, deadline: float | None = None) -> Any:
     """Returns the next value. Raises TimeoutError after the deadline, and OSError if the other side has ended."""
-    length = int.from_bytes(_read(connection, _LENGTH_BYTES, deadline), "little")
-    return marshal.loads(_read(connection, length, deadline))
+    length, kind = _HEAD.unpack(_read(connection, _HEAD.size, deadline))
+    content = _read(connection, length, deadline)
+    return content if kind == _RAW else marshal.loads(content)
 
 
 def _read(connection: socket.socket, length: int, deadline: float | None) -> bytearray:

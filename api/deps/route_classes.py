@@ -131,9 +131,14 @@ class AuthenticatedRoute(APIRoute):
             except RequestValidationError as error:
                 raise self.as_route_error(invalid_body(error)) from error
             except HTTPException as error:
-                raise self._body_error(error) from error
+                failure = self._body_error(error)
+                error.__traceback__ = failure.__traceback__ = None  # their frames hold the body, and the errors
+                raise failure from error
             except (InvalidRequest, ValidationFailed) as error:
-                raise self.as_route_error(error) from error
+                failure = self.as_route_error(error)
+                if failure is error:
+                    raise  # an error that causes itself would keep its frames, and the body in them
+                raise failure from error
 
         return guarded
 

@@ -20,6 +20,7 @@ from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, u
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.platform.errors import InvalidRequest, Unavailable
+from graftwork.platform.memory import free_large_blocks_at_once
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
@@ -48,6 +49,7 @@ def run_gateway(settings: Settings) -> None:
 def run_until_signalled(settings: Settings, process: Process) -> None:
     """Run the given `process` function until it ends. A signal during its start ends it without an error."""
     configure_logging(settings.log_level)
+    free_large_blocks_at_once()
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     settings.data_dir.mkdir(parents=True, exist_ok=True)

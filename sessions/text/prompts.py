@@ -102,6 +102,6 @@ def _message_values(message: Message) -> tuple[Any, ...]:
 
 def _messages(plain: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     return tuple(
-        Message(**fields | {"tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"])})  # type: ignore[arg-type]
+        Message(**fields | {"tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"])})
         for fields in map(dict, plain)
     )

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -24,8 +25,8 @@ async def parsing() -> AsyncIterator[JsonParsing]:
 
 async def test_a_worker_parses_as_this_process_does(parsing: JsonParsing) -> None:
     """Values and refusals of a worker are those of the parser, and no process starts before the first body."""
-    assert parsing.workers.worker_pids == ()
-    value = {"a": [1, 2.5, None, True, "é🙂\n", {"b": {}}], "c": "x" * 100_000}
+    assert not parsing.workers.worker_pids
+    value: dict[str, Any] = {"a": [1, 2.5, None, True, "é🙂\n", {"b": {}}], "c": "x" * 100_000}
 
     found = await parsing.parse("ten_1", json.dumps(value).encode())
 

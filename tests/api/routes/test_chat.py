@@ -313,7 +313,7 @@ async def test_context_limit(tenant: TestTenant) -> None:
 async def test_a_token_limit_beyond_the_context(gateway: Gateway, tenant: TestTenant) -> None:
     """`max_tokens` is cut to what the prompt leaves free, in the engine's request and in the quota alike."""
     for field in ("max_tokens", "max_completion_tokens"):
-        answer = await tenant.client.post("/v1/chat/completions", json=chat(**{field: 10 * CONTEXT_TOKENS}))
+        answer = await tenant.client.post("/v1/chat/completions", json=chat() | {field: 10 * CONTEXT_TOKENS})
 
         sent = gateway.engine.requests[-1]
         assert answer.status_code == 200
