@@ -9,6 +9,9 @@ from typing import Any
 from graftwork.platform.strict_json import parse_json
 from graftwork.platform.worker_pool import WorkerPool, serve
 
+BYTES_PER_SECOND = 16_000_000
+"""How much of one tenant's long bodies is parsed in a second. Receiving and moving them takes the gateway's time too."""
+
 
 class JsonParsing:
     """Parses the long bodies of all tenants, on the gateway's side."""
@@ -21,7 +24,7 @@ class JsonParsing:
 
         Can also raise CapacityContended, PayloadTooLarge or Unavailable.
         """
-        return await self.workers.run(owner, body)
+        return await self.workers.run(owner, body, pause_s=len(body) / BYTES_PER_SECOND)
 
     async def close(self) -> None:
         """Ends the worker process."""

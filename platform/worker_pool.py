@@ -84,8 +84,10 @@ class WorkerPool:
         with self._lock:
             return tuple(sorted(worker.pid for worker in self._live))
 
-    async def run(self, owner: str, job: Any) -> Any:
+    async def run(self, owner: str, job: Any, *, pause_s: float = 0.0) -> Any:
         """Runs a job, which is plain data, and returns the worker's answer. Raises the worker's GraftworkError.
+
+        The owner's next job starts `pause_s` seconds after the end of this one.
 
         Raises CapacityContended if too many jobs of this owner wait, PayloadTooLarge after the deadline, and
         Unavailable if no worker can run the job.
@@ -98,8 +100,11 @@ class WorkerPool:
         self._num_jobs_by_owner[owner] += 1
         turn = self._turn_by_owner.setdefault(owner, asyncio.Lock())
         try:
-            async with turn:
+            await turn.acquire()
+            try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+            finally:
+                asyncio.get_running_loop().call_later(pause_s, turn.release)
         finally:
             self._num_jobs_by_owner[owner] -= 1
             if not self._num_jobs_by_owner[owner]:

@@ -123,6 +123,8 @@ class AuthenticatedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
+            # No error that leaves may be a variable here: with its traceback it would keep the body in memory until
+            # the next collection of cycles.
             request.state.principal = await self.authenticate(request)
             bounded = self._bounded(request)
             try:
@@ -132,13 +134,19 @@ class AuthenticatedRoute(APIRoute):
                 raise self.as_route_error(invalid_body(error)) from error
             except HTTPException as error:
                 failure = self._body_error(error)
-                error.__traceback__ = failure.__traceback__ = None  # their frames hold the body, and the errors
-                raise failure from error
+                error.__traceback__ = failure.__traceback__ = None  # FastAPI's frame holds the body and the error
+                try:
+                    raise failure from error
+                finally:
+                    del failure
             except (InvalidRequest, ValidationFailed) as error:
                 failure = self.as_route_error(error)
-                if failure is error:
-                    raise  # an error that causes itself would keep its frames, and the body in them
-                raise failure from error
+                try:
+                    if failure is error:
+                        raise
+                    raise failure from error
+                finally:
+                    del failure
 
         return guarded
 

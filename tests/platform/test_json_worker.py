@@ -85,3 +85,18 @@ async def test_one_tenant_cannot_queue_without_end() -> None:
     assert [results[0], results[1], results[3]] == [1, 1, 2]
     assert isinstance(results[2], CapacityContended)
     assert results[2].retry_after_s is not None
+
+
+async def test_a_pause_holds_only_its_owner() -> None:
+    """After a job with a pause, the same tenant's next job waits, and another tenant's job runs."""
+    pool = WorkerPool("graftwork.platform.json_worker", dict)
+    try:
+        first = await pool.run("ten_1", b"1", pause_s=3600.0)
+        next_of_first = asyncio.create_task(pool.run("ten_1", b"2"))
+        other = await pool.run("ten_2", b"3")
+        has_waited = not next_of_first.done()
+        next_of_first.cancel()
+    finally:
+        await pool.close()
+
+    assert (first, other, has_waited) == (1, 3, True)

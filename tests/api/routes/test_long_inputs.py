@@ -1,12 +1,14 @@
 """Long bodies and long texts, over a fake engine: where they are read, and what they count as."""
 
+import asyncio
+import gc
 import json
 import os
 from typing import Any
 
 import pytest
 
-from graftwork.api.http.request import LONG_JSON_BYTES
+from graftwork.api.http.request import LONG_JSON_BYTES, BoundedRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.sessions.text.encoding import LONG_CHARACTERS
 from tests.api.fakes import CONTEXT_TOKENS
@@ -127,3 +129,22 @@ def _messages(content: str) -> list[Any]:
     from graftwork.sessions.text.messages import Message
 
     return [Message("user", content)]
+
+
+async def test_a_refused_body_is_freed_at_once(tenant: TestTenant) -> None:
+    """A refused request leaves no cycle of objects that keeps its body until the next collection."""
+    bodies = [chat(LONG), chat(LONG, unknown=1), {"model": "tiny", "messages": [[]] * 60_000}]
+    requests = [("/v1/chat/completions", body) for body in bodies]
+    requests.append(("/v1/messages", {"model": "tiny", "max_tokens": 5, "messages": MESSAGES}))
+    requests.append(("/v1/tokenize", {"model": "tiny", "prompt": LONG}))
+    gc.collect()
+    gc.disable()
+    try:
+        statuses = [(await tenant.client.post(path, json=body)).status_code for path, body in requests]
+        await asyncio.sleep(0)
+        kept = [found for found in gc.get_objects() if isinstance(found, BoundedRequest)]
+    finally:
+        gc.enable()
+
+    assert statuses == [400] * 5
+    assert kept == []
