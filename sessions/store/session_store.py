@@ -1,8 +1,8 @@
 """Stores sessions in the database: create, read, fork, rewind, store tool outputs, close.
-
 Owns every transaction on a session, except the transactions of its running turn. AgentSession has the rules.
 Never starts a turn.
-Invariant: a change of the head, the model or the lease raises the epoch, so that a turn planned earlier is refused.
+Invariant: a change of the head (the latest checkpoint), the model or the lease raises the session's epoch, a counter. A
+turn that was planned with an older epoch is refused.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -38,22 +38,24 @@ class AcceptedOutputs:
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
-    """The stored outputs of the calls in the request, in its order."""
+    """The stored outputs of the calls that the request names, in the order of the request."""
     concerns_head: bool
-    """Whether one of the outputs is for a call at the end of the head."""
+    """Whether one of the outputs is for a tool call at the end of the latest checkpoint."""
     turn_id: TurnId | None
     """The latest turn that used one of the outputs."""
 
     @property
     def may_continue(self) -> bool:
-        """Whether every call of the head has an output, and no turn that uses them runs."""
+        """Whether a turn may start with these outputs: every call at the session's head has an output, and no turn
+        runs.
+        """
         waits = self.session.status in (SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED)
         return waits and self.concerns_head and not self.session.awaited_call_ids
 
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """The changes of a PATCH. A field that is None changes nothing."""
+    """The changes that a PATCH request makes to a session. A field that is None changes nothing."""
 
     model: ResolvedModel | None = None
     metadata: Mapping[str, str] | None = None
@@ -63,7 +65,9 @@ class SessionStore:
     """Stores the sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
-        """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
+        """`retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its
+        own.
+        """
         self._database = database
         self._clock = clock
         self._retention_s = retention_s
@@ -71,9 +75,8 @@ class SessionStore:
     async def create(
         self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Stores a new session with `items` as its history. Its first turn encodes the items.
-
-        Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
+        """Stores a new session with `items` as its history. The session's first turn encodes the items.
+        Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions.
         """
         seed = seed_history(session, items) if items else None
         session = session if seed is None else replace(session, head_id=seed[1].checkpoint_id)
@@ -101,14 +104,14 @@ class SessionStore:
             return await session_rows.count_by_status(database)
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
-        """Reads one page of a session's history, up to its head."""
+        """Reads one page of a session's history, up to its latest checkpoint."""
         if session.head_id is None:
             return Page((), has_more=False)
         async with self._database.read() as database:
             return await history_rows.list_items(database, scope, session.head_id, page)
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
-        """Reads the checkpoint at a session's head."""
+        """Reads the session's head, which is its latest checkpoint. Returns None for a session without turns."""
         if session.head_id is None:
             return None
         async with self._database.read() as database:
@@ -117,7 +120,7 @@ class SessionStore:
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Stores the outputs that are new. After an error no output is stored. Can raise NotFound or Conflict."""
+        """Stores the outputs that are not stored yet. After an error no output is stored. Raises NotFound or Conflict."""
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -148,9 +151,8 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates sessions that share the history up to checkpoint `at`, or up to the head.
-
-        Can raise NotFound or BudgetSpent.
+        """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
+        Raises Conflict if the session is closed. Can also raise NotFound or BudgetSpent.
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -161,7 +163,7 @@ class SessionStore:
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
-        """Moves the head to any checkpoint of the session. Raises NotFound or Conflict."""
+        """Moves the session back to any of its checkpoints. Raises NotFound, or Conflict if a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             checkpoint = await self._own_checkpoint(database, scope, session, to)
@@ -171,7 +173,9 @@ class SessionStore:
             return await self._update(database, _resting(moved))
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
-        """Stores the changes of a PATCH. Raises Conflict if they change the model while a turn runs."""
+        """Stores the changes of a PATCH request.
+        Raises Conflict if the session is closed, or if the model changes while a turn runs. Can also raise NotFound.
+        """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             if change.metadata is not None:
@@ -197,21 +201,24 @@ class SessionStore:
             return await self._update(database, replace(closed, closed_at=self._clock.now()))
 
     async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Asks the process that runs the session's turn to stop it. Does nothing if no turn, or another turn, runs."""
+        """Asks the process that runs the session's turn to stop it.
+        Does nothing if no turn runs, or if `turn_id` is given and another turn runs.
+        """
         async with self._locked(scope, session_id) as (database, session):
             if session.status is not SessionStatus.RUNNING or turn_id not in (None, session.running_turn_id):
                 return session
             return await self._update(database, replace(session, cancel_requested=True))
 
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Turns a session into a response chain, which clients cannot list or read as a session."""
+        """Hides a session from clients: makes it a response chain, which they cannot list or read as a session."""
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
-        """Deletes a response chain that nothing uses, then the chain it was forked from, and so on.
-
-        Stops at a session that is used, that runs a turn, or that is not a response chain.
+        """Deletes a response chain (a session that was made for responses) if no response and no fork uses it.
+        Then does the same with the session from which it was forked, and so on. Keeps sessions of other kinds, and
+        sessions that
+        run a turn.
         """
         following: SessionId | None = session_id
         while following is not None:
@@ -219,7 +226,9 @@ class SessionStore:
                 following = await self._remove(database, scope, following)
 
     async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
-        """Finds response chains of all tenants that nothing uses, unchanged since `before`."""
+        """Finds response chains of all tenants that no response and no fork uses, unchanged since `before` (Unix
+        seconds).
+        """
         async with self._database.read() as database:
             found = await deletion_rows.find_unused(database, before)
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
