@@ -1,6 +1,5 @@
-"""Defines the events of the tool call parsers. They are the same for every format.
-
-Owns only the event types. Events have no call id: `output_parser.py` adds it.
+"""Defines the events of the tool call parsers. Every format of tool calls has the same events.
+Owns only the event types. Never gives a call an id: `output_parser.py` does.
 """
 
 from dataclasses import dataclass
@@ -8,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """Text outside of calls."""
+    """Text outside of tool calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call begins. `index` numbers the calls of one text from 0."""
+    """A tool call begins. `index` is the number of the call in the text, from 0."""
 
     index: int
     name: str
@@ -23,7 +22,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the arguments, as the model wrote them."""
+    """The next piece of a call's arguments, as the model wrote it."""
 
     index: int
     delta: str
@@ -31,7 +30,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A call has ended."""
+    """A tool call has ended. This event has the whole call."""
 
     index: int
     name: str
