@@ -32,7 +32,7 @@ _TYPES = {
 
 
 def anthropic_error(error: GraftworkError) -> dict[str, Any]:
-    """Return the body for an error. It is also the data of an `error` event."""
+    """Returns the body for an error. It is also the data of an `error` event."""
     return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": error.message}}
 
 

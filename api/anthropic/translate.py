@@ -30,7 +30,7 @@ _RENAMED = (
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
-    """Translate a body. Raises InvalidRequest for an invalid field, under Anthropic's name of that field."""
+    """Translates a body. Raises InvalidRequest for an invalid field, under Anthropic's name of that field."""
     translated = chat_body(body)
     try:
         return ChatCompletionRequest.model_validate(translated)
@@ -40,7 +40,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
 
 
 def chat_body(body: CountTokensRequest) -> dict[str, Any]:
-    """Return the chat.completions fields for the fields that the body sets."""
+    """Returns the chat.completions fields for the fields that the body sets."""
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if body.tools is not None:
         fields["tools"] = [_tool(tool) for tool in body.tools]
@@ -84,14 +84,14 @@ def _response_format(wanted: OutputFormat) -> dict[str, Any]:
 
 
 def anthropic_names(field: str) -> str:
-    """Replace the name of a chat.completions field with Anthropic's name."""
+    """Replaces the name of a chat.completions field with Anthropic's name."""
     for pattern, name in _RENAMED:
         field = pattern.sub(name, field)
     return field
 
 
 def with_anthropic_fields(error: InvalidRequest) -> InvalidRequest:
-    """Return the same error with Anthropic's name of the field."""
+    """Returns the same error with Anthropic's name of the field."""
     if error.param is None:
         return error
     theirs = anthropic_names(error.param)

@@ -28,7 +28,7 @@ class ServerTasks:
         return task
 
     async def close(self) -> None:
-        """Wait at most `patience_s` seconds for running tasks. Then cancel the rest, and wait once more."""
+        """Waits at most `patience_s` seconds for running tasks. Then cancels the rest, and waits once more."""
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=self._patience_s)
@@ -51,7 +51,7 @@ Pause = Callable[[float], Awaitable[None]]
 async def repeating(
     work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
 ) -> AsyncGenerator[None, None]:
-    """Run `work` again and again while the `async with` block runs. Wait `interval_s` seconds before each run."""
+    """Runs `work` again and again while the `async with` block runs. Waits `interval_s` seconds before each run."""
     task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)
     try:
         yield

@@ -31,7 +31,7 @@ class Readiness:
         self._checked_at: float | None = None
 
     async def problems(self) -> dict[str, str]:
-        """Return a problem for each part of the server that does not work. Return an empty dict if all parts work."""
+        """Returns a problem for each part of the server that does not work. Returns an empty dict if all parts work."""
         async with self._checking:
             now = self._resources.clock.monotonic()
             if self._checked_at is None or now - self._checked_at >= _FRESH_S:

@@ -64,11 +64,11 @@ class InferenceResources:
 
     @property
     def base_name(self) -> str:
-        """Return the name that clients use for the base model."""
+        """Returns the name that clients use for the base model."""
         return self.description.model_name
 
     def chat_prompts(self) -> PromptEncoder:
-        """Return the encoder for chats. Raises InvalidRequest if the model has no chat template."""
+        """Returns the encoder for chats. Raises InvalidRequest if the model has no chat template."""
         if self.prompts is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -78,7 +78,7 @@ class InferenceResources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """Find the base model or adapter version for the name `model`. With `parts`, return a mixture of adapters.
+        """Finds the base model or adapter version for the name `model`. With `parts`, returns a mixture of adapters.
 
         Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture that is not on the
         base model, or that contains the base model.
@@ -101,7 +101,7 @@ class InferenceResources:
         return ResolvedModel(model, None, tuple(mixed))
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """Check that all ids are in the model's vocabulary. Raises InvalidRequest, which names the field `param`."""
+        """Checks that all ids are in the model's vocabulary. Raises InvalidRequest, which names the field `param`."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.description.vocab_size:
             message = f"{param} holds an id outside the vocabulary of {self.description.vocab_size} tokens."
             raise InvalidRequest(message, param=param)

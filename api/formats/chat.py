@@ -40,13 +40,13 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
+    """Writes the whole stream. If the client leaves, the server cancels this function, and the job stops."""
     shell = head.fields("chat.completion.chunk")
     await write_chunks(job, write, shell, _chunk_choice, include_usage=include_usage)
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """Convert one event to the choice of a chunk. Return None for an event that a chat does not show."""
+    """Converts one event to the choice of a chunk. Returns None for an event that a chat does not show."""
     delta = _delta(item.event)
     if delta is None:
         return None

@@ -18,7 +18,7 @@ ChoiceOf = Callable[[ChoiceEvent], Mapping[str, Any] | None]
 async def write_chunks(
     job: InferenceJob, write: Write, shell: Mapping[str, Any], choice_of: ChoiceOf, *, include_usage: bool
 ) -> None:
-    """Write the whole stream. `shell` holds the fields that every chunk has.
+    """Writes the whole stream. `shell` holds the fields that every chunk has.
 
     If the client leaves, the server cancels this function.
     """
@@ -48,7 +48,7 @@ class _Chunks:
         """The encoder for text events of each choice, by the choice's index."""
 
     def of(self, item: ChoiceEvent) -> bytes:
-        """Return the encoded chunk of an event. Return empty bytes if the stream does not show the event."""
+        """Returns the encoded chunk of an event. Returns empty bytes if the stream does not show the event."""
         event = item.event
         if not isinstance(event, TextDelta) or event.logprobs:
             return self._encoded(item)

@@ -56,7 +56,7 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """Write the whole stream. If the request asks for token ids, the last chunk of a choice has all of its ids."""
+    """Writes the whole stream. If the request asks for token ids, the last chunk of a choice has all of its ids."""
     choice_of = partial(_chunk_choice, form)
     await write_chunks(job, write, head.fields(_OBJECT), choice_of, include_usage=include_usage)
 

@@ -11,14 +11,14 @@ _IMPOSSIBLE = -9999.0
 
 
 def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
-    """Return the log-probabilities of the event's tokens that no earlier event contained."""
+    """Returns the log-probabilities of the event's tokens that no earlier event contained."""
     if isinstance(event, GenerationFinished):
         return event.unsent_logprobs
     return event.logprobs if isinstance(event, TextDelta) else ()
 
 
 def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """Build the log-probabilities of a chat answer.
+    """Builds the log-probabilities of a chat answer.
 
     The `bytes` of all tokens together are the answer's text. One token may be only a part of a character.
     """
@@ -27,7 +27,7 @@ def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
 
 
 def completion_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """Build the log-probabilities of a text completion.
+    """Builds the log-probabilities of a text completion.
 
     The top tokens always include the chosen token. So there may be one more than the client asked for.
     """
@@ -45,7 +45,7 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _key(token: TokenLogprob) -> str:
-    """Return the token's text. If its bytes are not valid UTF-8, return them in hex, so that each key is unique."""
+    """Returns the token's text. If its bytes are not valid UTF-8, returns them in hex, so that each key is unique."""
     try:
         return token.spelling.decode()
     except UnicodeDecodeError:

@@ -47,7 +47,7 @@ class ResponsesRoute(OpenAiRoute):
         return json.dumps(kept).encode() if _is_response(answer) else body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Return the current state of a stored response, or its events if the first request was a stream."""
+        """Returns the current state of a stored response, or its events if the first request was a stream."""
         kept, responses, principal = (
             json.loads(reply.body),
             resources_of(request).sessions.responses,
@@ -71,7 +71,7 @@ class ResponsesRoute(OpenAiRoute):
 
 
 async def _asks_to_store_nothing(request: Request) -> bool:
-    """Return whether the body has `store: false`. Return false for an invalid body, which the handler refuses."""
+    """Returns whether the body has `store: false`. Returns false for an invalid body, which the handler refuses."""
     if not await request.body():
         return False
     body = await request.json()
@@ -83,7 +83,7 @@ def _is_response(answer: object) -> bool:
 
 
 def responses_names(text: str) -> str:
-    """Replace names of session settings in a text with the names of the Responses API."""
+    """Replaces names of session settings in a text with the names of the Responses API."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text
@@ -95,7 +95,7 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """Write the whole stream. The stream ends with the response's last event. No `[DONE]` follows."""
+    """Writes the whole stream. The stream ends with the response's last event. No `[DONE]` follows."""
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
             async for event in events:

@@ -32,7 +32,7 @@ _READABLE = "/#[]$~:@!*+=-._"
 
 
 def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
-    """Return the header that names what the server ignores in a request, or no header if there is nothing.
+    """Returns the header that names what the server ignores in a request, or no header if there is nothing.
 
     `places` are fields of the body, with JSON pointers into their schemas. `rename` converts the names of fields to the
     names of the route's API.
@@ -54,7 +54,7 @@ MAX_DEPTH = 64
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body. Raises InvalidRequest with the reason."""
+    """Parses a body. Raises InvalidRequest with the reason."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:
@@ -79,7 +79,7 @@ def _too_deep() -> InvalidRequest:
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Return whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
+    """Returns whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
     level = [value]
     for _ in range(limit):
         level = [child for container in level for child in _children(container)]
@@ -121,7 +121,7 @@ class BoundedRequest(Request):
         self._parsed: list[Any] = []
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Read the body in chunks. Raises PayloadTooLarge at the first byte over the limit."""
+        """Reads the body in chunks. Raises PayloadTooLarge at the first byte over the limit."""
         self._refuse_declared_length()
         received_bytes = 0
         async for chunk in super().stream():
@@ -131,7 +131,7 @@ class BoundedRequest(Request):
             yield chunk
 
     async def body(self) -> bytes:
-        """Read the whole body. Raises InvalidRequest if the route expects JSON and the content type is not JSON."""
+        """Reads the whole body. Raises InvalidRequest if the route expects JSON and the content type is not JSON."""
         body = await super().body()
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and self._wants_json and kind != "application/json" and not kind.endswith("+json"):
@@ -139,7 +139,7 @@ class BoundedRequest(Request):
         return body
 
     async def json(self) -> Any:
-        """Parse the body as JSON, only once. Raises InvalidRequest if the JSON is invalid or nests too deep."""
+        """Parses the body as JSON, only once. Raises InvalidRequest if the JSON is invalid or nests too deep."""
         if not self._parsed:
             self._parsed.append(parse_json(await self.body()))
         return self._parsed[0]
@@ -158,7 +158,7 @@ class BoundedRequest(Request):
 
 
 def presented_key(request: Request) -> str:
-    """Return the key from `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated if there is no key."""
+    """Returns the key from `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated if there is no key."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

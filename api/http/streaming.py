@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
-    """Return the result of `work`. If `work` fails or the client leaves first, call `abandon`.
+    """Returns the result of `work`. If `work` fails or the client leaves first, calls `abandon`.
 
     Raises the error of `work`, or ClientDisconnect. The caller must have read the request's body to its end.
     """
@@ -72,18 +72,18 @@ _PLACEHOLDER = "\x00text\x00"
 
 
 def data_event(data: Mapping[str, Any]) -> bytes:
-    """Encode an event without a name, as in OpenAI's streams."""
+    """Encodes an event without a name, as in OpenAI's streams."""
     return b"data: " + _json(data) + b"\n\n"
 
 
 def named_event(name: str, data: Mapping[str, Any], event_id: int | None = None) -> bytes:
-    """Encode an event with a name. After a break, clients send `event_id` back as `Last-Event-ID`."""
+    """Encodes an event with a name. After a break, clients send `event_id` back as `Last-Event-ID`."""
     identity = b"" if event_id is None else f"id: {event_id}\n".encode()
     return identity + f"event: {name}\n".encode() + b"data: " + _json(data) + b"\n\n"
 
 
 def error_event(error: GraftworkError) -> bytes:
-    """Encode the last event of a stream that failed after its start. No `[DONE]` follows it."""
+    """Encodes the last event of a stream that failed after its start. No `[DONE]` follows it."""
     return named_event("error", error.body())
 
 
@@ -95,7 +95,7 @@ class TextEvents:
         self._before, self._after = event_of(_PLACEHOLDER).split(_ENCODER.encode(_PLACEHOLDER).encode())
 
     def of(self, text: str) -> bytes:
-        """Return the same bytes as `event_of` would return for this text."""
+        """Returns the same bytes as `event_of` would return for this text."""
         return self._before + _ENCODER.encode(text).encode() + self._after
 
 
@@ -139,7 +139,7 @@ class EventStream(StreamingResponse):
 
 @asynccontextmanager
 async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S) -> AsyncGenerator[Write]:
-    """Yield a function that writes events. Send `ping` after each `silence_s` seconds without an event."""
+    """Yields a function that writes events. Sends `ping` after each `silence_s` seconds without an event."""
     now = asyncio.get_running_loop().time
     written_at = now()
 

@@ -24,7 +24,7 @@ from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, k
 
 
 async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
-    """Reserve the tenant's quota for the request, and start the request's job.
+    """Reserves the tenant's quota for the request, and starts the request's job.
 
     Raises LimitExceeded if the quota does not allow the request. The engine then generates nothing.
     If the engine refuses the request, the job raises the engine's error.
@@ -84,7 +84,7 @@ class InferenceJob:
 
     @property
     def usage(self) -> Usage:
-        """Return the usage so far. A prompt with several answers counts only once."""
+        """Returns the usage so far. A prompt with several answers counts only once."""
         prompts = self._generations[:: self._choices_per_prompt]
         return Usage(
             cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
@@ -97,20 +97,20 @@ class InferenceJob:
         self._task.add_done_callback(self._finish)
 
     async def admitted(self) -> None:
-        """Wait until the engine starts the first answer. Raises the engine's error if it refuses the request."""
+        """Waits until the engine starts the first answer. Raises the engine's error if it refuses the request."""
         await self._has_news.wait()
         if self._failure is not None:
             raise self._failure
 
     async def deliver(self, take: Take) -> None:
-        """Call `take` with every event until the job ends. Until this call, events wait. Raises the job's error."""
+        """Calls `take` with every event until the job ends. Until this call, events wait. Raises the job's error."""
         self._reader.set_result(take)
         await self._has_ended.wait()
         if self._failure is not None:
             raise self._failure
 
     async def answers(self) -> list[GenerationFinished]:
-        """Wait for all answers, and return the last event of each, in order of index. Raises the job's error."""
+        """Waits for all answers, and returns the last event of each, in order of index. Raises the job's error."""
         finished: dict[int, GenerationFinished] = {}
 
         async def take(item: ChoiceEvent) -> None:
@@ -121,7 +121,7 @@ class InferenceJob:
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
-        """Cancel the job if it still runs.
+        """Cancels the job if it still runs.
 
         Later calls do nothing, because a second cancel could interrupt the job while it settles its account.
         """
@@ -143,7 +143,7 @@ class InferenceJob:
         self._end(failure)
 
     async def _generate_all(self) -> None:
-        """Generate all answers. If one fails, cancel the others and raise its error."""
+        """Generates all answers. If one fails, cancels the others and raises its error."""
         failures: list[GraftworkError] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -155,7 +155,7 @@ class InferenceJob:
             raise failures[0]
 
     async def _generate(self, choice: int, generation: Generation) -> None:
-        """Generate one answer. The first answer to a prompt computes the prompt and puts it in the cache.
+        """Generates one answer. The first answer to a prompt computes the prompt and puts it in the cache.
 
         All other answers to this prompt first wait until the prompt is in the cache.
         """
@@ -171,7 +171,7 @@ class InferenceJob:
                 await take(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """End a job that was cancelled or crashed."""
+        """Ends a job that was cancelled or crashed."""
         if task.cancelled():
             self._end(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # ServerTasks has logged the error

@@ -17,7 +17,7 @@ from graftwork.sessions.generation.generator import GenerationRequest
 
 
 def served_tier(principal: Principal, asked: str | None) -> str:
-    """Return the service tier of a request. `auto` and None mean `default`. The tenant's ceiling limits every tier."""
+    """Returns the service tier of a request. `auto` and None mean `default`. The tenant's ceiling limits every tier."""
     return principal.capped_tier("default" if asked is None or asked == "auto" else asked)
 
 
@@ -45,7 +45,7 @@ class InferenceRequest:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Return the parts of the request's schemas that the server does not enforce: fields, with JSON pointers."""
+        """Returns the parts of the request's schemas that the server does not enforce: fields, with JSON pointers."""
         return () if self.output.grammar is None else self.output.grammar.unenforced
 
     @property
@@ -54,7 +54,7 @@ class InferenceRequest:
 
     @property
     def estimated_tokens(self) -> int:
-        """Return the estimated usage: all prompts once, plus the expected tokens of every answer.
+        """Returns the estimated usage: all prompts once, plus the expected tokens of every answer.
 
         The job later replaces the estimate with the real usage.
         """
@@ -62,7 +62,7 @@ class InferenceRequest:
         return prompt_tokens + len(self.prompts) * self.choices_per_prompt * self.expected_tokens
 
     def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
-        """Make one generation request for each answer, in the order of the answers."""
+        """Makes one generation request for each answer, in the order of the answers."""
         pairs = [(prompt, sampling) for prompt in self.prompts for sampling in self.samplings]
         return [
             GenerationRequest(
@@ -99,7 +99,7 @@ class ResponseHead:
 
     @classmethod
     def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
-        """Make the head of one answer. The answer's id is `prefix`, such as `chatcmpl-`, plus the request's id."""
+        """Makes the head of one answer. The answer's id is `prefix`, such as `chatcmpl-`, plus the request's id."""
         digest = inference.resolved.digest or resources.description.fingerprint
         return cls(
             answer_id=prefix + inference.request_id.removeprefix("req_"),

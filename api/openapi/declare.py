@@ -25,7 +25,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def also(*statuses: int, stream: str | None = None) -> Responses:
-    """Declare error statuses that the route's class does not imply.
+    """Declares error statuses that the route's class does not imply.
 
     `stream` is a key of STREAMS. It declares that the route can answer with this stream.
     """
@@ -36,6 +36,6 @@ def also(*statuses: int, stream: str | None = None) -> Responses:
 
 
 def _one_of(events: Sequence[type[Answer]]) -> dict[str, Any]:
-    """Return the schema for the `data` of one event."""
+    """Returns the schema for the `data` of one event."""
     references = [{"$ref": f"#/components/schemas/{event.__name__}"} for event in events]
     return references[0] if len(references) == 1 else {"oneOf": references}

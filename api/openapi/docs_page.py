@@ -26,7 +26,7 @@ _Operation = tuple[str, str, Mapping[str, Any]]
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Render the page for a complete OpenAPI document."""
+    """Renders the page for a complete OpenAPI document."""
     operations = [
         (path, method, operation) for path, each in document["paths"].items() for method, operation in each.items()
     ]
@@ -90,7 +90,7 @@ def _schemas(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _schema_name(schema: Mapping[str, Any]) -> str:
-    """Return links to the schemas that a body can have."""
+    """Returns links to the schemas that a body can have."""
     alternatives = schema.get("oneOf") or schema.get("anyOf") or [schema]
     names = [_last(each["$ref"]) for each in alternatives if "$ref" in each]
     return " or ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names) or "any"

@@ -64,7 +64,7 @@ ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
 
 
 def header_components() -> dict[str, Any]:
-    """Return every header for `#/components/headers`."""
+    """Returns every header for `#/components/headers`."""
     return {
         name: {"description": description, "schema": schema, "example": example}
         for name, (description, schema, example) in HEADERS.items()
@@ -72,12 +72,12 @@ def header_components() -> dict[str, Any]:
 
 
 def header_references(*names: str) -> dict[str, Any]:
-    """Return references to the headers of one answer."""
+    """Returns references to the headers of one answer."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 def error_components() -> dict[str, Any]:
-    """Return every error for `#/components/responses`. Names of Anthropic's errors begin with `Anthropic`."""
+    """Returns every error for `#/components/responses`. Names of Anthropic's errors begin with `Anthropic`."""
     found: dict[str, Any] = {}
     for name, meaning, kind, code, headers in ERRORS.values():
         fields = {"message": meaning, "type": kind, "param": None, "code": code}
@@ -90,7 +90,7 @@ def error_components() -> dict[str, Any]:
 
 
 def error_reference(status: int, *, is_anthropic: bool = False) -> dict[str, str]:
-    """Return the reference from an operation to one error."""
+    """Returns the reference from an operation to one error."""
     prefix = "Anthropic" if is_anthropic else ""
     return {"$ref": f"#/components/responses/{prefix}{ERRORS[status][0]}"}
 

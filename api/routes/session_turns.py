@@ -85,7 +85,7 @@ async def get_tool_outputs(session_id: str, resources: ForSessions, principal: I
 
 
 async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> Response:
-    """Wait for the turn and return it, or stream its events. Raises the error if the engine refuses the turn."""
+    """Waits for the turn and returns it, or streams its events. Raises the error if the engine refuses the turn."""
     stream, leave = bool(options.stream), turn.cancel if options.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
     begun = json.dumps(kept).encode()
@@ -107,4 +107,4 @@ def _outputs_answer(answer: ToolOutputsResult) -> GivenOutputs:
 
 
 def _leave_alone() -> None:
-    """Do nothing, so that the turn continues without its client."""
+    """Does nothing, so that the turn continues without its client."""

@@ -44,7 +44,7 @@ class AliasBody(NativeBody):
 
 
 def adapter_answer(adapter: Adapter) -> answers.Adapter:
-    """Convert an adapter, with its versions and aliases, to an answer."""
+    """Converts an adapter, with its versions and aliases, to an answer."""
     return answers.Adapter(
         id=adapter.id,
         name=adapter.name,
@@ -55,7 +55,7 @@ def adapter_answer(adapter: Adapter) -> answers.Adapter:
 
 
 def alias_answer(change: AliasChange) -> answers.AliasChange:
-    """Convert the change of an alias to an answer, with the new and the old target."""
+    """Converts the change of an alias to an answer, with the new and the old target."""
     return answers.AliasChange(
         adapter=change.adapter,
         alias=change.alias,

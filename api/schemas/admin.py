@@ -18,7 +18,7 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def unix_seconds(value: object) -> object:
-    """Convert ISO 8601 text to unix seconds. Text without a time zone means UTC. Return other values unchanged."""
+    """Converts ISO 8601 text to unix seconds. Text without a time zone means UTC. Returns other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -70,7 +70,7 @@ QuotaBody = Annotated[
 
 
 def tenant_answer(tenant: Tenant) -> answers.Tenant:
-    """Convert a tenant to an answer for the operator."""
+    """Converts a tenant to an answer for the operator."""
     return answers.Tenant(
         id=tenant.id,
         name=tenant.name,
@@ -82,7 +82,7 @@ def tenant_answer(tenant: Tenant) -> answers.Tenant:
 
 
 def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
-    """Convert a key's record to an answer. Pass `plaintext` only when the key is new."""
+    """Converts a key's record to an answer. `plaintext` is given only for a new key."""
     return answers.TenantKey(
         id=key.id,
         tenant_id=key.tenant_id,
@@ -98,12 +98,12 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
 
 
 def quota_answer(quota: Quota) -> answers.Quota:
-    """Convert a quota to an answer with every limit. None means no limit."""
+    """Converts a quota to an answer with every limit. None means no limit."""
     return answers.Quota(**quota.as_mapping())
 
 
 def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
-    """Convert an audit entry to an answer."""
+    """Converts an audit entry to an answer."""
     return answers.AuditEntry(
         id=entry.id,
         at=entry.at,

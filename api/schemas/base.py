@@ -64,12 +64,12 @@ class FieldError(ValueError):
 
 
 def given(field: str) -> dict[str, Any]:
-    """Return the JSON Schema of a body that has this field with a value other than null."""
+    """Returns the JSON Schema of a body that has this field with a value other than null."""
     return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
 
 
 def _takes_integers(hint: Any) -> bool:
-    """Return whether a field of this type holds an integer or a list of integers, but no float."""
+    """Returns whether a field of this type holds an integer or a list of integers, but no float."""
     origin = get_origin(hint)
     if origin in (Union, UnionType, list):
         return any(_takes_integers(each) for each in get_args(hint))
@@ -77,7 +77,7 @@ def _takes_integers(hint: Any) -> bool:
 
 
 def with_integers(value: Any) -> Any:
-    """Convert whole numbers such as 5.0 to integers, also inside lists."""
+    """Converts whole numbers such as 5.0 to integers, also inside lists."""
     if isinstance(value, list):
         return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -131,7 +131,7 @@ class Prediction(OpenAiBody):
 
     @property
     def text(self) -> str:
-        """Return the whole text. Parts are joined without separators."""
+        """Returns the whole text. Parts are joined without separators."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -155,7 +155,7 @@ class FunctionTool(OpenAiBody):
     function: FunctionDefinition
 
     def as_template_input(self) -> dict[str, Any]:
-        """Return the tool in the form that chat templates expect, without missing fields."""
+        """Returns the tool in the form that chat templates expect, without missing fields."""
         return tool_for_prompt(self.model_dump(exclude_none=True))
 
 
@@ -166,7 +166,7 @@ IsNeutral = Callable[[Any], bool]
 
 
 def _empty(value: Any) -> bool:
-    """Return whether the value is null, false, zero or empty."""
+    """Returns whether the value is null, false, zero or empty."""
     return not value
 
 
@@ -231,7 +231,7 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
 
 
 def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
-    """Return the body unchanged. Raises FieldError for the first unsupported field whose value is not neutral."""
+    """Returns the body unchanged. Raises FieldError for the first unsupported field whose value is not neutral."""
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():
             if field in body and not is_neutral(body[field]):

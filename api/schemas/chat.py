@@ -64,12 +64,12 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
 
     @property
     def token_limit(self) -> int | None:
-        """Return the longest answer in tokens. `max_completion_tokens` is the newer name and has priority."""
+        """Returns the longest answer in tokens. `max_completion_tokens` is the newer name and has priority."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def shows_tools(self) -> bool:
-        """Return whether the prompt shows the tools. It does not if the model must not call any."""
+        """Returns whether the prompt shows the tools. It does not if the model must not call any."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def output_constraints(self) -> OutputConstraints:

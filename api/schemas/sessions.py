@@ -91,7 +91,7 @@ class TurnBody(TurnOptions):
     sampling: dict[str, Any] | None = None
 
     def hints(self) -> dict[str, ToolHint]:
-        """Return the hints by tool name."""
+        """Returns the hints by tool name."""
         given = (self.tool_hints or {}).items()
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 

@@ -34,7 +34,7 @@ TimeText = Annotated[
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
-    """Return the time range [start, end) in unix seconds. By default it covers the last 30 days.
+    """Returns the time range [start, end) in unix seconds. By default it covers the last 30 days.
 
     Raises InvalidRequest for an invalid time, and for a start after the end.
     """
@@ -47,7 +47,7 @@ def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
 
 
 def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
-    """Convert sums of usage to an answer with one row for each group. Rows have no ids, so `first_id` is None."""
+    """Converts sums of usage to an answer with one row for each group. Rows have no ids, so `first_id` is None."""
     rows = [
         UsageRow(
             group=summary.group,
@@ -63,7 +63,7 @@ def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
 
 
 def _moment(text: str, param: str) -> float:
-    """Parse unix seconds or ISO 8601 text. Raises InvalidRequest for any other text."""
+    """Parses unix seconds or ISO 8601 text. Raises InvalidRequest for any other text."""
     try:
         value = unix_seconds(_number(text))
         seconds = float(str(value))

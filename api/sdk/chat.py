@@ -94,7 +94,7 @@ class Completions(Resource[R]):
     def create(
         self, *, model: str, messages: Messages, stream: bool = False, **parameters: Unpack[ChatParameters]
     ) -> Any:
-        """Ask the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
+        """Asks the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
         extra_body = parameters.pop("extra_body", {})
         body = {"model": model, "messages": messages, **parameters, **extra_body}
         call = Call("POST", "/v1/chat/completions", json={**body, "stream": True} if stream else body)
@@ -104,7 +104,7 @@ class Completions(Resource[R]):
         return start_stream(self._runtime, self._chunks(call, connection), connection)
 
     def _chunks(self, call: Call, connection: Connection) -> Steps[None]:
-        """Read the stream's chunks. A broken stream cannot continue, because the server does not store the answer."""
+        """Reads the stream's chunks. A broken stream cannot continue, because the server does not store the answer."""
         yield from open_stream(call, connection, self._runtime.policy)
         yield Opened()
         parser = FrameParser()
@@ -132,7 +132,7 @@ class Models(Resource[R]):
 
     @operation
     def list(self) -> Steps[Page[Model]]:
-        """List the base model, then this tenant's adapters and their aliases."""
+        """Lists the base model, then this tenant's adapters and their aliases."""
         return (yield from self._page(Model, Call("GET", "/v1/models")))
 
     @operation

@@ -117,7 +117,7 @@ class AsyncGraftwork(ApiClient[AsyncRuntime]):
 
 
 def _base_url(given: str | None) -> str:
-    """Return the server's address without `/v1` at the end."""
+    """Returns the server's address without `/v1` at the end."""
     url = given or os.environ.get("GRAFTWORK_URL") or DEFAULT_URL
     return url.rstrip("/").removesuffix("/v1")
 

@@ -34,7 +34,7 @@ class SessionFeed:
     """The feed calls this with each event, just before it emits the event."""
 
     def read(self, opening: Call) -> Steps[None]:
-        """Send `opening` and emit its events. After a break, reconnect and emit the missing events."""
+        """Sends `opening` and emits its events. After a break, reconnect and emits the missing events."""
         opening, first = with_key(opening), self.last_seq
         response = yield from open_stream(opening, self.connection, self.policy)
         yield Opened()
@@ -61,7 +61,7 @@ class SessionFeed:
         return call.with_headers(last_event_id=str(after))
 
     def _read_connection(self) -> Steps[bool]:
-        """Emit events until the connection ends. Return true if no more events can follow."""
+        """Emits events until the connection ends. Returns true if no more events can follow."""
         parser = FrameParser()
         while (chunk := (yield ReadStream(self.connection))) is not None:
             for frame in parser.feed(chunk):
@@ -75,7 +75,7 @@ class SessionFeed:
         return not self.ends_with_turn
 
     def _accept(self, frame: Frame) -> SessionEvent | None:
-        """Convert a frame to its event. Return None for a ping, and for an event that the feed already emitted.
+        """Converts a frame to its event. Returns None for a ping, and for an event that the feed already emitted.
 
         Raises APIError for an `error` event.
         """
@@ -97,5 +97,5 @@ class SessionFeed:
 
 
 def _holds_events(response: httpx.Response) -> bool:
-    """Return whether the answer is a stream. After a tool output, the answer is plain JSON if calls still wait."""
+    """Returns whether the answer is a stream. After a tool output, the answer is plain JSON if calls still wait."""
     return str(response.headers.get("content-type")).startswith("text/event-stream")

@@ -73,7 +73,7 @@ class GatewayApp(FastAPI):
 def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
-    """Create the application. Without `resources`, it opens its own services at start and closes them at the end.
+    """Creates the application. Without `resources`, it opens its own services at start and closes them at the end.
 
     Its own services use `engine`. By default this is the engine at the settings' address.
     """
@@ -106,7 +106,7 @@ def create_app(
 
 
 def operation_id(route: APIRoute) -> str:
-    """Name an operation by its function, so that generated clients have plain method names."""
+    """Names an operation by its function, so that generated clients have plain method names."""
     return route.name
 
 

@@ -33,7 +33,7 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 
 def run_engine(settings: Settings, listen: str) -> None:
-    """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT.
+    """Serves the model at `listen` (a gRPC address) until SIGTERM or SIGINT.
 
     Blocks. Raises InvalidRequest for bad settings.
     """
@@ -66,14 +66,14 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """Return the line that the parent sends to its child: the address to listen at, and every setting that it needs."""
+    """Returns the line that the parent sends to its child: the address to listen at, and every setting that it needs."""
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
     return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
 
 
 def main() -> None:
-    """Run a child process: read its settings from standard input, watch that pipe for the parent's end, and serve."""
+    """Runs a child process: read its settings from standard input, watch that pipe for the parent's end, and serve."""
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)
@@ -83,12 +83,12 @@ def main() -> None:
 
 
 def watch_parent(lifeline: int) -> None:
-    """End this process when the pipe's writer has closed it: by SIGTERM first, then at once if that takes too long."""
+    """Ends this process when the pipe's writer has closed it: by SIGTERM first, then at once if that takes too long."""
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
 
 def _read_line(descriptor: int) -> bytes:
-    """Read a line without a buffer.
+    """Reads a line without a buffer.
 
     A thread that waits in a buffered reader holds its lock, which blocks the interpreter's exit.
     """

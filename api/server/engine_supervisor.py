@@ -56,7 +56,7 @@ class EngineChild:
         return None if self._process is None else self._process.pid
 
     async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
-        """Start the engine and wait until it answers. Calls `report` with the seconds waited, about once a second.
+        """Starts the engine and waits until it answers. Calls `report` with the seconds waited, about once a second.
 
         Raises Unavailable if the child ends before it answers. The child's own message is on standard error.
         """
@@ -65,7 +65,7 @@ class EngineChild:
         self._keeping = asyncio.create_task(self._keep_alive(), name="engine-keeper")
 
     async def stop(self) -> None:
-        """Stop the child by SIGTERM, and after a while by SIGKILL. Returns when the child has ended."""
+        """Stops the child by SIGTERM, and after a while by SIGKILL. Returns when the child has ended."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)

@@ -14,7 +14,7 @@ def demo_folder() -> Path:
 
 
 def model_folder(settings: Settings) -> Path:
-    """Return the folder of the settings' model, or else, in demo mode, of the demo model.
+    """Returns the folder of the settings' model, or else, in demo mode, of the demo model.
 
     Raises InvalidRequest otherwise.
     """
@@ -26,10 +26,10 @@ def model_folder(settings: Settings) -> Path:
 
 
 def model_name(settings: Settings) -> str:
-    """Return the name of the base model for clients. An empty name means the folder's name."""
+    """Returns the name of the base model for clients. An empty name means the folder's name."""
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 
 def model_dtype(settings: Settings) -> str:
-    """Return the dtype of the served model. The demo model is small enough for fp32."""
+    """Returns the dtype of the served model. The demo model is small enough for fp32."""
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype

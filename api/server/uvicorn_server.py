@@ -62,7 +62,7 @@ class SignalWatch:
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
 
     def direct_to(self, server: HttpServer) -> None:
-        """Let signals stop this server from now on."""
+        """Lets signals stop this server from now on."""
         self._server = server
 
     def _stop(self) -> None:
@@ -76,7 +76,7 @@ _BACKLOG = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket. Port 0 takes a free port. Raises Conflict if the address is not available."""
+    """Binds a socket. Port 0 takes a free port. Raises Conflict if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -85,7 +85,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Return the URL of a server's socket. If the socket listens on every address, the URL is for this machine."""
+    """Returns the URL of a server's socket. If the socket listens on every address, the URL is for this machine."""
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"

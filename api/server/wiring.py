@@ -63,7 +63,7 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Open all services that routes need. They are open inside the `async with` block.
+    """Opens all services that routes need. They are open inside the `async with` block.
 
     `engine` is by default the engine at the settings' address. Raises Unavailable if the engine does not answer. A
     given `inspector` stays open after the block.
@@ -213,10 +213,10 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 
 
 def owner_name(settings: Settings) -> str | None:
-    """Return the gateway's name. It stays the same after a restart, so that the gateway finds its own turns again.
+    """Returns the gateway's name. It stays the same after a restart, so that the gateway finds its own turns again.
 
     The name is made of the machine and the address, so no two running gateways have the same name. It does not contain
-    the data folder, because gateways may share a data folder. Return None if the system chooses the port. The gateway
+    the data folder, because gateways may share a data folder. Returns None if the system chooses the port. The gateway
     then gets a new name at each start.
     """
     if settings.port == 0:

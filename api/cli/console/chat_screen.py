@@ -50,7 +50,7 @@ StartTurn = Callable[[], Stream[SessionEvent]]
 def open_session(
     client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
 ) -> Session[SyncRuntime]:
-    """If `model` is a session's id, open that session. Otherwise create a session on this model or the base model."""
+    """If `model` is a session's id, opens that session. Otherwise create a session on this model or the base model."""
     if model is not None and model.startswith("ses_"):
         return client.sessions.get(model)
     base = next(iter(client.models.list())).id
@@ -62,7 +62,7 @@ def open_session(
 
 
 def _schemas_in(path: Path) -> list[dict[str, Any]]:
-    """Read a list of function schemas from a JSON file. Raises ConfigurationError if the file holds anything else."""
+    """Reads a list of function schemas from a JSON file. Raises ConfigurationError if the file holds anything else."""
     try:
         schemas = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -99,7 +99,7 @@ class ChatScreen:
         }
 
     def talk(self) -> None:
-        """Read lines from the user and run them, until /quit or the end of the input."""
+        """Reads lines from the user and runs them, until /quit or the end of the input."""
         version = self._session.model.version
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")
@@ -113,7 +113,7 @@ class ChatScreen:
         typer.echo(f"\nGo on later with: graftwork sessions chat {self._session.id}")
 
     def _obey(self, action: Callable[[], None]) -> None:
-        """Run the action of one line of input.
+        """Runs the action of one line of input.
 
         Prints an error of the server. Raises APIConnectionError without a server.
         """
@@ -141,7 +141,7 @@ class ChatScreen:
             self._retry()
 
     def _answer(self, calls: Sequence[PendingCall]) -> None:
-        """Send outputs for the tool calls. If the model then calls more tools, answer these calls too."""
+        """Sends outputs for the tool calls. If the model then calls more tools, answers these calls too."""
         if calls:
             self._send([ToolOutput(call.call_id, _output_of(call)) for call in calls])
 
@@ -150,7 +150,7 @@ class ChatScreen:
         self._answer(self._take(lambda: self._session.tool_outputs(outputs, stream=True)))
 
     def _take(self, start: StartTurn) -> list[PendingCall]:
-        """Run a turn and print its events. Returns the tool calls that need outputs. Ctrl-C stops only the turn."""
+        """Runs a turn and prints its events. Returns the tool calls that need outputs. Ctrl-C stops only the turn."""
         try:
             with start() as events:
                 return self._print(events)
@@ -160,7 +160,7 @@ class ChatScreen:
             return []
 
     def _take_up(self) -> None:
-        """Continue a session that was left with unanswered calls, or with answers that no turn has used."""
+        """Continues a session that was left with unanswered calls, or with answers that no turn has used."""
         if self._session.status != "awaiting_tool":
             return
         given = self._session.given_outputs()
@@ -172,7 +172,7 @@ class ChatScreen:
             self._send([ToolOutput(stored.call_id, stored.output) for stored in given.outputs])
 
     def _print(self, events: Iterable[SessionEvent]) -> list[PendingCall]:
-        """Print the events of a turn. Returns the tool calls that need outputs."""
+        """Prints the events of a turn. Returns the tool calls that need outputs."""
         calls: list[PendingCall] = []
         is_within_line = False
         for event in events:
@@ -218,7 +218,7 @@ class ChatScreen:
 
 
 def _asked(question: str) -> str:
-    """Read one line of input. Raises typer.Abort at the end of the input."""
+    """Reads one line of input. Raises typer.Abort at the end of the input."""
     typed: str = typer.prompt(question, prompt_suffix="> ", default="", show_default=False)
     return typed.strip()
 
@@ -228,7 +228,7 @@ def _show_call(name: str, arguments: str) -> None:
 
 
 def _output_of(call: PendingCall) -> str:
-    """Return the output of a tool call. Runs the demo's tool with this name, or else asks the user for the output."""
+    """Returns the output of a tool call. Runs the demo's tool with this name, or else asks the user for the output."""
     try:
         output = json.dumps(run_tool(call.name, json.loads(call.arguments)), ensure_ascii=False)
     except (KeyError, TypeError, ValueError):

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """Return a client for the server at GRAFTWORK_URL, with the keys of the environment.
+    """Returns a client for the server at GRAFTWORK_URL, with the keys of the environment.
 
     The client does not retry, so that a person sees an error at once.
     """
@@ -18,7 +18,7 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """Return the id of the tenant with this id or name. Return any other text unchanged. The server then refuses it."""
+    """Returns the id of the tenant with this id or name. Returns any other text unchanged. The server then refuses it."""
     after: str | None = None
     while True:
         page = client.admin.tenants.list(limit=100, after=after)

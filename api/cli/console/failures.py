@@ -38,7 +38,7 @@ class CommandGroup(TyperGroup):
 
 
 def require_modules(*names: str) -> None:
-    """Check that these top-level modules are installed, without importing them.
+    """Checks that these top-level modules are installed, without importing them.
 
     Raises ModuleNotFoundError for the first module that is not installed.
     """
@@ -48,7 +48,7 @@ def require_modules(*names: str) -> None:
 
 
 def advice(error: sdk_errors.GraftworkError | platform_errors.GraftworkError) -> str:
-    """Return one line that says what is wrong and what the user can do about it."""
+    """Returns one line that says what is wrong and what the user can do about it."""
     message = " ".join(error.message.split())
     if isinstance(error, _VALUE_ERRORS) and error.param and error.param not in message:
         message = f"{error.param}: {message}"

@@ -79,7 +79,7 @@ class Talk:
             await self.say(ask)
 
     async def say(self, ask: Ask) -> Exchange:
-        """Send a message, run the tools that the model calls, and return the record.
+        """Sends a message, runs the tools that the model calls, and returns the record.
 
         At most MAX_ROUNDS turns.
         """
@@ -98,7 +98,7 @@ class Talk:
         return exchange
 
     def is_in_voice(self, exchange: Exchange) -> bool:
-        """Return whether the answer is exactly what the adapter was trained to write about the last tool result."""
+        """Returns whether the answer is exactly what the adapter was trained to write about the last tool result."""
         if not exchange.results:
             return False
         call, result = exchange.results[-1]

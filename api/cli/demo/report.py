@@ -58,7 +58,7 @@ class Report:
 
 
 def figures_of(talk: Talk) -> Figures:
-    """Compute the figures of a conversation's session.
+    """Computes the figures of a conversation's session.
 
     Tokens per second are measured at the client, over the time of all turns. This includes the wait for the server.
     """
@@ -104,7 +104,7 @@ def _row(figures: Figures) -> tuple[object, ...]:
 
 
 def show_exchanges(label: str, exchanges: Iterable[Exchange]) -> None:
-    """Print each user message of these exchanges, with its tool calls and its answer."""
+    """Prints each user message of these exchanges, with its tool calls and its answer."""
     typer.secho(f"\n{label}", bold=True)
     for exchange in exchanges:
         typer.echo(f"  user   {exchange.ask.text}")

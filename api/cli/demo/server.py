@@ -37,7 +37,7 @@ class DemoServer:
         return f"http://127.0.0.1:{self._port}"
 
     def keys(self) -> dict[str, str]:
-        """Return the API key of each demo tenant, by the tenant's name."""
+        """Returns the API key of each demo tenant, by the tenant's name."""
         keys: dict[str, str] = json.loads((self._data_dir / _KEYS_FILE).read_text(encoding="utf-8"))
         return keys
 
@@ -45,7 +45,7 @@ class DemoServer:
         return (self._data_dir / "admin.key").read_text(encoding="utf-8").strip()
 
     async def start(self) -> None:
-        """Start the server and wait until it is ready. Raises ServerFailed if it ends, or is not ready in time."""
+        """Starts the server and waits until it is ready. Raises ServerFailed if it ends, or is not ready in time."""
         arguments = ["serve", "--demo", "--port", str(self._port), "--data-dir", str(self._data_dir)]
         with (self._data_dir / _LOG_FILE).open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -62,7 +62,7 @@ class DemoServer:
             ) from None
 
     async def stop(self) -> None:
-        """Stop the server by SIGTERM, and by SIGKILL if it still runs after a while. Does nothing if no server runs."""
+        """Stops the server by SIGTERM, and by SIGKILL if it still runs after a while. Does nothing if no server runs."""
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):
@@ -95,7 +95,7 @@ def _free_port() -> int:
 
 
 def _plain_environment() -> dict[str, str]:
-    """Return this process's environment without GRAFTWORK_*, so that the demo never uses a real server's database.
+    """Returns this process's environment without GRAFTWORK_*, so that the demo never uses a real server's database.
 
     By default the environment limits torch to one thread (see the Makefile).
     """

@@ -35,7 +35,7 @@ class Call:
     """Whether the call creates something. The SDK then adds an Idempotency-Key, so that it can repeat the call."""
 
     def with_headers(self, **headers: str) -> "Call":
-        """Return a copy with more headers. `_` in a name becomes `-`: `idempotency_key` sets `idempotency-key`."""
+        """Returns a copy with more headers. `_` in a name becomes `-`: `idempotency_key` sets `idempotency-key`."""
         added = {name.replace("_", "-"): value for name, value in headers.items()}
         return replace(self, headers={**self.headers, **added})
 

@@ -40,17 +40,17 @@ class Resource(Generic[R]):
         self._runtime: R = runtime
 
     def _json(self, call: Call) -> Steps[Mapping[str, Any]]:
-        """Send the call and return the answer's JSON. An empty answer becomes an empty object."""
+        """Sends the call and returns the answer's JSON. An empty answer becomes an empty object."""
         response = yield from send(call, self._runtime.policy)
         body: Mapping[str, Any] = response.json() if response.content else {}
         return body
 
     def _read(self, answer_class: type[A], call: Call) -> Steps[A]:
-        """Send the call and return its answer as an `answer_class`."""
+        """Sends the call and returns its answer as an `answer_class`."""
         return answer_class.read((yield from self._json(call)))
 
     def _page(self, answer_class: type[A], call: Call) -> Steps[Page[A]]:
-        """Send the call and return one page of answers."""
+        """Sends the call and returns one page of answers."""
         return Page[answer_class].read((yield from self._json(call)))  # type: ignore[valid-type]  # known at run time
 
 
@@ -82,5 +82,5 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in low
 
 
 def path_segment(name: str) -> str:
-    """Quote a name, so that it fills exactly one segment of a URL path."""
+    """Quotes a name, so that it fills exactly one segment of a URL path."""
     return quote(name, safe="@")

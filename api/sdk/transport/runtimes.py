@@ -56,7 +56,7 @@ class Ended(Generic[T]):
 
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:
-    """Build the httpx request of a call. Each try needs a new request."""
+    """Builds the httpx request of a call. Each try needs a new request."""
     query = {name: value for name, value in call.query.items() if value is not None}
     headers = {**keys.header(call), **call.headers}
     return http.build_request(
@@ -65,7 +65,7 @@ def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys
 
 
 def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APIConnectionError:
-    """Convert an httpx error to an error of the SDK."""
+    """Converts an httpx error to an error of the SDK."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return APIConnectionError(f"No Graftwork server answers at {base_url}", code="unreachable")
     if isinstance(error, httpx.TimeoutException):
@@ -83,13 +83,13 @@ class SyncRuntime:
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
-        """Perform all effects of an operation that emits no events, and return the operation's result."""
+        """Performs all effects of an operation that emits no events, and returns the operation's result."""
         ended = self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform the effects of an operation until it emits an event or ends."""
+        """Performs the effects of an operation until it emits an event or ends."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:
@@ -147,13 +147,13 @@ class AsyncRuntime:
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
-        """Perform all effects of an operation that emits no events, and return the operation's result."""
+        """Performs all effects of an operation that emits no events, and returns the operation's result."""
         ended = await self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     async def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform the effects of an operation until it emits an event or ends."""
+        """Performs the effects of an operation until it emits an event or ends."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:

@@ -23,7 +23,7 @@ class Stream(Iterator[E]):
         self._connection = connection
 
     def open(self) -> Self:
-        """Send the request. Raises the server's error if the server refuses the request."""
+        """Sends the request. Raises the server's error if the server refuses the request."""
         self._runtime.advance(self._steps)
         return self
 
@@ -65,7 +65,7 @@ class AsyncStream(AsyncIterator[E]):
         self._is_open = False
 
     async def open(self) -> Self:
-        """Send the request, unless it was already sent. Raises the server's error if the server refuses the request."""
+        """Sends the request, unless it was already sent. Raises the server's error if the server refuses the request."""
         if not self._is_open:
             self._is_open = True
             await self._runtime.advance(self._steps)
@@ -101,7 +101,7 @@ class AsyncStream(AsyncIterator[E]):
 
 
 def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
-    """Return a stream of the events that `steps` emits. A synchronous stream sends its request at once.
+    """Returns a stream of the events that `steps` emits. A synchronous stream sends its request at once.
 
     `steps` must yield Opened when the server has accepted the request.
     """
