@@ -1,8 +1,7 @@
 """Groups the services of one process by the routes that use them, and gives each route its group.
-
-`wiring` builds and closes the services. This module also defines the types of handler parameters: a group of services,
-the request's id, or the principal, which is the owner of the request's key. FastAPI fills in a parameter by its type.
-The route's class has already authenticated the principal. This module only checks the principal's scopes.
+Owns the types of handler parameters: a group of services, the request's id, or the principal, which is the owner of the
+request's key. FastAPI fills in a parameter by its type. Never builds or closes a service (`wiring` does), and never
+authenticates a request (the route's class does). Only checks that the key has the scope that a route needs.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -42,7 +41,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class InferenceResources:
-    """The services of routes that generate, and facts about the served model."""
+    """The services of the routes that generate text, and facts about the served model."""
 
     clock: Clock
     pepper: bytes
@@ -50,12 +49,12 @@ class InferenceResources:
     generator: Generator
     accounting: Accounting
     description: EngineDescription
-    """The engine's own description, which it sent at start-up."""
+    """The description of the engine and its model, which the engine sent when this process started."""
     folder: ModelFolder
     prompts: PromptEncoder | None
-    """Encodes chats. None if the model has no chat template."""
+    """Encodes chats. It is None if the model has no chat template."""
     planner: ConstraintPlanner
-    """Plans constrained outputs. It knows the form in which this model writes tool calls."""
+    """Plans constrained outputs. The planner knows the form in which this model writes tool calls."""
     tasks: ServerTasks
 
     @property
@@ -64,7 +63,7 @@ class InferenceResources:
 
     @property
     def base_name(self) -> str:
-        """Returns the name that clients use for the base model."""
+        """The name that clients use for the base model."""
         return self.description.model_name
 
     def chat_prompts(self) -> PromptEncoder:
@@ -78,10 +77,11 @@ class InferenceResources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """Finds the base model or adapter version for the name `model`. With `parts`, returns a mixture of adapters.
-
-        Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture that is not on the
-        base model, or that contains the base model.
+        """Finds the base model or adapter version with the name `model`. If `parts` is given, returns a mixture of
+        adapters.
+        Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture if `model` is not
+        the base
+        model, or if the mixture contains the base model.
         """
         scope = principal.scope()
         resolved = await self.registry.resolve(scope, model, self.base_name)
@@ -146,7 +146,7 @@ class AdminResources:
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """The services for authentication, idempotency, readiness and metrics."""
+    """The services for authentication, idempotency keys, readiness and metrics."""
 
     settings: Settings
     clock: Clock

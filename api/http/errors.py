@@ -1,6 +1,5 @@
-"""Turns errors into HTTP responses. All these responses have the same JSON shape.
-
-The middleware adds `x-request-id` to every response, including errors.
+"""Turns errors into HTTP responses. Invariant: all these responses have the same JSON shape.
+Never adds `x-request-id`: the middleware adds it to every response.
 """
 
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, NotAuthen
 
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     """Makes the application answer each expected error with JSON. The middleware answers unexpected errors.
-
-    `routes` are all routes of the application. A 405 lists the path's methods in its `Allow` header.
+    `routes` are all routes of the application. They are needed for the `Allow` header of a 405.
     """
 
     async def answer_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -45,12 +43,14 @@ def error_response(error: GraftworkError) -> JSONResponse:
 
 
 def error_headers(error: GraftworkError) -> dict[str, str]:
-    """Returns the headers of an error. They do not depend on the shape of the body."""
+    """Returns the headers for an error. They are the same for every shape of the body."""
     return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
 
 
 def internal_failure(request_id: str) -> InternalFailure:
-    """Returns the error for an unexpected failure. It tells the caller only the request's id, which the log also has."""
+    """Returns the error for an unexpected failure. The client learns only the request's id, under which the log has the
+    cause.
+    """
     return InternalFailure(f"The server failed on this request. Report it with the request id {request_id}.")
 
 

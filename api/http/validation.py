@@ -1,4 +1,6 @@
-"""Converts pydantic's validation errors to one error. It names the field as the client wrote it."""
+"""Converts the validation errors of pydantic to one error, which names the field as the client wrote it.
+Never validates anything itself.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +11,11 @@ from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _MOST_NAMED = 5
-"""The highest number of errors in one message."""
+"""The most problems that one message lists."""
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequest:
-    """Joins all errors of a body in one error. `param` names the first wrong field."""
+    """Joins all problems of a body in one error. `param` of the error names the first wrong field."""
     complaints = _complaints(error)
     return InvalidRequest(_message(complaints), param=complaints[0][0])
 
@@ -27,7 +29,9 @@ def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidReque
 
 
 def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkError:
-    """Returns the same error with the status 422, for native and admin routes. A prompt that is too long keeps 400."""
+    """Returns the same error with the status 422, for native and admin routes.
+    The error of a prompt that is too long keeps the status 400.
+    """
     if isinstance(error, ValidationFailed | ContextLengthExceeded):
         return error
     code = None if error.code == InvalidRequest.default_code else error.code
