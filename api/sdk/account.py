@@ -7,7 +7,7 @@ from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import UsageRow
 
 Moment = float | str
-"""A time as unix seconds, or as ISO 8601 text."""
+"""A time as Unix seconds, or as ISO 8601 text."""
 
 
 class UsageLedger(Resource[R]):

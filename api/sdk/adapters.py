@@ -18,10 +18,9 @@ class Adapters(Resource[R]):
 
     @operation
     def push(self, folder: str | Path, *, name: str | None = None) -> Steps[Adapter]:
-        """Uploads a PEFT folder as the next version of the adapter `name`.
-
-        By default `name` is the folder's name. If a version has the same files, the server makes no new version. Raises
-        ConfigurationError if a file is missing. Raises ValidationError for a wrong tensor or field, and names it.
+        """Uploads a PEFT folder as the next version of the adapter `name`. By default `name` is the folder's name.
+        If a version has the same files already, the server makes no new version.
+        Raises ConfigurationError if a file is missing, and ValidationError, which names the wrong tensor or field.
         """
         path = Path(folder)
         for required in (CONFIG_FILE, WEIGHTS_FILE):
@@ -49,7 +48,7 @@ class Adapters(Resource[R]):
 
     @operation
     def delete(self, name: str, version: int | None = None) -> Steps[Deleted]:
-        """Deletes the adapter, or only one version of it. Running requests still finish."""
+        """Deletes the adapter, or only the version `version` of it. Running requests still finish."""
         path = f"/v1/adapters/{path_segment(name)}" + (f"/versions/{version}" if version is not None else "")
         return (yield from self._read(Deleted, Call("DELETE", path)))
 
@@ -60,7 +59,9 @@ class Adapters(Resource[R]):
 
     @operation
     def canary(self, name: str, weights: dict[int, float], *, alias: str = "prod") -> Steps[AliasChange]:
-        """Splits the alias's requests among several versions. `weights` maps versions to shares: `{2: 0.9, 3: 0.1}`."""
+        """Splits the alias's requests among several versions. `weights` maps versions to shares, as in `{2: 0.9, 3:
+        0.1}`.
+        """
         shares = {str(version): share for version, share in weights.items()}
         call = Call("PUT", self._alias_path(name, alias), json={"weights": shares})
         return (yield from self._read(AliasChange, call))

@@ -16,7 +16,7 @@ from graftwork.platform.answers.models import Model
 
 
 class ChatParameters(TypedDict, total=False):
-    """The parameters besides `model`, `messages` and `stream`. Their names are those of OpenAI and vLLM."""
+    """The parameters of a chat completion besides `model`, `messages` and `stream`. OpenAI and vLLM use the same names."""
 
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
@@ -46,7 +46,7 @@ class ChatParameters(TypedDict, total=False):
     user: str
     metadata: dict[str, str]
     extra_body: dict[str, Any]
-    """More fields for the request's body."""
+    """More fields for the request's body, which are sent unchanged."""
 
 
 Messages = list[dict[str, Any]]
@@ -104,7 +104,9 @@ class Completions(Resource[R]):
         return start_stream(self._runtime, self._chunks(call, connection), connection)
 
     def _chunks(self, call: Call, connection: Connection) -> Steps[None]:
-        """Reads the stream's chunks. A broken stream cannot continue, because the server does not store the answer."""
+        """Sends the request and emits the chunks of the answer.
+        A broken stream cannot continue, because the server does not store the answer.
+        """
         yield from open_stream(call, connection, self._runtime.policy)
         yield Opened()
         parser = FrameParser()

@@ -20,7 +20,8 @@ class SessionParameters(TypedDict, total=False):
     sampling: dict[str, Any]
     metadata: dict[str, Any]
     retention: dict[str, Any]
-    """How long the server keeps the session after its last change, in seconds, as in `{"ttl_s": 86400}`."""
+    """How long the server keeps the session after its last change or its close, in seconds, as in `{"ttl_s": 86400}`.
+"""
 
 
 class Sessions(Resource[R]):

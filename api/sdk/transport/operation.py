@@ -1,8 +1,7 @@
-"""Lets one method work in both the synchronous client and the asyncio client.
-
+"""Lets one method work in both the synchronous client and the asyncio client. Never sends a request itself.
 A method with the decorator `operation` exists once, as a generator of effects (see effects.py). In `Graftwork` a call
-returns the result. In `AsyncGraftwork` a call returns an awaitable. Type checkers see the difference, because the class
-`Resource` has the type of its runtime as a parameter.
+of the method returns the result; in `AsyncGraftwork` it returns an awaitable. Type checkers see the difference, because
+the class `Resource` has the type of its runtime as a parameter.
 """
 
 import functools
@@ -55,8 +54,7 @@ class Resource(Generic[R]):
 
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in lower case
-    """Decorates a method that is a generator of effects. The runtime of its `Resource` performs the effects of a call.
-
+    """Decorates a method that is a generator of effects. The runtime of the method's `Resource` performs the effects.
     An effect describes one input or output, such as sending a request (see effects.py).
     """
 
@@ -82,5 +80,5 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in low
 
 
 def path_segment(name: str) -> str:
-    """Quotes a name, so that it fills exactly one segment of a URL path."""
+    """Quotes a name, so that it is exactly one segment of a URL path."""
     return quote(name, safe="@")

@@ -1,7 +1,5 @@
-"""Performs effects, which describe the SDK's input and output.
-
-Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
-
+"""Performs effects, which are objects that describe the SDK's input and output.
+Owns the network connections. Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
 `SyncRuntime` and `AsyncRuntime` differ only in `await`.
 """
 
@@ -35,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Holds the tenant's key and the admin key. A call raises ConfigurationError if its key is missing."""
+    """The tenant's key and the admin key. A call raises ConfigurationError if the key that it needs is missing."""
 
     tenant: str | None
     admin: str | None
@@ -50,7 +48,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """Holds the result of an operation whose generator has ended."""
+    """The result of an operation whose generator has ended."""
 
     value: T
 
