@@ -1,7 +1,6 @@
 """Creates the three tenants of demo mode. Each tenant has an adapter, and a key that stays the same after a restart.
-
-The plaintext keys are stored in `<data_dir>/demo-keys.json` (mode 0600), because demo mode is only for trying things
-out.
+Owns the file `<data_dir>/demo-keys.json` (mode 0600), which has the keys as plain text. Only demo mode, which has no
+secrets, may store keys in this way.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ DEMO_ADAPTERS = {"Blackbeard Charters": "pirate", "Corner Helpdesk": "helpdesk",
 
 @dataclass(frozen=True, slots=True)
 class DemoTenant:
-    """A demo tenant: its name, its key, and the model name that its requests can send."""
+    """A demo tenant: its name, its key, and the adapter that its requests can send as `model`."""
 
     name: str
     adapter: str | None
@@ -33,7 +32,7 @@ class DemoTenant:
 
 
 async def seed_demo(resources: AdminResources) -> tuple[DemoTenant, ...]:
-    """Creates the demo's tenants, keys and adapters that do not exist yet."""
+    """Creates those of the demo's tenants, keys and adapters that do not exist yet. Returns all demo tenants."""
     path = resources.settings.data_dir / KEYS_FILE
     keys = await asyncio.to_thread(_read_keys, path)
     tenants = [await _seed_tenant(resources, name, keys.get(name)) for name in DEMO_ADAPTERS]
@@ -51,7 +50,7 @@ async def _seed_tenant(resources: AdminResources, name: str, known_key: str | No
 
 
 async def _holder(resources: AdminResources, key: str) -> Principal | None:
-    """Returns the tenant of a key. Returns None if the key is not valid in this database."""
+    """Returns the principal of a key. Returns None if the key is not valid in this database."""
     try:
         return await resources.tenancy.authenticate(key)
     except (NotAuthenticated, NotPermitted):
@@ -65,8 +64,7 @@ async def _make_tenant(resources: AdminResources, name: str) -> str:
 
 
 async def _push_adapter(resources: AdminResources, principal: Principal, adapter: str) -> str | None:
-    """Publish a demo adapter for the tenant. Publishing the same bytes again changes nothing.
-
+    """Publishes a demo adapter for the tenant. Publishing the same bytes again changes nothing.
     Returns the adapter's name, or None if the demo does not serve its own model or lacks this adapter.
     """
     folder = demo_folder() / "adapters" / adapter

@@ -1,5 +1,6 @@
-"""Runs `graftwork serve`: a gateway and, unless the settings have an engine's address, one engine as its child.
-
+"""Runs `graftwork serve`: a gateway, and one engine as its child process. If the settings have the address of an
+engine,
+starts no child. Never serves requests itself: `gateway.py` does.
 bind the port ─► start the engine, wait for it ─► open the resources ─► serve ─► … ─► close all in reverse
 """
 
@@ -20,11 +21,11 @@ from graftwork.platform.clock import SystemClock
 from graftwork.platform.settings import Settings
 
 _MAX_SOCKET_PATH = 100
-"""The longest path of a Unix socket, in bytes."""
+"""The longest path of a Unix-domain socket that is used, in bytes."""
 
 
 def serve(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Blocks. Raises a GraftworkError if it cannot start."""
+    """Serves until SIGTERM or SIGINT. Blocks the caller until then. Raises a GraftworkError if the server cannot start."""
     settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing
     run_until_signalled(settings, _serve)
@@ -41,7 +42,7 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
 
 @asynccontextmanager
 async def _running_engine(settings: Settings, console: Console) -> AsyncGenerator[None, None]:
-    """Starts the engine child, wait until it answers, and stops it at the end of the block."""
+    """Starts the engine child, waits until it answers, and stops it at the end of the block."""
     address = settings.resolved_engine_address
     child = EngineChild(settings, address, SystemClock())
     probe = GrpcEngineClient(address)

@@ -1,5 +1,5 @@
-"""Runs the interactive chat of `graftwork sessions chat`: reads lines, prints events, and gets the tools' outputs.
-
+"""Runs the interactive chat of `graftwork sessions chat`.
+Owns the loop that reads lines, prints events and gets the outputs of tools. Never stores anything: the server does.
 Ctrl-C stops the running answer. The session is then as it was before the message. After an error of the server, the
 chat prints the error and continues. The chat ends at the end of the input, at `/quit`, or if the server does not
 answer.
@@ -50,7 +50,9 @@ StartTurn = Callable[[], Stream[SessionEvent]]
 def open_session(
     client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
 ) -> Session[SyncRuntime]:
-    """If `model` is a session's id, opens that session. Otherwise create a session on this model or the base model."""
+    """Opens the session whose id is `model`. If `model` is not a session's id, creates a session on that model.
+    If `model` is None, creates a session on the base model.
+    """
     if model is not None and model.startswith("ses_"):
         return client.sessions.get(model)
     base = next(iter(client.models.list())).id
@@ -80,14 +82,13 @@ def _demo_schemas(base: str, model: str | None) -> list[dict[str, Any]]:
 
 class ChatScreen:
     """Runs the chat in the terminal. Owns the chat's session, and the checkpoints to which `/rewind` can return.
-
-    A checkpoint is a point in the session's history after a turn.
+    A checkpoint is the state of the session's history after a turn.
     """
 
     def __init__(self, session: Session[SyncRuntime]) -> None:
         self._session = session
         self._checkpoints: list[str | None] = []
-        """The session's head before each message of this chat: the checkpoint from which the turn continued."""
+        """For each message of this chat, the checkpoint of the session just before the message."""
         self._retry: Callable[[], None] | None = None
         """A function that sends the last turn again. None if that turn succeeded."""
         self._commands: Mapping[str, Callable[[], None]] = {
@@ -99,7 +100,7 @@ class ChatScreen:
         }
 
     def talk(self) -> None:
-        """Reads lines from the user and runs them, until /quit or the end of the input."""
+        """Reads lines from the user and runs them, until `/quit` or the end of the input."""
         version = self._session.model.version
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")
@@ -113,9 +114,8 @@ class ChatScreen:
         typer.echo(f"\nGo on later with: graftwork sessions chat {self._session.id}")
 
     def _obey(self, action: Callable[[], None]) -> None:
-        """Runs the action of one line of input.
-
-        Prints an error of the server. Raises APIConnectionError without a server.
+        """Runs the action of one line of input, and prints an error that the server sends.
+        Raises APIConnectionError if the server does not answer.
         """
         try:
             action()
@@ -141,7 +141,9 @@ class ChatScreen:
             self._retry()
 
     def _answer(self, calls: Sequence[PendingCall]) -> None:
-        """Sends outputs for the tool calls. If the model then calls more tools, answers these calls too."""
+        """Gets the outputs of the tool calls and sends them. If the model then calls more tools, does the same for
+        these calls.
+        """
         if calls:
             self._send([ToolOutput(call.call_id, _output_of(call)) for call in calls])
 
@@ -160,7 +162,7 @@ class ChatScreen:
             return []
 
     def _take_up(self) -> None:
-        """Continues a session that was left with unanswered calls, or with answers that no turn has used."""
+        """Continues a session whose tool calls have no outputs, or whose outputs no turn has used."""
         if self._session.status != "awaiting_tool":
             return
         given = self._session.given_outputs()

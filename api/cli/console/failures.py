@@ -1,4 +1,6 @@
-"""Turns every error of a command into one line that says what to do, and exit status 1."""
+"""Turns every expected error of a command into one line that says what to do, and ends the program with exit status 1.
+Never hides a bug: an unexpected exception still prints its traceback.
+"""
 
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +23,7 @@ _NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. If a command raises an error, the group prints a message and exits with status 1."""
+    """The group of all commands. If a command raises an expected error, prints one line and exits with status 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

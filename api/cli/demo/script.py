@@ -1,6 +1,5 @@
-"""Makes the demo's messages: requests with words that the model has never seen. Each request needs a tool call.
-
-The messages come from a fixed seed, so every run of the demo sends the same messages.
+"""Makes the demo's messages. Each message needs a tool call, and has words that the model has never seen.
+Invariant: the messages come from a fixed seed, so every run of the demo sends the same messages.
 """
 
 from dataclasses import dataclass
@@ -34,7 +33,9 @@ def schemas_for(job: str) -> list[dict[str, Any]]:
 
 
 def asks_for(job: str) -> list[Ask]:
-    """Returns the messages of one session. Each message needs one tool call. `job` is an adapter's name, or "base"."""
+    """Returns the messages of one session. Each message needs one tool call.
+    `job` is the name of the session's adapter, or "base" for the base model.
+    """
     return [ask_for(tool, seed=job) for tool in TOOLS_BY_JOB[job]]
 
 

@@ -1,6 +1,6 @@
 """Runs `serve --demo` as a child process on a free port, and stops and restarts this process.
-
-Owns the child process. The caller owns the data folder. The child's output goes to `server.log` in that folder.
+Owns the child process. Never deletes the data folder, which the caller owns. The child's output goes to `server.log` in
+that folder.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ _KEYS_FILE = "demo-keys.json"
 
 
 class ServerFailed(Exception):
-    """The demo's server did not start. The message ends with the last lines of the server's output."""
+    """Raised if the demo's server does not start. The message ends with the last lines of the server's output."""
 
 
 class DemoServer:
-    """Starts and stops a server. After `stop`, `start` can start it again at the same address."""
+    """Starts and stops the demo's server. After `stop`, `start` can start the server again at the same address."""
 
     def __init__(self, data_dir: Path, port: int | None = None) -> None:
         self._data_dir = data_dir
@@ -62,7 +62,9 @@ class DemoServer:
             ) from None
 
     async def stop(self) -> None:
-        """Stops the server by SIGTERM, and by SIGKILL if it still runs after a while. Does nothing if no server runs."""
+        """Stops the server by SIGTERM, and by SIGKILL if it still runs after STOP_WITHIN_S. Does nothing if no server
+        runs.
+        """
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):
@@ -96,8 +98,7 @@ def _free_port() -> int:
 
 def _plain_environment() -> dict[str, str]:
     """Returns this process's environment without GRAFTWORK_*, so that the demo never uses a real server's database.
-
-    By default the environment limits torch to one thread (see the Makefile).
+    Sets one thread for torch, unless the environment sets another number (see the Makefile).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}
     return {"OMP_NUM_THREADS": "1"} | kept

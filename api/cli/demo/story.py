@@ -1,8 +1,8 @@
-"""`graftwork demo`: plays the story of the README on the demo model, and checks what the README says about it.
-
-1. three tenants and the base model talk at once, each session calling tools
-2. one session is forked, and the two branches ask different things
-3. the server is stopped and started, and a session continues from its stored transcript
+"""Runs the demo (`graftwork demo`) on the demo model, and checks what the README says about it:
+1. Three tenants and the base model talk at once, and each session calls tools.
+2. One session is forked, and the two forks ask different questions.
+3. The server is stopped and started, and a session continues from its stored history.
+Owns the steps and the checked statements. Never prints anything except through `report.py`.
 """
 
 import asyncio
@@ -24,16 +24,14 @@ from graftwork.platform.clock import Clock, SystemClock
 SAME_QUESTION = ask_for("get_weather", "a question that is asked twice")
 GREEDY = {"temperature": 0, "max_tokens": 160}
 REQUIRED_SHARE = 0.75
-"""The share of tool calls that must be right.
-
+"""The share of tool calls that must be right, from 0 to 1.
 The model is small and has never seen the words, so it makes mistakes even if the server works correctly.
 """
 
 
 def tell_story(as_json: bool) -> bool:
-    """Runs the story and prints the report.
-
-    Returns whether every checked statement was true. Raises ConfigurationError if the server cannot start.
+    """Runs the demo and prints its report. Returns whether every checked statement was true.
+    Raises ConfigurationError if the server cannot start.
     """
     report = asyncio.run(_tell(quiet=as_json))
     show_report(report, as_json)
@@ -64,7 +62,7 @@ async def _running(server: DemoServer) -> AsyncGenerator[DemoServer, None]:
 
 
 class Story:
-    """Plays the three acts of the story. Collects the conversations, and the statements that it checks (claims)."""
+    """Runs the three steps of the demo. Collects the conversations, and the statements that the demo checks (claims)."""
 
     def __init__(self, server: DemoServer, clock: Clock, quiet: bool) -> None:
         self.talks: list[Talk] = []
@@ -76,7 +74,7 @@ class Story:
         self._keys: dict[str, str] = {}
 
     async def talk_at_once(self) -> None:
-        """Runs act 1: three tenants and the base model talk at once."""
+        """Runs step 1: three tenants and the base model talk at once."""
         self._step(1, "Three tenants, each with an adapter of its own, and the base model: all at once.")
         async with AsyncExitStack() as stack:
             await self._open_talks(stack)
@@ -87,7 +85,7 @@ class Story:
         self._check_talks()
 
     async def fork(self) -> None:
-        """Runs act 2: a session is forked."""
+        """Runs step 2: a session is forked."""
         trunk = self.talks[0]
         self._step(2, f"{trunk.label} is forked: two branches of one past ask different things.")
         async with self._client(self._keys[trunk.label]) as client:
@@ -112,7 +110,7 @@ class Story:
         self._claim("both branches begin with all that was said in their trunk", shared, f"{len(past)} items")
 
     async def restart(self) -> None:
-        """Runs act 3: the server restarts, and a session continues."""
+        """Runs step 3: the server restarts, and a session continues."""
         talk, branch = self.talks[0], self.talks[-2]
         self._step(3, "The server is stopped and started; a session goes on from its stored transcript.")
         await self._server.stop()
@@ -166,9 +164,8 @@ class Story:
         self._claim("both branches found their common past in the cache", min(shares) > 0.5, found)
 
     def _check_restart(self, talk: Talk, seen: int, branch: Talk) -> None:
-        """Compares the answer with that of a branch. The branch had the same history, and answered before the restart.
-
-        Also check that the cache holds the session's history again.
+        """Compares the answer with the answer of a fork, which had the same history and answered before the restart.
+        Also checks that the cache contains the session's history again.
         """
         first, second, before = talk.exchanges[seen], talk.exchanges[seen + 1], branch.exchanges[0]
         same = _told(first) == _told(before)
