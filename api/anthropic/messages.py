@@ -1,8 +1,7 @@
-"""Translates the messages of Anthropic's API to chat.completions messages.
-
+"""Translates the messages of Anthropic's API to messages of OpenAI's chat completions. Never renders a prompt.
 Chat templates expect one message for each tool result. So a user's message with several results becomes several
 messages, in the order of its blocks.
-Invariant: no block is dropped. If the model cannot read a block, an error names it.
+Invariant: no content block is dropped. If the model cannot read a block, an error names the block.
 """
 
 import json
@@ -18,7 +17,9 @@ ChatMessage = dict[str, Any]
 
 
 def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[ConversationMessage]) -> list[ChatMessage]:
-    """Translates a whole conversation. Raises InvalidRequest for a block that the model cannot read, and names it."""
+    """Translates a whole conversation. Raises InvalidRequest, which names the block, for a block that the model cannot
+    read.
+    """
     found = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
     for index, message in enumerate(messages):
         found += _READERS[message.role](_blocks(message.content), f"messages[{index}].content")

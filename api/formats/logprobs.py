@@ -19,8 +19,7 @@ def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
 
 def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """Builds the log-probabilities of a chat answer.
-
-    The `bytes` of all tokens together are the answer's text. One token may be only a part of a character.
+    The `bytes` of all tokens together are the answer's text. The bytes of one token may be only a part of a character.
     """
     content = [_entry(score.token) | {"top_logprobs": [_entry(one) for one in score.top]} for score in scores]
     return {"content": content, "refusal": None}
@@ -28,8 +27,7 @@ def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
 
 def completion_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """Builds the log-probabilities of a text completion.
-
-    The top tokens always include the chosen token. So there may be one more than the client asked for.
+    The top tokens always include the chosen token. So they can be one more than the client asked for.
     """
     return {
         "tokens": [_key(score.token) for score in scores],
@@ -45,7 +43,7 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _key(token: TokenLogprob) -> str:
-    """Returns the token's text. If its bytes are not valid UTF-8, returns them in hex, so that each key is unique."""
+    """Returns the token's text. If its bytes are not valid UTF-8, returns the bytes in hex, so that each key is unique."""
     try:
         return token.spelling.decode()
     except UnicodeDecodeError:

@@ -48,11 +48,11 @@ TAGS = {
 _RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
-"""Tags whose POST routes use up the tenant's limits. The document adds the headers of these limits to their answers."""
+"""Tags whose POST routes use up the tenant's limits. The answers of these routes have the headers of the limits."""
 
 
 def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:
-    """Completes FastAPI's document for these routes, and returns it. Changes `document` itself."""
+    """Completes FastAPI's document for these routes, and returns the result. Changes `document` itself."""
     by_operation = {route.operation_id or route.name: route for route in routes}
     document["info"] |= {
         "description": DESCRIPTION,
@@ -216,7 +216,7 @@ def _subclasses(*bases: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _describe_fields(properties: dict[str, Any], model: type[BaseModel]) -> None:
-    """Adds descriptions to the properties of a schema. They are the docstrings below the fields of its class."""
+    """Adds descriptions to the properties of a schema. A description is the docstring below the field in the class."""
     for base in model.__mro__:
         if base.__module__.startswith("graftwork."):
             for name, text in _field_docstrings(base).items():
@@ -240,7 +240,7 @@ def _field_docstrings(model: type[Any]) -> dict[str, str]:
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:
-    """Gives schemas better names: `XList` for a page of `X`, and the names of _RENAMED_SCHEMAS for upload forms."""
+    """Gives schemas better names: `XList` for a page of `X`, and the names in _RENAMED_SCHEMAS for upload forms."""
     names = {name: _RENAMED_SCHEMAS.get(name, name) for name in document["components"]["schemas"]}
     for name in names:
         if name.startswith("Page_"):
