@@ -75,7 +75,7 @@ async def delete_version(
 async def _publish(
     name: str, config: UploadFile, weights: UploadFile, resources: AccountResources, principal: Principal
 ) -> Adapter:
-    """Publish the files as a version of the adapter. Ignores the file names in the upload."""
+    """Publishes the files as a version of the adapter. The file names in the upload have no effect."""
     quota = await resources.tenancy.get_quota(principal.tenant_id)
     adapter = await resources.registry.publish(
         principal.scope(), name, await config.read(), await weights.read(), resources.description, quota

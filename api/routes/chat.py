@@ -51,7 +51,7 @@ async def create_chat_completion(
 async def chat_inference(
     body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    """Builds the inference request for a chat. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
+    """Builds the inference request for a chat completion. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
@@ -84,7 +84,7 @@ def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> t
 
 
 def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Encodes the predicted text in the form in which the model would write it, with control tokens."""
+    """Encodes the text that the client expects as the answer, as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
     token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)

@@ -65,7 +65,7 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
     @field_validator("logprobs", mode="before")
     @classmethod
     def treat_false_as_none(cls, value: object) -> object:
-        """Converts false to None. Clients for chat.completions send false."""
+        """Converts false to None. Some clients send false, as in chat completions."""
         return None if value is False else value
 
     @model_validator(mode="after")

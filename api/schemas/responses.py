@@ -37,7 +37,7 @@ class ResponseTool(OpenAiBody):
     strict: bool | None = None
 
     def chat_form(self) -> dict[str, Any]:
-        """Returns the tool in the form of chat.completions. Leaves out `strict: false`, because it changes nothing."""
+        """Returns the tool in the form of chat completions. Leaves out `strict: false`, because it changes nothing."""
         given = {field: getattr(self, field) for field in _TOOL_FIELDS}
         function = {field: value for field, value in given.items() if value is not None and value is not False}
         return {"type": "function", "function": function}
@@ -50,7 +50,7 @@ class TextOptions(OpenAiBody):
     format: dict[str, Any] | None = None
 
     def chat_form(self) -> dict[str, Any] | None:
-        """Returns the format in the form of chat.completions, which puts a schema in an object `json_schema`."""
+        """Returns the format in the form of chat completions, which puts a schema in an object `json_schema`."""
         if self.format is None or self.format.get("type") != "json_schema":
             return self.format
         return {
@@ -113,7 +113,7 @@ class ResponseRequest(SamplingBody):
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     def order(self, service_tier: str) -> NewResponse:
-        """Converts the request for the response service. Raises ValidationFailed if `input` is invalid."""
+        """Converts the request to the form for the response service. Raises ValidationFailed if `input` is invalid."""
         return NewResponse(
             model=self.model,
             items=read_input(self.input),
