@@ -1,4 +1,5 @@
 """Runs migrations for Alembic, on a connection that the caller gives or on one from the settings.
+
 `Database.upgrade_to_head` gives a connection. Then only the files in `versions/` are needed, and no models.
 The `alembic` program gives no connection, so this module opens one. That program can also compare the models with the
 database, so all tables are imported for it. Never writes a row itself.

@@ -1,4 +1,5 @@
 """Serves sessions to the routes: one method for each action of a client.
+
 Owns the order of checks and writes in each action. Never uses HTTP types. AgentSession has the rules, the stores write
 the rows, and TurnLauncher starts turns.
 Invariant: after a `GraftworkError` nothing has changed, unless the method says otherwise.
@@ -110,6 +111,7 @@ class SessionService:
 
     async def recover(self) -> int:
         """Marks the turns that a crash has interrupted as failed, and returns how many.
+
         May be called at start-up and at any later time.
         """
         interrupted = await self._turns.find_interrupted(lambda: self._running.turn_ids)
@@ -120,6 +122,7 @@ class SessionService:
 
     async def sweep(self) -> int:
         """Deletes the sessions whose time to live has passed, and returns how many.
+
         Also marks interrupted turns as failed, and deletes sessions that were made for a response but have none.
         """
         await self.recover()
@@ -134,6 +137,7 @@ class SessionService:
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
         """Creates a session, and pins it to the adapter version that its model names now.
+
         Can raise ValidationFailed, InvalidRequest, NotFound or LimitExceeded.
         """
         settings = checked_settings(new.settings)
@@ -180,6 +184,7 @@ class SessionService:
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
         """Starts a user's turn. `if_head` is the checkpoint that the client expects to continue; None accepts any.
+
         Can raise NotFound, Conflict, ValidationFailed, InvalidRequest, ContextLengthExceeded or LimitExceeded.
         """
         new_items = parse_input(turn_input)
@@ -211,6 +216,7 @@ class SessionService:
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
         """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
+
         The new sessions await the outputs of the last tool calls of this history again.
         Raises Conflict if the session is closed. Can also raise ValidationFailed, NotFound or LimitExceeded.
         """
@@ -225,8 +231,7 @@ class SessionService:
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
         """Moves the session back to one of its checkpoints. The session then awaits the outputs of that checkpoint's
-        tool calls
-        again. Raises Conflict while a turn runs. Can also raise NotFound.
+        tool calls again. Raises Conflict while a turn runs. Can also raise NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.rewind(principal.scope(), session.session_id, _checkpoint_argument(to) or "")
@@ -260,9 +265,9 @@ class SessionService:
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
         """Cancels the running turn and waits for its end. If `turn_id` is given, cancels only that turn.
+
         Does nothing if no such turn runs. If another process runs the turn, that process sees the request at its next
-        commit or
-        renewal of the lease.
+        commit or renewal of the lease.
         """
         load = self.loader.load if turn_id is None else self.loader.load_any
         session = await load(principal.scope(), session_id)
@@ -281,6 +286,7 @@ class SessionService:
 
     async def prefetch(self, principal: Principal, session_id: str) -> Prefetched:
         """Loads a session's KV to the device before its next turn.
+
         Raises Conflict if the session is closed, and NotFound if it does not exist.
         """
         session = await self.loader.load(principal.scope(), session_id)
@@ -291,6 +297,7 @@ class SessionService:
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
         """Returns a session, and how much of its KV is on each cache tier. The second value is None if the engine does
         not answer.
+
         Raises NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
@@ -317,6 +324,7 @@ class SessionService:
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
         """Returns an iterator over the events with numbers above `after`. It ends with the running turn.
+
         Raises NotFound, before the first event.
         """
         session = await self.loader.load(principal.scope(), session_id)

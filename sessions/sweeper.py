@@ -1,6 +1,8 @@
 """Deletes sessions whose time to live has passed.
+
     mark as expired ──► delete events ──► delete checkpoints, items and turns ──► delete the session's row
     (no client can read it)               (not checkpoints that forks share)      (once no checkpoint is left)
+
 Owns these transactions, each of a limited size, and frees the KV. AgentSession decides whether a session's time has
 passed. Never changes a session that runs a turn. Keeps the rows that a fork shares until the last fork is deleted.
 Invariant: if a crash interrupts a sweep, the next sweep continues it.
@@ -30,6 +32,7 @@ DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int
 
 class SessionSweeper:
     """Deletes the sessions of all tenants whose time to live has passed.
+
     Several gateways may sweep the same database at the same time.
     """
 
@@ -44,6 +47,7 @@ class SessionSweeper:
 
     async def sweep(self) -> int:
         """Deletes the sessions whose time to live has passed, and returns how many are completely deleted.
+
         After a round that deleted a session, searches again: a session can be deleted completely only after its last
         fork.
         """

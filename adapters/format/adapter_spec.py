@@ -1,4 +1,5 @@
 """Defines the types of a validated adapter: where each tensor is in the file, and how the tensor is applied.
+
 `module_reader.py` makes these values, and `registry/weights.py` builds matrices from them. Never reads a file.
 Invariant: every tensor of the file is in `AdapterSpec.entries`, as a whole or as all of its rows.
 """
@@ -16,6 +17,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 @dataclass(frozen=True, slots=True)
 class ModuleSpec:
     """The LoRA of one module: y += scale * ((x @ A.T) @ B.T + bias).
+
     If `magnitude` is present (DoRA), each row of the merged matrix is scaled to the trained magnitude.
     """
 

@@ -1,10 +1,11 @@
 r"""Computes the digest that identifies an adapter. The digest depends on what the adapter computes, not on the form of
-its
-files. Never reads a file, and never checks an adapter.
+its files. Never reads a file, and never checks an adapter.
+
 Invariant: two uploads have the same digest exactly if they have the same base, modules and scales, and the same bits in
 every factor, magnitude, bias and saved matrix. Caches use the digest as their key, so equal digests must mean equal
 results. Tensor names, the order of keys, padding and metadata have no effect on the digest. It also makes no difference
 whether q, k and v are one tensor or three.
+
     sha256( b"graftwork adapter 1\n" ‖ length of table: u64 LE ‖ table: canonical JSON ‖ tensors in the table's order )
 """
 
@@ -28,6 +29,7 @@ def is_digest(text: str) -> bool:
 
 def adapter_digest(spec: AdapterSpec, weights: Readable, base_fingerprint: str) -> str:
     """Returns the digest of an adapter, as `sha256:…`. `weights` is the whole weights file.
+
     The hashed table contains every length, so two different adapters never hash the same bytes.
     """
     return digest_behind(digest_prefix(spec, base_fingerprint), spec, weights)
@@ -35,6 +37,7 @@ def adapter_digest(spec: AdapterSpec, weights: Readable, base_fingerprint: str) 
 
 def digest_prefix(spec: AdapterSpec, base_fingerprint: str) -> bytes:
     """Returns the bytes that are hashed before the tensors.
+
     They are the same for all adapters that differ only in the values of their tensors.
     """
     table = json.dumps(_table(spec, base_fingerprint), sort_keys=True, separators=(",", ":")).encode()
@@ -60,6 +63,7 @@ def identify_adapter(config: bytes, weights: Readable, description: EngineDescri
 
 def _table(spec: AdapterSpec, base_fingerprint: str) -> dict[str, object]:
     """Returns the table that is hashed for the digest.
+
     Optional parts are written only if present, so a new kind of part does not change existing digests.
     """
     table: dict[str, object] = {"base": base_fingerprint, "modules": [_row(module) for module in spec.modules]}

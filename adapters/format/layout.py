@@ -1,4 +1,5 @@
 """Checks an adapter's two files, the configuration and the weights, against the model.
+
 Owns the rule that every tensor is applied at its exact place, with its exact shape and scale. Never imports torch, and
 never opens a file: the caller passes the bytes.
 Invariant: a file is accepted as a whole, or refused with the exact tensor or field. No tensor is skipped or padded.
@@ -22,6 +23,7 @@ InLayer = TypeVar("InLayer", ModuleSpec, BiasSpec)
 
 def parse_adapter(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
     """Checks the two files of an upload completely, also the values of the tensors, and returns the adapter.
+
     Raises ValidationFailed, which names the wrong tensor or field. NaN and infinity are wrong values.
     """
     spec = read_layout(config, weights, description)
@@ -33,8 +35,7 @@ def parse_adapter(config: bytes, weights: Readable, description: EngineDescripti
 
 def read_layout(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
     """Checks the two files like `parse_adapter`, but not the values of the tensors. Reads only the header and the
-    length of
-    `weights`. Raises ValidationFailed.
+    length of `weights`. Raises ValidationFailed.
     """
     lora_config = read_lora_config(config, description.max_lora_rank)
     if lora_config.base_fingerprint not in (None, description.fingerprint):

@@ -1,4 +1,5 @@
 """Reads adapter_config.json, which contains the ranks, scales and target modules of an adapter.
+
 Owns the reading of PEFT's LoraConfig. Never reads the weights.
 Invariant: each field is applied, or is known to have no effect on serving, or is refused with its name
 (unsupported.py).
@@ -28,6 +29,7 @@ _MAX_WORK = 5_000_000  # states visited: a few seconds at most; real adapters ne
 
 class PatternTable:
     """The field rank_pattern or alpha_pattern of PEFT: a table from patterns of module names to numbers.
+
     The first pattern that matches a module's name decides.
     """
 
@@ -45,6 +47,7 @@ class PatternTable:
 
     def value(self, module: str, default: float) -> float:
         """Returns the table's value for the module, or `default` if no pattern matches.
+
         `module` is a name as PEFT writes it, such as `model.layers.0.self_attn.q_proj`.
         Raises ValidationFailed if the patterns take too long to match.
         """
@@ -79,6 +82,7 @@ class LoraConfig:
     alpha_pattern: PatternTable
     target_modules: tuple[str, ...] | None
     """The names of the target modules, or ends of these names.
+
     None if the file has a regular expression, "all-linear" or no value.
     """
     exclude_modules: tuple[str, ...]
@@ -101,6 +105,7 @@ class LoraConfig:
 
     def targets(self, module: str, layer: int | None) -> bool:
         """Returns whether PEFT would put LoRA on this module. Only the names in the configuration decide.
+
         `layer` is None for modules outside the layers.
         """
         if _is_named(module, self.exclude_modules):
@@ -113,6 +118,7 @@ class LoraConfig:
 
 def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
     """Reads and checks the configuration file. `max_rank` is the highest rank that the server accepts.
+
     Raises ValidationFailed, whose `param` is `config` or `config.<field>`.
     """
     if len(raw) > MAX_CONFIG_BYTES:

@@ -1,5 +1,6 @@
 """Checks the tensors of one module (one projection of a layer, the embedding or the head) against the model and the
 adapter's configuration.
+
 Owns the rules for one module: each tensor has the shape that the model needs, and PEFT would apply it too. Never reads
 the values of a tensor.
 """

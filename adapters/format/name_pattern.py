@@ -1,7 +1,7 @@
 r"""Matches regular expressions against module names, in linear time.
+
 Uploads contain such expressions: PEFT's rank_pattern and alpha_pattern. Python's `re` backtracks, so one hostile
-pattern
-could block the process for hours. Invariant: `re` never gets a pattern from an upload.
+pattern could block the process for hours. Invariant: `re` never gets a pattern from an upload.
 Owns the automaton of a pattern (Thompson, 1968): a match reads the name once and keeps the set of possible states.
 Supports the part of the language that module names need, and refuses the rest with an error that names it.
 As in PEFT, a pattern matches a whole name, or an end of it that follows a dot: re.match(r"(.*\.)?(pattern)$", name).
@@ -24,6 +24,7 @@ MAX_STATES = 1024
 
 class _Automaton:
     """An automaton of numbered states. An edge reads one character or none.
+
     An edge that reads nothing may be passable only at the start or at the end of the name.
     """
 

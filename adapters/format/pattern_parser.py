@@ -1,4 +1,5 @@
 r"""Parses patterns of module names into nodes.
+
 Owns the supported part of the regular expression language: characters, classes, groups, alternatives, repeats and
 anchors. Refuses the rest (look-around, back-references, flags, \b) with an error that names it. Never matches a name.
 """

@@ -1,7 +1,9 @@
 """Reads a safetensors file: which tensors it has, and where their bytes are.
+
     ┌──────────────┬──────────────────────────┬──────────────────────────────────┐
     │ N: u64, LE   │ N bytes of JSON, from {  │ tensors: no gap, no overlap      │
     └──────────────┴──────────────────────────┴──────────────────────────────────┘
+
 Owns the check that the file is well-formed. Never interprets a tensor's name, and never copies tensor data.
 Invariant: every byte after the header belongs to exactly one tensor.
 """
@@ -81,6 +83,7 @@ class TensorEntry:
 
     def bits(self, weights: Readable) -> npt.NDArray[Any]:
         """Returns the elements as a flat array of unsigned integers, [num_elements].
+
         The array shares the memory of `weights`, and may be unaligned.
         """
         number = math.prod(self.shape)
@@ -102,6 +105,7 @@ class TensorEntry:
 
 def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
     """Returns every tensor of the file, sorted by offset.
+
     Raises ValidationFailed, whose `param` names the file or the wrong tensor.
     """
     data_start = _LENGTH_BYTES + _header_bytes(weights)

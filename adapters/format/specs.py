@@ -1,4 +1,5 @@
 """Defines the data types of the registry (adapters, their versions and aliases), and parses the names of models.
+
 Owns the rules that keep `name`, `name@3` and `name@alias` in a request's `model` distinct from each other and from a
 path. Never reads a file or a database row.
 Invariant: a version never changes once it exists; an alias can be set to another version.
@@ -80,6 +81,7 @@ def parse_reference(model: str) -> ModelReference | None:
 
 def unknown_model(model: str) -> NotFound:
     """Returns the error for a model that this tenant cannot use.
+
     It is the same error for an unknown model, a malformed name and another tenant's model, so it reveals nothing.
     """
     message = f"The model '{shown(model)}' does not exist: GET /v1/models lists those that this key can use."
@@ -138,6 +140,7 @@ class AliasTarget:
     @classmethod
     def from_json(cls, body: object) -> "AliasTarget":
         """Reads `{"version": 2}`, or several versions with weights, `{"weights": {"2": 0.9, "3": 0.1}}`.
+
         Raises ValidationFailed for any other value.
         """
         match body:

@@ -1,6 +1,8 @@
 """Finds the place of a tensor (its module and its role there) from the tensor's name.
+
 Owns the spellings of names that the versions of PEFT have written. Never checks that a model has the place: other
 modules do that.
+
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.default.weight
     └── may be missing ──┘ └───────── module ───────┘└─── part ────────┘
 """

@@ -1,4 +1,5 @@
 """Lists the features of PEFT that this server does not apply yet, and refuses an adapter that uses one.
+
 Owns two tables: one of configuration fields and one of tensors. Each row describes its field or tensor, for the error.
 To support a feature, remove its row here, and read it in tensor_names.py and module_reader.py.
 Invariant: a field or tensor that is in no table is refused as well, so an adapter is applied whole or not at all.
@@ -19,6 +20,7 @@ def _is_set(value: object) -> bool:
 
 def _changes_base(value: object) -> bool:
     """Returns whether an initialisation of LoRA moved part of the base model's weights into the adapter.
+
     Also returns True for an initialisation that this server does not know.
     """
     return not (value is None or isinstance(value, bool) or value in _INITIALISATIONS_THAT_KEEP_THE_BASE)
@@ -102,6 +104,7 @@ TRAINING_FIELDS = frozenset(
     ]
 )
 """The fields of adapter_config.json that may have any value, because they have no effect here.
+
 Some only say how the adapter was trained. Some do nothing without a setting that is refused above. PEFT resets
 fan_in_fan_out for the linear layers of these models.
 """
@@ -140,6 +143,7 @@ def describe_unserved_tensor(name: str) -> str | None:
 
 def _switches_on(value: object) -> bool:
     """Returns whether a value may switch on a feature of PEFT.
+
     `true`, a list and an object may do so. A number or a text only tunes a feature.
     """
     return value is True or (isinstance(value, list | dict) and bool(value))

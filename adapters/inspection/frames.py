@@ -1,5 +1,7 @@
 """Sends and receives the messages between the gateway and a process that inspects uploads.
+
     length: u32 LE ‖ JSON          a file descriptor, if there is one, is sent with the length
+
 Owns the form of a message on the socket: a JSON object, and sometimes a file.
 Never executes or unpickles received data, so neither side has to trust the other.
 """
@@ -26,6 +28,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptor: int | N
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
     """Returns the next message, and the descriptor of its file if it has one. The caller must close the descriptor.
+
     Raises EOFError if the other side has ended, TimeoutError if nothing arrives in time, ValueError for invalid data.
     """
     frame, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)

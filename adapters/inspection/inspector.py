@@ -1,4 +1,5 @@
 """Inspects uploads in separate worker processes, so that a harmful file cannot break the gateway.
+
 Owns these processes, and the limits of what one file may cost: address space, processor time and elapsed time.
 A worker gets only the bytes of the file and the shape of the model. A worker that exceeds a limit is killed and
 replaced. Never blocks the gateway's event loop.
@@ -48,6 +49,7 @@ class IdentifiedAdapter:
 
 class AdapterInspector:
     """Validates uploads, and computes their digests. Checks as many uploads at once as it has workers.
+
     A worker starts when it is first needed.
     """
 
@@ -68,6 +70,7 @@ class AdapterInspector:
 
     async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
         """Validates the two files of an upload, and returns the adapter's digest and ranks.
+
         Raises ValidationFailed for wrong files, and for files that exceed a limit. Raises Unavailable if no worker
         starts.
         """
@@ -111,6 +114,7 @@ class AdapterInspector:
     def _ask(self, order: dict[str, Any], descriptor: int) -> dict[str, Any]:
         """Sends the order to a worker, and returns the worker's answer. Keeps the worker for later files if it still
         works.
+
         There are as many workers as threads that call this method.
         """
         worker = self._slots.get()
@@ -170,6 +174,7 @@ def _closing() -> Unavailable:
 @contextmanager
 def _as_file(config: bytes, weights: bytes) -> Generator[int]:
     """Writes both contents, one after the other, to an unnamed file, and yields its descriptor.
+
     The file is in memory if the system supports that.
     """
     if hasattr(os, "memfd_create"):

@@ -1,4 +1,5 @@
 """Starts, asks and stops one process that inspects uploads. Runs in the parent process.
+
 Owns the process, its socket and its time limit. Never reads the upload itself.
 Calls block, so use them on a thread and never on an event loop.
 """
@@ -64,6 +65,7 @@ class InspectionProcess:
 
     def ask(self, order: dict[str, Any], descriptor: int, within_s: float) -> dict[str, Any]:
         """Sends one order with the file, and returns the answer. `within_s` limits the time in seconds.
+
         Raises WorkerEnded or WorkerTooSlow. After such an error, do not use the worker again.
         """
         deadline = time.monotonic() + within_s

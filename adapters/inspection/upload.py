@@ -1,4 +1,5 @@
 """Defines a validated upload, and checks it against the limits of its tenant: number of adapters, bytes and rank.
+
 Never reads a file, and never stores anything: the caller passes the tenant's present usage.
 """
 

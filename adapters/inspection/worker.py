@@ -1,5 +1,7 @@
 """Reads uploaded files in a process of its own: `python -m graftwork.adapters.inspection.worker <socket>`.
+
     {"ready"}  →  {limits, lengths, description} + file  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
+
 The process gets the files and the shape of the model. It has no torch, no database, no keys, and no connection except
 the socket to its parent. It limits its own address space and processor time for each file, and ends when its parent
 ends. If a file breaks the process, the parent kills and replaces it.

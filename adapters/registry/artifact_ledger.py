@@ -1,6 +1,8 @@
 """Keeps an artifact (an adapter's files) as long as a version needs it, also while uploads and deletes run at once.
+
     keep     claim digest → write files → (the caller records its version)
     free     [lock digest → no version of any tenant refers to it → remove files → forget digest]    one transaction
+
 Owns the table of digests next to the artifact store. Never decides which versions exist: the registry does.
 Invariant: every file has a row. A row is written before its files and deleted after them, and files are removed only
 under the row's lock. A crash between two steps leaves at most an unused row, which `sweep` finds.
@@ -36,6 +38,7 @@ class ArtifactKeeper:
     @asynccontextmanager
     async def keeping(self, upload: Upload) -> AsyncGenerator[None]:
         """Stores the upload's files, then runs the block.
+
         If the block fails, removes the files unless another version needs them.
         """
         kept = False
@@ -55,6 +58,7 @@ class ArtifactKeeper:
 
     async def claim(self, session: WriteSession, upload: Upload) -> None:
         """Locks the digest until the end of the transaction, which records a version with this digest.
+
         Writes the files again if another tenant's delete has removed them meanwhile.
         """
         await ArtifactLedger(session).claim(upload.digest, self._clock.now())
@@ -67,6 +71,7 @@ class ArtifactKeeper:
 
     async def sweep(self) -> tuple[str, ...]:
         """Removes the artifacts that a crash has left without a version, and returns their digests.
+
         It is safe at any time, because a running upload writes its files again.
         """
         async with self._database.read() as session:

@@ -1,4 +1,5 @@
 """Stores the files of adapters by digest. The two files of one digest are an artifact.
+
 Owns the folders and the writing of files. Never decides whether an artifact is still needed: the registry does.
 Invariant: the bytes never change. A digest has both files or none, also after a crash during a write.
 """
@@ -29,6 +30,7 @@ class ArtifactPaths:
 class ArtifactStore(Protocol):
     """The interface of a store of adapter files. Its calls block. A call may be repeated, and any number may run at
     once.
+
     Every call raises Unavailable if the storage fails.
     """
 
@@ -49,6 +51,7 @@ class ArtifactStore(Protocol):
 
 class LocalArtifacts:
     """An `ArtifactStore` in a folder. The folder `sha256/ab/cdef…/` has one artifact.
+
     The files are written to a temporary folder first, which is then moved to its place.
     """
 

@@ -1,4 +1,5 @@
 """Keeps the adapters of every tenant, and finds the weights that the `model` of a request stands for.
+
 Owns names, versions and aliases. ArtifactKeeper owns the files. Never applies an adapter: the engine does.
 Invariants: a tenant sees only its own adapters, and another tenant's adapter looks like one that does not exist. A
 version never changes, and its number is never used again.
@@ -76,6 +77,7 @@ class AdapterRegistry:
     ) -> Adapter:
         """Adds a version to the adapter `name`, and creates the adapter if it is new. If it has an equal version, adds
         none.
+
         Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter.
         Raises BudgetSpent above a limit, and Unavailable while no engine answers. After an error nothing is kept.
         """
@@ -106,6 +108,7 @@ class AdapterRegistry:
 
     async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
         """Returns one page of the tenant's adapters, sorted by age.
+
         Raises NotFound if `after` of the request is not an adapter of this tenant.
         """
         request = request or PageRequest()
@@ -117,6 +120,7 @@ class AdapterRegistry:
 
     async def model_names(self, scope: TenantScope) -> tuple[str, ...]:
         """Returns the names that this tenant may send as `model`, except for the base model's name.
+
         They are `name`, and `name@alias` for each alias, of every adapter with a version.
         """
         async with self._database.read() as session:
@@ -126,6 +130,7 @@ class AdapterRegistry:
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
         """Returns the weights that `model` stands for now. Raises NotFound (code model_not_found) for an unknown name.
+
         If an alias has several versions, each call draws one of them. Keep the result if the choice must not change.
         """
         if model == base_name:
@@ -144,6 +149,7 @@ class AdapterRegistry:
 
     async def set_alias(self, scope: TenantScope, name: str, alias: str, target: AliasTarget) -> AliasChange:
         """Sets `alias` to `target`. All later requests use the new target.
+
         Raises ValidationFailed for an invalid alias, and NotFound if the adapter or a version does not exist.
         """
         check_alias(alias)
@@ -171,6 +177,7 @@ class AdapterRegistry:
 
     async def delete(self, scope: TenantScope, name: str) -> tuple[str, ...]:
         """Removes the adapter with its versions and aliases. Returns the digests of the files that were removed.
+
         Keeps files that another version still needs. Raises NotFound.
         """
         async with self._database.write() as session:
@@ -183,6 +190,7 @@ class AdapterRegistry:
 
     async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
         """Removes one version. Returns the digests of the files that were removed.
+
         Raises Conflict while an alias points to the version. Can also raise NotFound.
         """
         async with self._database.write() as session:
@@ -243,6 +251,7 @@ class AdapterRegistry:
 
     def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
         """Returns the version that a reference stands for: `@3` names a version, and `@alias` an alias.
+
         Without both, it is the version of the default alias; without that alias, the newest version.
         """
         if version is not None:

@@ -1,4 +1,5 @@
 """Contains the SQL statements of the registry. Never opens or commits a transaction: the caller does.
+
 Invariant: every statement is limited to one tenant, except those about artifacts. Versions of several tenants can have
 the same digest, so these statements ask whether any version uses a digest.
 """
@@ -105,6 +106,7 @@ class AdapterWriter(AdapterReader):
 
     async def lock(self, name: str) -> Adapter | None:
         """Locks the adapter until the end of the transaction, and returns it with its versions and aliases.
+
         Returns None if the adapter does not exist.
         """
         return await self._find(name, self._own_adapters().with_for_update())
@@ -179,6 +181,7 @@ class AdapterWriter(AdapterReader):
 
 class ArtifactLedger:
     """The table of digests whose files are in the artifact store.
+
     A row is written before its files, and deleted after them.
     """
 

@@ -1,4 +1,5 @@
 """Defines the tables of the registry. Owns the columns. Never contains rules about adapters.
+
 Every table has a tenant column, which every statement uses, except `adapter_artifacts`. That table lists the digests
 whose files the artifact store may have. Its rows are the locks for writing and removing these files.
 """

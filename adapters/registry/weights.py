@@ -1,4 +1,5 @@
 """Turns the stored files of an adapter into the engine's tensors.
+
 Owns the last check before weights are used. Never checks the values for NaN: the upload did.
 Invariant: the bytes that become tensors match the adapter's digest.
 """
@@ -44,8 +45,8 @@ class ArtifactAdapterSource:
 
     def load(self, digest: str) -> AdapterWeights:
         """Reads an artifact, checks its digest and builds its tensors, all from the same bytes. The tensors are views
-        of these
-        bytes. The upload has checked the values for NaN, and an equal digest means equal values.
+        of these bytes. The upload has checked the values for NaN, and an equal digest means equal values.
+
         Raises NotFound without an artifact, and ValidationFailed if the bytes do not match `digest`. Can raise
         Unavailable.
         """

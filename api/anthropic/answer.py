@@ -1,9 +1,11 @@
 """Builds answers in Anthropic's two forms: one message, or a stream of events. A stream has these events, in this
 order:
+
     message_start
     for each content block: content_block_start, any number of content_block_delta, content_block_stop
     message_delta, with the stop reason and the usage
     message_stop
+
 A `ping` can come at any time. After a failure, the last event is an `error`.
 Owns the content blocks of an answer. Never generates anything: the inference job does.
 Invariant: a message and its stream have the same content blocks, because the same code builds both.
@@ -95,6 +97,7 @@ async def write_anthropic_events(
     head: ResponseHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
     """Writes the events of the whole stream with `write`, and pings after `ping_after_s` seconds of silence.
+
     If the client leaves, the server cancels this function, and the job stops.
     """
     blocks = ContentBlocks()
@@ -146,6 +149,7 @@ def _ending(finished: GenerationFinished) -> dict[str, Any]:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     """Returns the token counts. The three counts of input tokens add up to the length of the prompt.
+
     The count for cache creation is always 0, because this server caches every prefix without a request to do so.
     """
     return {

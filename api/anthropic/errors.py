@@ -1,4 +1,5 @@
 """Builds errors in Anthropic's form, for the routes of Anthropic's API.
+
 Owns the body and the header `request-id`. Never changes a status: the statuses are those of OpenAI-compatible routes.
 """
 

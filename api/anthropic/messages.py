@@ -1,4 +1,5 @@
 """Translates the messages of Anthropic's API to messages of OpenAI's chat completions. Never renders a prompt.
+
 Chat templates expect one message for each tool result. So a user's message with several results becomes several
 messages, in the order of its blocks.
 Invariant: no content block is dropped. If the model cannot read a block, an error names the block.

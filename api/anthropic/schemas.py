@@ -1,4 +1,5 @@
 """Defines the bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+
 Owns the names of Anthropic's fields, and the list of fields that this server does not support. Never reads messages and
 their blocks: `messages.py` does. After the translation, the checks of chat completions apply to the values.
 """
@@ -24,6 +25,7 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
 }
 """The fields that this server does not support. Each function returns whether a value has no effect and is thus
 accepted.
+
 The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
 """
 

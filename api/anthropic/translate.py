@@ -1,4 +1,5 @@
 """Translates bodies of Anthropic's API to chat completion requests, and the field names in errors back.
+
 Never generates an answer. The same code then serves both APIs, so each feature of chat completions also works in
 Anthropic's API.
 """
@@ -31,6 +32,7 @@ _RENAMED = (
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     """Translates a body to a chat completion request.
+
     Raises InvalidRequest for an invalid field. The error has Anthropic's name of the field.
     """
     translated = chat_body(body)

@@ -1,4 +1,5 @@
 """Builds the program `graftwork`, which serves, operates and uses Graftwork.
+
 Owns the order of the commands. Never defines a command: the modules in `commands/` do. The exit status is 0 after
 success, 1 after a failure, and 2 for wrong usage.
 """

@@ -1,4 +1,5 @@
 """Runs the server's own tasks, and tasks that repeat.
+
 When a client leaves, the server cancels the handler of the client's request and everything that the handler awaits.
 Work that must finish, such as settling a quota reservation, runs here instead. Never knows what a task does.
 Invariant: this module keeps a reference to each task until the task ends, and logs the failure of a task.
@@ -51,6 +52,7 @@ async def repeating(
     work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
 ) -> AsyncGenerator[None, None]:
     """Runs `work` again and again while the `async with` block runs. Waits `interval_s` seconds before each run.
+
     If a run fails, logs the error and continues.
     """
     task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)

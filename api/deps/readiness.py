@@ -1,4 +1,5 @@
 """Checks whether this gateway can serve: the database schema is current, and the engine generates a token.
+
 Owns the latest result. Never changes the database.
 Each check makes the engine run the model once, and anyone can ask for a check without a key. So each result stays valid
 for one second, and only one check runs at a time.

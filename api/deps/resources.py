@@ -1,4 +1,5 @@
 """Groups the services of one process by the routes that use them, and gives each route its group.
+
 Owns the types of handler parameters: a group of services, the request's id, or the principal, which is the owner of the
 request's key. FastAPI fills in a parameter by its type. Never builds or closes a service (`wiring` does), and never
 authenticates a request (the route's class does). Only checks that the key has the scope that a route needs.
@@ -79,9 +80,9 @@ class InferenceResources:
     ) -> ResolvedModel:
         """Finds the base model or adapter version with the name `model`. If `parts` is given, returns a mixture of
         adapters.
+
         Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture if `model` is not
-        the base
-        model, or if the mixture contains the base model.
+        the base model, or if the mixture contains the base model.
         """
         scope = principal.scope()
         resolved = await self.registry.resolve(scope, model, self.base_name)

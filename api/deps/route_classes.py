@@ -1,12 +1,12 @@
 """Defines route classes that authenticate a request before they read its body, and implements `Idempotency-Key`.
+
 `OpenAiRoute` and `NativeRoute` accept a tenant's key, and `AdminRoute` accepts the operator's key. The status of an
 invalid body is 400 on OpenAI-compatible routes, and 422 on all other routes.
 A POST with an `Idempotency-Key` that arrives twice runs once, and both requests get the same answer. The server stores
 only successful answers; a request that fails frees its idempotency key. Some work continues after its client leaves.
 Such work is stored when it starts (`keep_started`), so that a client that reconnects finds it again.
 Never authenticates by itself: the Authenticator does. Invariant: without a valid key, no handler runs and nothing
-parses
-the body.
+parses the body.
 """
 
 import hashlib
@@ -63,6 +63,7 @@ class IdempotencyClaim:
 
 async def keep_started(request: Request, status: int, body: bytes) -> None:
     """Stores `body` as the answer while the work still runs. `replay` needs this body to find the work again.
+
     Does nothing for a request without an idempotency key.
     """
     claimed: IdempotencyClaim | None = getattr(request.state, "claimed_key", None)
@@ -78,6 +79,7 @@ async def answer_once(
     replays: ReplayRules,
 ) -> Response:
     """Returns the answer of `handle`. If the server has already answered this request, returns the stored answer.
+
     Raises Conflict if the key belongs to a different request, or if the first request with this key still runs.
     """
     key = request.headers.get(HEADER)
@@ -143,6 +145,7 @@ class AuthenticatedRoute(APIRoute):
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
         """Returns the principal that owns the request's key. Raises NotAuthenticated without a valid key.
+
         Raises NotPermitted for an operator's key on a tenant's route, and for a tenant's key on an operator's route.
         """
         raise NotImplementedError

@@ -1,4 +1,5 @@
 """Builds chat answers in OpenAI's two forms: one object, or a stream of chunks. Never generates anything.
+
 The first chunk of a choice has the role, and the last chunk has the finish reason. The first delta of a tool call has
 the call's index, id, type and name. Later deltas of the call have only the index and a part of the arguments.
 """

@@ -1,4 +1,5 @@
 """Writes the stream of chunks for chat and text completions: one event for each new piece of a choice, then `[DONE]`.
+
 Owns the order and the encoding of the events. Never knows the fields of a choice: the caller passes a function for
 them.
 A choice is one of the request's answers.
@@ -20,6 +21,7 @@ async def write_chunks(
     job: InferenceJob, write: Write, shell: Mapping[str, Any], choice_of: ChoiceOf, *, include_usage: bool
 ) -> None:
     """Writes the chunks of the whole answer with `write`. `shell` has the fields that are equal in every chunk.
+
     If the client leaves, the server cancels this function.
     """
     chunks = _Chunks({**shell, "usage": None} if include_usage else shell, choice_of)

@@ -57,6 +57,7 @@ async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
     """Writes the chunks of the whole answer with `write`.
+
     If the request asks for token ids, the last chunk of a choice has all token ids of that choice.
     """
     choice_of = partial(_chunk_choice, form)

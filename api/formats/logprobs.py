@@ -19,6 +19,7 @@ def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
 
 def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """Builds the log-probabilities of a chat answer.
+
     The `bytes` of all tokens together are the answer's text. The bytes of one token may be only a part of a character.
     """
     content = [_entry(score.token) | {"top_logprobs": [_entry(one) for one in score.top]} for score in scores]
@@ -27,6 +28,7 @@ def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
 
 def completion_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """Builds the log-probabilities of a text completion.
+
     The top tokens always include the chosen token. So they can be one more than the client asked for.
     """
     return {

@@ -1,4 +1,5 @@
 """Defines what the routes of the Responses API share: field names in errors, idempotency, and the event stream.
+
 Owns the translation of the names of session settings to this API's field names. Never runs a response.
 For an `Idempotency-Key`, the server stores only the id of the response. With `store: false` it stores nothing. For a
 streamed answer, it stores the id only if the response runs in the background, because the server cancels any other

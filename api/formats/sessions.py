@@ -1,4 +1,5 @@
 """Writes a session's events as server-sent events, and writes pings while there are no events.
+
 Never ends a turn: if the client that reads the stream leaves, the session's running turn continues.
 """
 

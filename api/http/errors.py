@@ -1,4 +1,5 @@
 """Turns errors into HTTP responses. Invariant: all these responses have the same JSON shape.
+
 Never adds `x-request-id`: the middleware adds it to every response.
 """
 
@@ -17,6 +18,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, NotAuthen
 
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     """Makes the application answer each expected error with JSON. The middleware answers unexpected errors.
+
     `routes` are all routes of the application. They are needed for the `Allow` header of a 405.
     """
 

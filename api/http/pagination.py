@@ -1,4 +1,5 @@
 """Defines how a request selects a page of a list (`limit`, `after`, `order`), and how the answer shows the page.
+
 Never reads the database.
 """
 

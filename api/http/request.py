@@ -1,10 +1,13 @@
 """Reads a request's body and API key, and names the parts of its schemas that the server does not enforce.
+
 Owns the limit of the body in bytes. It counts bytes as they arrive, so a false `content-length` cannot exceed it.
 Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
 pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
 Each part that is not enforced is a field of the body and a JSON pointer into the field's schema. A header of at most
 2000 characters, which every client and proxy accepts, lists these parts:
+
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
+
 Never checks a schema.
 """
 
@@ -29,6 +32,7 @@ _READABLE = "/#[]$~:@!*+=-._"
 
 def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
     """Returns the header that lists the parts of schemas that the server ignores; empty if there are none.
+
     `places` are fields of the body, with JSON pointers into their schemas. `rename` converts the names of fields to the
     names of the route's API.
     """

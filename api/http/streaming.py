@@ -1,8 +1,8 @@
 """Streams server-sent events to clients.
+
 Owns the encoding of events, the pings while there are no events, and what happens when a client disconnects. Never
-knows
-the meaning of an event. A source is a function that writes the events of one stream in order, and returns when the
-stream ends.
+knows the meaning of an event. A source is a function that writes the events of one stream in order, and returns when
+the stream ends.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
     """Returns the result of `work`. If `work` fails or the client leaves first, calls `abandon`.
+
     Raises the error of `work`, or ClientDisconnect. The caller must have read the request's body to its end.
     """
     working = asyncio.create_task(work)
@@ -58,8 +59,7 @@ DONE = b"data: [DONE]\n\n"
 
 PING_AFTER_S = 15.0
 """The seconds of silence after which the server sends a ping. Many proxies close a connection that is silent for 30 to
-60
-seconds.
+60 seconds.
 """
 
 
@@ -114,6 +114,7 @@ class EventStream(StreamingResponse):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """`source` writes the events, and returns when the stream ends. If the client leaves, `source` is cancelled.
+
         `on_end` is called in both cases, even if `source` never started. It must not block.
         """
         super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})

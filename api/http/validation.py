@@ -1,4 +1,5 @@
 """Converts the validation errors of pydantic to one error, which names the field as the client wrote it.
+
 Never validates anything itself.
 """
 
@@ -30,6 +31,7 @@ def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidReque
 
 def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkError:
     """Returns the same error with the status 422, for native and admin routes.
+
     The error of a prompt that is too long keeps the status 400.
     """
     if isinstance(error, ValidationFailed | ContextLengthExceeded):

@@ -1,4 +1,5 @@
 """Defines `InferenceJob`, a task of the server that generates the answers to one inference request.
+
 Owns the request's generations and its account. Never knows the form of the answer: the route gives the job a function
 that takes the events. Each generation calls this function in its own task, so an event wakes no other task. If the
 client reads slowly, the generation waits. When the client leaves, the route calls `abandon`, which cancels the engine's
@@ -25,6 +26,7 @@ from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, k
 
 async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
     """Reserves the tenant's quota for the request, and starts the request's job.
+
     Raises LimitExceeded if the quota does not allow the request; then the engine generates nothing.
     If the engine later refuses the request, the methods of the job raise the engine's error.
     """
@@ -122,6 +124,7 @@ class InferenceJob:
 
     def abandon(self) -> None:
         """Cancels the job if it still runs.
+
         Later calls do nothing, because a second cancel could interrupt the job while it settles its account.
         """
         if self._task is not None and not self._is_abandoned:
@@ -155,6 +158,7 @@ class InferenceJob:
 
     async def _generate(self, choice: int, generation: Generation) -> None:
         """Generates one answer. The first answer to a prompt computes the prompt and puts the prompt's KV in the cache.
+
         All other answers to this prompt first wait until the KV is in the cache.
         """
         first = self._generations[choice - choice % self._choices_per_prompt]

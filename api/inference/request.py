@@ -1,4 +1,5 @@
 """Defines `InferenceRequest`, the content of a valid request, and `ResponseHead`, the first fields of its answer.
+
 Owns how a request becomes one generation for each answer. Never reserves quota or starts a generation: `job.py` does.
 """
 
@@ -17,6 +18,7 @@ from graftwork.sessions.generation.generator import GenerationRequest
 
 def served_tier(principal: Principal, asked: str | None) -> str:
     """Returns the service tier of a request: the requested tier, but at most the tenant's highest tier.
+
     `auto` and None mean `default`.
     """
     return principal.capped_tier("default" if asked is None or asked == "auto" else asked)
@@ -25,6 +27,7 @@ def served_tier(principal: Principal, asked: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """A request with one or more prompts. Each prompt gets one answer for each entry of `samplings`.
+
     The answers are numbered from 0: first all answers to the first prompt, then all answers to the second, and so on.
     """
 
@@ -55,6 +58,7 @@ class InferenceRequest:
     @property
     def estimated_tokens(self) -> int:
         """The estimated usage in tokens: all prompts once, plus the expected tokens of every answer.
+
         When the request ends, the real usage replaces the estimate.
         """
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)

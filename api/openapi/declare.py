@@ -1,4 +1,5 @@
 """Lets routes declare error statuses and the events of a stream, for the OpenAPI document.
+
 Owns the list of streams. Never changes how a route behaves. A route's class already implies most statuses, which
 `document.py` adds.
 """
@@ -26,6 +27,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 def also(*statuses: int, stream: str | None = None) -> Responses:
     """Declares error statuses that the route's class does not imply.
+
     `stream`, a key of STREAMS, declares that the route can also answer with this stream.
     """
     declared: Responses = {status: {} for status in statuses}

@@ -1,4 +1,5 @@
 """Describes errors and headers for the OpenAPI document. Never raises or answers an error.
+
 Each error status has one response in OpenAI's form, and one in Anthropic's form.
 """
 
@@ -77,6 +78,7 @@ def header_references(*names: str) -> dict[str, Any]:
 
 def error_components() -> dict[str, Any]:
     """Returns the definition of every error, for `#/components/responses`.
+
     The names of errors in Anthropic's form begin with `Anthropic`.
     """
     found: dict[str, Any] = {}

@@ -1,4 +1,5 @@
 """Defines the routes for conversations of the Responses API.
+
 A conversation is a stored list of items. Clients add responses to it, one after another.
 """
 

@@ -1,4 +1,5 @@
 """Defines the routes that start turns of a session, with a user's input or with tool outputs. Never runs a turn itself.
+
 A turn continues when its client leaves. The client can reconnect and read the turn's events at `/events`. With
 `cancel_on_disconnect`, the server cancels the turn when its client leaves.
 """

@@ -1,4 +1,5 @@
 """Defines the body of the alias route, and converts adapters and aliases to answers.
+
 Owns these shapes. Never changes an adapter: the registry does.
 """
 

@@ -19,6 +19,7 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 def unix_seconds(value: object) -> object:
     """Converts ISO 8601 text to Unix seconds. Text without a time zone means UTC. Returns other values unchanged.
+
     Raises ValueError for any other text.
     """
     if not isinstance(value, str):

@@ -1,6 +1,6 @@
 """Defines the base classes of request bodies, and the fields that several bodies share: answer formats, messages,
-adapter
-mixtures, predictions and tools.
+adapter mixtures, predictions and tools.
+
 Owns the lists of known fields that this server does not support. It refuses such a field, unless the value has no
 effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
 `prompt_cache_key`), because the server ignores them.
@@ -144,6 +144,7 @@ class FunctionDefinition(OpenAiBody):
     """A JSON Schema for the arguments. The model sees this schema unchanged."""
     strict: bool | None = None
     """If true, the server refuses a schema that it cannot fully enforce.
+
     If false, the server serves the request, and a header of the answer names the parts that are not enforced.
     """
 
@@ -230,6 +231,7 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
 
 def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
     """Returns the body unchanged. Raises FieldError for the first unsupported field whose value would have an effect.
+
     `unserved` maps each field to a function that returns whether a value has no effect.
     """
     if isinstance(body, Mapping):

@@ -65,6 +65,7 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     @property
     def token_limit(self) -> int | None:
         """The longest answer in tokens; None if the request sets no limit.
+
         `max_completion_tokens` is the newer name of `max_tokens` and has priority.
         """
         return self.max_completion_tokens or self.max_tokens

@@ -64,6 +64,7 @@ class SessionPatch(NativeBody):
 
 class ToolHintBody(NativeBody):
     """What the client knows about a tool: how long the tool takes, and when its output is due.
+
     The server only stores the deadline. It still accepts an output that comes later.
     """
 
@@ -80,6 +81,7 @@ class TurnOptions(NativeBody):
 
 class TurnBody(TurnOptions):
     """The input and the settings of a new turn.
+
     `tool_hints` say how long each tool takes. The server keeps the session's cache on the device for about that long.
     """
 

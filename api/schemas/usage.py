@@ -35,6 +35,7 @@ TimeText = Annotated[
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
     """Returns the time range [start, end) in Unix seconds. By default it covers the 30 days before `now`.
+
     Raises InvalidRequest for an invalid time, and for a start after the end.
     """
     until = now if end is None else _moment(end, "to")

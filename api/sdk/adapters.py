@@ -19,6 +19,7 @@ class Adapters(Resource[R]):
     @operation
     def push(self, folder: str | Path, *, name: str | None = None) -> Steps[Adapter]:
         """Uploads a PEFT folder as the next version of the adapter `name`. By default `name` is the folder's name.
+
         If a version has the same files already, the server makes no new version.
         Raises ConfigurationError if a file is missing, and ValidationError, which names the wrong tensor or field.
         """
@@ -60,6 +61,7 @@ class Adapters(Resource[R]):
     @operation
     def canary(self, name: str, weights: dict[int, float], *, alias: str = "prod") -> Steps[AliasChange]:
         """Splits the alias's requests among several versions. `weights` maps versions to shares, as in `{2: 0.9, 3:
+
         0.1}`.
         """
         shares = {str(version): share for version, share in weights.items()}

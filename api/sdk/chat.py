@@ -105,6 +105,7 @@ class Completions(Resource[R]):
 
     def _chunks(self, call: Call, connection: Connection) -> Steps[None]:
         """Sends the request and emits the chunks of the answer.
+
         A broken stream cannot continue, because the server does not store the answer.
         """
         yield from open_stream(call, connection, self._runtime.policy)

@@ -1,5 +1,7 @@
 """Defines two clients: `Graftwork` for synchronous code, and `AsyncGraftwork` for asyncio.
+
 Both clients have the same methods, and share the code of these methods (see transport/operation.py).
+
     client = Graftwork(api_key="gw_…")
     session = client.sessions.create(model="support", tools=[…])
     print(session.run("Where is my order?", tools={"get_order": get_order}).text)
@@ -49,6 +51,7 @@ class ApiClient(Generic[R]):
 
 class Graftwork(ApiClient[SyncRuntime]):
     """The synchronous client. Use it in a `with` block, or close it.
+
     The environment variables GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY supply missing arguments.
     `timeout` is in seconds. `max_retries` is the number of tries after the first one. Tests replace `transport` and
     `sleep`.

@@ -1,4 +1,5 @@
 """Defines `Session`, which starts turns, runs the tools that the model calls, forks and rewinds.
+
 Owns the last state that the server sent, and the number of the last event that the client read. Never stores the
 history: a `Session` asks the server for everything else.
 """
@@ -39,8 +40,7 @@ class TurnParameters(TypedDict, total=False):
 
     if_head: str
     """The checkpoint from which the turn must continue. If the session's latest checkpoint is another one, the call
-    raises
-    ConflictError.
+    raises ConflictError.
     """
     tool_hints: dict[str, dict[str, Any]]
     """How long each tool takes, as in `{name: {"expected_ms": 800}}`.
@@ -57,6 +57,7 @@ class TurnParameters(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class Run:
     """The turns of one call of `Session.run` or `Session.resume`. The last turn has the answer.
+
     If `resume` finds nothing to continue, `turns` is empty.
     """
 
@@ -127,6 +128,7 @@ class Session(Resource[R]):
     ) -> Turn: ...
     def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnParameters]) -> Any:
         """Starts a turn with a text or a list of items, and returns the finished turn.
+
         With `stream=True`, returns a stream of the turn's events.
         """
         call = self._turn_call(input, stream, options)
@@ -150,6 +152,7 @@ class Session(Resource[R]):
     ) -> Turn: ...
     def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> Any:
         """Sends outputs for the last turn's tool calls. When no output is missing, the server starts the next turn.
+
         With `stream=True`, returns a stream of that turn's events.
         """
         call = self._tool_outputs_call(outputs, stream)
@@ -178,11 +181,10 @@ class Session(Resource[R]):
         **options: Unpack[TurnParameters],
     ) -> Steps[Run]:
         """Starts a turn, and runs the tools that the model calls, until the model answers.
+
         `tools` maps names to plain or async functions, which get the arguments as keywords. The calls of one turn run
-        at the
-        same time, each for at most `tool_timeout` seconds. If a call fails, takes too long or has an unknown name, the
-        model
-        gets the error as the call's output.
+        at the same time, each for at most `tool_timeout` seconds. If a call fails, takes too long or has an unknown
+        name, the model gets the error as the call's output.
         Raises ToolLoopError after `max_turns` turns, and TurnFailedError if a turn fails or is cancelled.
         """
         turns = [(yield from self._kept_turn(self._turn_call(input, False, options)))]
@@ -193,11 +195,10 @@ class Session(Resource[R]):
         self, *, tools: Tools, tool_timeout: ToolTimeout = TOOL_TIMEOUT_S, max_turns: int = MAX_TURNS
     ) -> Steps[Run]:
         """Continues a session whose tool calls have no outputs, for example after this program crashed.
+
         Runs the tool calls that need an output, and then continues like `run`. The server may already have all outputs,
-        if the
-        turn that uses them was refused or failed. Then sends these outputs again. If there are neither calls nor
-        outputs,
-        returns a `Run` without turns.
+        if the turn that uses them was refused or failed. Then sends these outputs again. If there are neither calls nor
+        outputs, returns a `Run` without turns.
         """
         given = yield from self._given_outputs()
         if given.tool_calls:
@@ -222,6 +223,7 @@ class Session(Resource[R]):
     @operation
     def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
         """Creates `count` sessions that share this session's history up to the checkpoint `at`.
+
         By default this is the latest checkpoint.
         """
         body: dict[str, Any] = {"count": count} | ({"at": at} if at is not None else {})
@@ -241,6 +243,7 @@ class Session(Resource[R]):
     @operation
     def change(self, *, model: str | None = None, metadata: Mapping[str, str] | None = None) -> Steps[SessionState]:
         """Moves the session to another adapter version, replaces its metadata, or both.
+
         A new adapter version drops the session's cached KV.
         """
         given = {"model": model, "metadata": metadata}

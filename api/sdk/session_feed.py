@@ -1,4 +1,5 @@
 """Reads a session's events to the end, and reconnects when the connection breaks. Never starts a turn by itself.
+
 The server numbers the events. After a break, the client asks for the events after the last number that it read. If the
 connection breaks before the first event, the client sends the first request again, and the server answers with the
 same turn.
@@ -34,6 +35,7 @@ class SessionFeed:
 
     def read(self, opening: Call) -> Steps[None]:
         """Sends the request `opening`, and emits the events of the answer.
+
         After a break, reconnects and emits the missing events.
         """
         opening, first = with_key(opening), self.last_seq
@@ -77,6 +79,7 @@ class SessionFeed:
 
     def _accept(self, frame: Frame) -> SessionEvent | None:
         """Converts a frame to its event. Returns None for a ping, and for an event that the feed has already emitted.
+
         Raises APIError for an `error` event.
         """
         if frame.event == "ping" or frame.data == "[DONE]":

@@ -1,4 +1,5 @@
 """Builds the HTTP application: routes, error answers and the middleware, around one process's resources.
+
 Owns the list of routes. Never loads torch, and never opens a file or connection when the module is imported.
 """
 
@@ -73,6 +74,7 @@ def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
     """Creates the application. Without `resources`, it opens its own services at start and closes them at the end.
+
     These services use `engine`, which is by default the engine at the settings' address.
     """
 

@@ -1,4 +1,5 @@
 """Creates the three tenants of demo mode. Each tenant has an adapter, and a key that stays the same after a restart.
+
 Owns the file `<data_dir>/demo-keys.json` (mode 0600), which has the keys as plain text. Only demo mode, which has no
 secrets, may store keys in this way.
 """
@@ -65,6 +66,7 @@ async def _make_tenant(resources: AdminResources, name: str) -> str:
 
 async def _push_adapter(resources: AdminResources, principal: Principal, adapter: str) -> str | None:
     """Publishes a demo adapter for the tenant. Publishing the same bytes again changes nothing.
+
     Returns the adapter's name, or None if the demo does not serve its own model or lacks this adapter.
     """
     folder = demo_folder() / "adapters" / adapter

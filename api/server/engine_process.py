@@ -1,4 +1,5 @@
 """Runs the engine's process, either for `graftwork engine` or as the child of a gateway (see `engine_supervisor`).
+
 A child gets its settings as the first line of its standard input, so that the process list does not show them. The
 child watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
 Never loads torch when the module is imported. Running an engine loads torch.
@@ -33,6 +34,7 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 def run_engine(settings: Settings, listen: str) -> None:
     """Serves the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks the caller until then.
+
     Raises InvalidRequest for wrong settings.
     """
     settings.check_served()
@@ -86,6 +88,7 @@ def main() -> None:
 
 def watch_parent(lifeline: int) -> None:
     """Starts a thread that ends this process when the writer of the pipe `lifeline` has closed it.
+
     The thread sends SIGTERM first, and ends the process at once if that takes too long.
     """
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
@@ -93,6 +96,7 @@ def watch_parent(lifeline: int) -> None:
 
 def _read_line(descriptor: int) -> bytes:
     """Reads a line from a file descriptor without a buffer.
+
     A thread that waits in a buffered reader holds the reader's lock, which would block the end of the interpreter.
     """
     line = b""

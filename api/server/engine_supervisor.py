@@ -1,4 +1,5 @@
 """Runs the engine as a child process: starts it, waits until it answers, restarts it if it dies, and stops it.
+
 Owns this process. Never sends it a request.
 Invariant: the child never runs longer than this process, and never after `EngineChild.stop` (see `engine_process`).
 """
@@ -19,14 +20,14 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """A setting of the C library for the child: use memory pages of 2 MiB, if the system allows that. A forward pass is
-then
-about 5 % faster. See docs/operations.md.
+then about 5 % faster. See docs/operations.md.
 """
 _STOP_WITHIN_S = 15.0
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 15.0
 _HEALTHY_AFTER_S = 30.0
 """A time in seconds. After a child that lived longer, the wait before the restart is the shortest one.
+
 After a shorter life, the wait doubles each time.
 """
 
@@ -60,6 +61,7 @@ class EngineChild:
     async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
         """Starts the engine and waits until it answers. Calls `report` about once a second, with the seconds waited so
         far.
+
         Raises Unavailable if the child ends before it answers. The child's own message is on standard error.
         """
         await self._spawn()

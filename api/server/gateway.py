@@ -1,4 +1,5 @@
 """Runs `graftwork gateway`: only the HTTP server, for an engine that runs elsewhere. Never starts an engine.
+
 bind the port ─► wait for the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """
 
@@ -64,6 +65,7 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
 
 def _console() -> Console:
     """Returns a console that is wide enough for an API key, so that no key is cut off.
+
     If the terminal is narrower, it wraps the key, and a user can still copy the key.
     """
     found = Console()

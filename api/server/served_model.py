@@ -1,4 +1,5 @@
 """Finds the model that the settings select, and the demo model and adapters that come with this program.
+
 Never reads a model's files.
 """
 
@@ -17,6 +18,7 @@ def demo_folder() -> Path:
 
 def model_folder(settings: Settings) -> Path:
     """Returns the folder of the model in the settings. If the settings have no model, demo mode uses the demo model.
+
     Raises InvalidRequest without a model and without demo mode.
     """
     if settings.model is not None:

@@ -1,5 +1,6 @@
 """Runs the application in uvicorn, with two changes: the server calls a function when it is ready, and `SignalWatch`
 handles the signals instead of uvicorn. Never starts or stops an engine.
+
 uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
 """
 

@@ -1,4 +1,5 @@
 """Builds one gateway's resources at start, and closes them in reverse order at the end.
+
 Owns the order in which services start. Never handles a request. Before the gateway serves, it upgrades the database to
 the schema of this code, and ends the turns that a crash left running.
 """
@@ -64,9 +65,8 @@ async def open_resources(
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
     """Opens all services that routes need. They stay open inside the `async with` block. A given `inspector` stays open
-    after
-    the block. By default `engine` is the engine at the settings' address. Raises Unavailable if the engine does not
-    answer.
+    after the block. By default `engine` is the engine at the settings' address. Raises Unavailable if the engine does
+    not answer.
     """
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
@@ -215,10 +215,10 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 def owner_name(settings: Settings) -> str | None:
     """Returns a name for this gateway, made of the machine and the address, so no two running gateways have the same
     name.
+
     It stays the same after a restart, so that the gateway finds its own turns again. It does not depend on the data
-    folder,
-    because gateways may share one. Returns None if the system chooses the port: the gateway then gets a new name each
-    time.
+    folder, because gateways may share one. Returns None if the system chooses the port: the gateway then gets a new
+    name each time.
     """
     if settings.port == 0:
         return None

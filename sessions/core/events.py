@@ -1,4 +1,5 @@
 """Defines the events of a session (text, tool calls, the end of a turn), and the feed from which readers get them.
+
 Owns the shapes of events, and the feed of each running turn. Never stores anything: the store saves an event first, and
 only then is the event added to the feed.
 Invariant: the events of a session are numbered from 1 without gaps. A feed holds only the newest events, in order. A
@@ -69,6 +70,7 @@ class SessionEvent:
 
 def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
     """Returns the draft of the first event of a turn.
+
     `cache` counts the prompt's tokens by cache tier; it is None if the turn ended before the engine admitted the
     prompt.
     """
@@ -106,6 +108,7 @@ def number_events(
 def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -> None:
     """Appends `draft` to the list `drafts`. If the last draft is a delta of the same text or tool call, joins both into
     one.
+
     The first `num_fixed` drafts are never changed.
     """
     if len(drafts) > num_fixed and _continues(drafts[-1], draft):
@@ -152,6 +155,7 @@ class EventFeed:
 
     def next_change(self) -> asyncio.Event:
         """Returns an asyncio event that the next `publish` or `close` sets.
+
         Call this method before you read the feed. Otherwise you can miss a change.
         """
         return self._changed

@@ -1,4 +1,5 @@
 """Defines the items of a session's history, in the shapes of the Responses API.
+
 Owns the shapes of `message`, `function_call` and `function_call_output`, and their form in a prompt.
 Never encodes or stores anything.
 Invariant: an item never changes. A client changes a history only by a rewind to an earlier checkpoint.
@@ -28,6 +29,7 @@ class ItemType(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Item:
     """One item of a history: a message, a tool call or a tool's output.
+
     `body` is the item's JSON as clients see it, with `id` and `type`.
     """
 
@@ -57,6 +59,7 @@ def item_from_body(body: dict[str, Any]) -> Item:
 
 def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
     """Makes a message item with one content part for each text.
+
     `incomplete` is True if the token limit cut off the answer. `item_id` is a new id by default.
     """
     spoken = role == "assistant"
@@ -72,6 +75,7 @@ def function_call(
     call_id: CallId, name: str, arguments: str, *, incomplete: bool = False, item_id: ItemId | None = None
 ) -> Item:
     """Makes a tool call item. `arguments` is JSON text.
+
     `incomplete` is True if the answer reached its token limit; the arguments may then be cut off.
     """
     status = "incomplete" if incomplete else "completed"
@@ -86,6 +90,7 @@ def function_call_output(call_id: CallId, output: str) -> Item:
 
 def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
     """Reads the input of a turn, a text or a list of messages, and returns its items.
+
     Raises ValidationFailed, with the name of the wrong field.
     """
     if isinstance(raw, str):
@@ -97,6 +102,7 @@ def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 def parse_output(raw: object, param: str) -> str:
     """Returns a tool's output as text. A text stays unchanged; another value becomes JSON text.
+
     Raises ValidationFailed if the value has no JSON form, or if the text is not valid Unicode.
     """
     if isinstance(raw, str):

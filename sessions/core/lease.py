@@ -1,4 +1,5 @@
 """Defines the lease of a session: the right of one process to write the session's running turn.
+
 Owns the lease as a value, and the loop that renews the lease. Never writes to the database: the store does that, and it
 checks the lease at each write.
 Invariant: a session has one writer at a time. A process that takes over a session raises the session's epoch (a
@@ -41,6 +42,7 @@ class LeaseKeeper(Protocol):
 
     async def renew(self, lease: SessionLease) -> bool:
         """Renews the lease, and returns whether a client has asked to cancel the turn.
+
         Raises LeaseLost if another process has taken over the session, and Unavailable if the database does not answer.
         """
         ...
@@ -53,6 +55,7 @@ Pause = Callable[[float], Awaitable[None]]
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:
     """Renews the lease every `interval_s` seconds, and returns when a client has asked to cancel the turn. Raises
     LeaseLost.
+
     Skips a renewal if the store does not answer. The next renewal shows whether the lease is still valid.
     """
     cancel_requested = False

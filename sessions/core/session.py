@@ -1,4 +1,5 @@
 """Defines the state of a session, and the rules for its changes. Never stores anything.
+
     status                    what happens                                new status
     idle                      a user's turn starts                        running
     awaiting_tool             the last missing tool output arrives        running
@@ -9,6 +10,7 @@
     suspended                 a turn starts, or a tool output arrives     as without the suspension
     all except running        a client closes the session                 closed (read-only)
     all except running        the time to live has passed                 expired (no client can read it)
+
 Invariant: at rest, a session awaits tools exactly if its latest checkpoint ends with tool calls.
 """
 
@@ -42,10 +44,12 @@ class SessionKind(StrEnum):
     SESSION = "session"
     RESPONSES = "responses"
     """A chain of responses outside a conversation. It is deleted with its last response.
+
     Lists of sessions and limits of open sessions leave it out.
     """
     CONVERSATION = "conversation"
     """A conversation of the Responses API. Clients can read it by its id.
+
     Lists of sessions and limits of open sessions leave it out.
     """
 
@@ -77,6 +81,7 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True)
 class LedgerCall:
     """A tool call at the end of a checkpoint, with its output if a client has sent one.
+
     These calls together are the ledger of a session.
     """
 
@@ -96,6 +101,7 @@ class LedgerCall:
 @dataclass(frozen=True, slots=True)
 class AgentSession:
     """A session as it was read from the store: its row, and its ledger.
+
     The ledger lists the tool calls at the session's head (its latest checkpoint), with their outputs.
     """
 
@@ -110,9 +116,9 @@ class AgentSession:
     retention_s: float | None = None
     """The session's own time to live in seconds. It counts from the close, or from the last use while the session is
     open.
+
     If None, a closed session has the service's default. If 0, a closed session ends at once. In both cases, an open
-    session
-    has no limit.
+    session has no limit.
     """
     head_id: CheckpointId | None = None
     origin_id: CheckpointId | None = None
@@ -120,6 +126,7 @@ class AgentSession:
     forked_from: SessionId | None = None
     epoch: int = 0
     """A counter that rises with each change of the head, the model or the lease.
+
     A turn that was planned with an older epoch is refused.
     """
     running_turn_id: TurnId | None = None
@@ -148,6 +155,7 @@ class AgentSession:
     @property
     def ends_at(self) -> float | None:
         """The time at which the session's own time to live is over, in Unix seconds.
+
         None while a turn runs, and for a session without its own limit.
         """
         if self.retention_s is None or self.status is SessionStatus.RUNNING:
@@ -158,6 +166,7 @@ class AgentSession:
 
     def is_over(self, now: float, retention_s: float) -> bool:
         """Returns whether the session's time to live has passed at `now`, in Unix seconds.
+
         `retention_s` is the default time to live of closed sessions, in seconds.
         """
         if self.status is SessionStatus.EXPIRED:
@@ -195,8 +204,7 @@ class AgentSession:
 
     def check_takes_turn(self, if_head: str | None) -> None:
         """Raises Conflict if a user's turn cannot start now: a turn runs, the session is closed or awaits tool outputs,
-        or its head
-        (its latest checkpoint) is not `if_head`. None accepts any head.
+        or its head (its latest checkpoint) is not `if_head`. None accepts any head.
         """
         self.check_at_rest()
         self.check_head(if_head)
@@ -232,12 +240,14 @@ class Turn:
     finished_at: float | None = None
     made_with: Mapping[str, Any] | None = None
     """The sampling, and the digests of the weights, the chat template and the tokenizer that made the answer.
+
     None for turns that an older version of the server stored.
     """
 
 
 def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
     """Returns the first turn and checkpoint of a new session that starts with `items`.
+
     The checkpoint has no token ids yet: the session's next turn encodes the items.
     """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
@@ -281,6 +291,7 @@ class ToolOutput:
 def new_outputs(stored: Mapping[CallId, str | None], outputs: Sequence[ToolOutput]) -> tuple[ToolOutput, ...]:
     """Returns the outputs that are not stored yet, one for each call. `stored` maps each call to its output, or to
     None.
+
     Raises Conflict if an output differs from the stored output, or from another output for the same call.
     """
     fresh: dict[CallId, ToolOutput] = {}

@@ -1,4 +1,5 @@
 """Defines a session's history as token ids: a chain of checkpoints, each with the ids that its turn added.
+
 Owns how a prompt is built: the stored ids of the history, then the ids of the new items. Never stores anything. Encodes
 a stored history again only if its opening (the instructions and tools) has changed.
 Invariant: the stored ids since the last change of the opening are exactly the tokens of the last turn's prompt and
@@ -35,6 +36,7 @@ class TurnEncoder(Protocol):
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
         """Encodes the text that the messages `new` add after the answer `assistant`.
+
         `closed` says whether the answer ends with an end-of-sequence token.
         """
         ...
@@ -47,9 +49,9 @@ class TurnEncoder(Protocol):
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The stored state of a history after one turn.
+
     `token_ids` holds the ids that the turn added: prompt ids, then generated ids. If the turn's opening (instructions
-    and
-    tools) differs from its parent's, `token_ids` holds the whole history, encoded again.
+    and tools) differs from its parent's, `token_ids` holds the whole history, encoded again.
     """
 
     checkpoint_id: CheckpointId
@@ -73,6 +75,7 @@ class Checkpoint:
     created_at: float
     opening: str | None = None
     """The digest of the instructions and tools of the turn.
+
     None for checkpoints that an older version of the server stored: it could not change the instructions and tools.
     """
 
@@ -103,6 +106,7 @@ class Transcript:
     head: Checkpoint | None
     head_items: tuple[Item, ...]
     """The items of the last turn: its input, then the answer.
+
     If `must_encode_all`, the items of the whole history.
     """
     opening: str | None = None
@@ -112,6 +116,7 @@ class Transcript:
 
     def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
         """Returns the token ids that `new_items` and the start of the next answer add to this history.
+
         If the history is empty or `must_encode_all`, returns the ids of the whole prompt.
         """
         if self.head is None or self.must_encode_all:
@@ -129,6 +134,7 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
     """Joins the token ids of checkpoints, which come oldest first.
+
     Returns the ids since the last change of the opening (the instructions and tools).
     """
     token_ids: list[int] = []

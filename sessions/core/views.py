@@ -1,4 +1,5 @@
 """Makes the JSON bodies of sessions and turns, with their token counts and cache figures.
+
 Owns these bodies for all routes and events in which they appear. Never computes new figures.
 """
 
@@ -24,6 +25,7 @@ def session_change_answer(
     session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
 ) -> answers.ChangedSession:
     """Returns the body of a changed session.
+
     `given_up_tokens` and `given_up_bytes` measure the KV that the session's new adapter cannot use.
     """
     given_up = answers.GivenUpKv(tokens=given_up_tokens, bytes=given_up_bytes)
@@ -145,6 +147,7 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
     """Returns the counts of draft tokens.
+
     The counts of the client's own prediction are present only if one of its tokens was accepted or rejected.
     """
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
@@ -168,9 +171,9 @@ def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | No
 
 def session_cache_answer(session: AgentSession, memory: SessionMemory | None, now: float) -> answers.SessionCache:
     """Returns the tokens and bytes of a session's history on each cache tier.
+
     Each token counts once, on the fastest tier that has it; bytes count on every tier. If `memory` is None (the engine
-    did
-    not answer), the tokens are the counts of the last turn.
+    did not answer), the tokens are the counts of the last turn.
     """
     last: Mapping[str, Any] = session.last_cache or {}
     if memory is None:
@@ -196,6 +199,7 @@ def session_cache_answer(session: AgentSession, memory: SessionMemory | None, no
 
 def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> answers.Prefetch:
     """Returns the result of a prefetch. `num_tokens` is the length of the history.
+
     `memory` is None if the engine did not answer.
     """
     held = 0 if memory is None else memory.device_tokens + memory.host_tokens + memory.disk_tokens

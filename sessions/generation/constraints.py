@@ -1,4 +1,5 @@
 """Turns the tools, the tool choice and the output format of a request into one grammar.
+
 The format comes from `response_format`, `regex`, `grammar` or `structural_tag`; a request has at most one of them. The
 grammar accepts text with well-formed tool calls in it, only calls, or either calls or an answer in the format.
 Owns the shapes of these fields, and the checks of all schemas. The checks run before quota is reserved, and an error
@@ -51,6 +52,7 @@ class ResponseFormat:
 @dataclass(frozen=True, slots=True)
 class ResponseFormatFields:
     """The fields of a request that can ask for an output format, as the client sent them.
+
     None and empty values ask for no format.
     """
 
@@ -144,6 +146,7 @@ class OutputGrammar:
 
     def name_field(self, error: InvalidRequest) -> InvalidRequest:
         """Returns the engine's error with the request field that asked for this grammar.
+
         Returns an error about something else unchanged.
         """
         if not error.code.startswith(_GRAMMAR_CODES):
@@ -168,9 +171,9 @@ FREE_OUTPUT = OutputPlan()
 
 class ConstraintPlanner:
     """Plans the outputs of one model. All methods are thread-safe.
+
     Large schemas take time to read, so call `plan` on a worker thread and not on the event loop. Caches the checks of
-    recent
-    schemas, because a session sends the same schemas with every turn.
+    recent schemas, because a session sends the same schemas with every turn.
     """
 
     def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:

@@ -1,4 +1,5 @@
 """Defines the events of one generation, after its tokens have become text and tool calls.
+
 The first event is PromptAdmitted. Text deltas and tool calls follow in any number, and GenerationFinished is the last.
 A tool call is ToolCallStarted, then any number of ToolCallArgumentsDelta, then ToolCallFinished. Calls never overlap.
 An error can end the events at any point.
@@ -63,8 +64,7 @@ class GenerationFinished:
     reason: StopReason
     token_ids: tuple[int, ...]
     """All tokens that the model generated and the engine cached. Includes stop tokens, and the tokens of stop strings
-    and call
-    markers.
+    and call markers.
     """
     text: str
     """All text deltas joined."""

@@ -1,5 +1,7 @@
 """Runs one generation and measures it. Chat completions, completions, messages and session turns all use this module.
+
     EngineClient.generate ──► times, counts ──► OutputParser ──► text and tool calls
+
 Owns the stream of engine events. Never stores anything, and never renders a prompt. The engine cancels the request if
 the caller closes `events` early, or if the answer contains a stop string.
 Invariant: a token is counted when the engine sends it, even if the caller never reads its text.
@@ -134,6 +136,7 @@ class Generation:
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Sends the request and yields its events, in the order that the module `events` describes. Call this method
         once.
+
         Raises InvalidRequest. Can also raise every error of the engine.
         """
         try:

@@ -1,4 +1,5 @@
 """Returns the log-probabilities of an answer's tokens together with the text in which each token begins.
+
 Owns the log-probabilities of tokens whose text was not sent yet. Never computes a probability: the engine does that.
 Invariant: a streamed answer has the same log-probabilities as a whole one. Stop tokens, and tokens whose whole text is
 in a stop string, have no log-probabilities, because they are not part of the text.

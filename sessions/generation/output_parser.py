@@ -1,6 +1,8 @@
 """Reads one answer token by token, and splits it into text and tool calls. Ends the answer at a stop string.
+
     token -> Detokenizer -> tool call parser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
                                              -> calls ------------------------------------------------------> ToolCall…
+
 Owns all text that is held back between tokens. The parser can find the end of the answer before the engine does.
 Invariant: stop strings are searched in plain text only, never inside or across tool calls.
 White space before a call is dropped, because chat templates write their own white space there.

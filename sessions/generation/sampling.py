@@ -1,8 +1,8 @@
 """Reads the sampling fields of every API, and converts them to the engine's parameters.
 
 Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions.
-Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API
-spells the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
+Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API spells
+the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
 """
 
 import math
@@ -183,6 +183,7 @@ class TokenBudget:
 
 def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
     """Returns the budget of an answer: `asked` tokens, or all tokens of the context that the prompt does not use.
+
     Raises ContextLengthExceeded, which names the field `param`, if prompt and answer are longer than the context.
     """
     if prompt_tokens + (asked or 1) <= context_tokens:

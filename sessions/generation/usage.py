@@ -92,6 +92,7 @@ class Accounting:
 
 class RequestAccount:
     """Records and charges the usage of one request. Settle a request once, by `close` or by `settle`.
+
     In all methods, `usage` is None if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
     """
 
@@ -102,6 +103,7 @@ class RequestAccount:
 
     async def record(self, usage: Usage | None, outcome: str) -> None:
         """Writes the usage row, and adds the usage to the metrics. A second call for the same request changes nothing.
+
         Raises Unavailable if the database does not answer.
         """
         if usage is None:

@@ -1,4 +1,5 @@
 """Creates, reads, changes and deletes the conversations of the Responses API.
+
 A conversation is stored as a session, and each response in the conversation is a turn of this session.
 Never runs a response. After a conversation is deleted, clients can still read and continue its responses. The rows of
 the conversation are deleted with its last response.
@@ -25,6 +26,7 @@ class ConversationService:
         self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
     ) -> AgentSession:
         """Creates a conversation that starts with `items`. It has no model: each later response in it names its own.
+
         Raises ValidationFailed if a tool call in `items` has no output.
         """
         check_outputs(items, (), "items")

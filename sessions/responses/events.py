@@ -1,8 +1,10 @@
 """Converts the events of a turn to the events of the Responses API.
+
     turn.created ──► response.in_progress
     text ──────────► output_item.added, content_part.added, output_text.delta … .done, content_part.done, item.done
     a call ────────► output_item.added, function_call_arguments.delta … .done, output_item.done
     the turn's end ► response.completed, .incomplete or .failed
+
 Owns the sequence numbers, and the output so far. Reads only the turn's events, so a client that reads a response again
 gets the same numbers.
 Invariant: an item is closed before the next item is opened, and all items are closed before the last event.

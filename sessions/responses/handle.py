@@ -1,4 +1,5 @@
 """Gives a request access to the one response that it creates or reads.
+
 Owns what happens at the end of that request: `release` cancels a response that does not run in the background, and
 deletes a response that must not be stored. Never writes the turn that makes the response.
 """
@@ -47,6 +48,7 @@ class ResponseHandle:
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
         """Yields the response's events with sequence numbers above `after`, until the response ends.
+
         Raises Unavailable if the turn's end cannot be read.
         """
         reading = ResponseEvents(self.record)
@@ -86,6 +88,7 @@ class ResponseHandle:
 
     async def release(self) -> None:
         """Ends the client's request. Cancels the response, unless it runs in the background, and waits for its end.
+
         Then deletes the response if it must not be stored. Does nothing for a background response.
         """
         if self.record.is_background:

@@ -1,7 +1,7 @@
 """Reads the `input` of a response, or the `items` of a conversation, into items of a history.
+
 Owns the list of supported items and fields. Refuses an unsupported item with an error that names it. Ignores fields
-that
-have no effect, for example `status`.
+that have no effect, for example `status`.
 Never reads the database: the caller passes the tool calls that still need an output.
 """
 
@@ -20,6 +20,7 @@ _MAX_CALL_ID_CHARACTERS = 64
 
 def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
     """Returns the items of a list. A text becomes one message of the user.
+
     Raises ValidationFailed, with the name of the wrong field.
     """
     if isinstance(raw, str):

@@ -1,4 +1,5 @@
 """Defines a response of the Responses API as a value, before and after it has started.
+
 Never reads or writes the database.
 Invariant: a response is one turn of a session, and its id is the turn's id with another prefix.
 """

@@ -1,8 +1,8 @@
 """Creates, reads, cancels and deletes responses for the routes. A response is a turn of a session.
+
 Owns the choice of the session: the session of the conversation, or of the previous response. If another response has
 already continued the previous one, uses a fork of that session. Without a conversation or previous response, makes a
-new
-session.
+new session.
 Never uses HTTP types, and never writes a turn.
 """
 
@@ -47,6 +47,7 @@ class ResponseService:
 
     async def sweep(self) -> int:
         """Deletes the responses that are older than their time to live, and returns how many.
+
         Also deletes the sessions that only these responses used.
         """
         num_gone = 0
@@ -58,6 +59,7 @@ class ResponseService:
 
     async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
         """Starts a response. If the response must not be stored, `ResponseHandle.release` deletes it at the end.
+
         Can raise InvalidRequest, ValidationFailed, NotFound, Conflict or LimitExceeded. After an error no row is left.
         """
         new = replace(new, settings=checked_settings(new.settings))
@@ -91,6 +93,7 @@ class ResponseService:
     async def delete(self, principal: Principal, response_id: str) -> None:
         """Deletes a response, and cancels it if it runs. Its items stay while later responses or a conversation use
         them.
+
         Raises NotFound.
         """
         record = await self._load(principal, response_id)

@@ -1,4 +1,5 @@
 """Stores responses in the database: the request of each response, under the response's id.
+
 Owns the rows and their transactions. Never stores the answer, which is stored with the response's turn.
 """
 

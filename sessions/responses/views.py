@@ -1,4 +1,5 @@
 """Makes the JSON bodies of responses and conversations.
+
 Owns the shapes of these bodies, and the status that a response has after its turn. Never computes new figures.
 """
 
@@ -33,6 +34,7 @@ def response_body(
 
 def final_status(turn: Turn) -> str:
     """Returns the status of a response whose turn has ended: `failed`, `cancelled`, `incomplete` or `completed`.
+
     It is `incomplete` if the answer reached its token limit. A response that awaits tool outputs is `completed`.
     """
     if turn.status in (TurnStatus.FAILED, TurnStatus.CANCELLED):

@@ -1,4 +1,5 @@
 """Deletes the rows of sessions. No other module deletes rows of a history.
+
 Owns the SQL statements. Never opens a transaction and never decides what to delete: the caller does both.
 Invariant: a row that a fork or a response still needs is kept. Every statement is limited to one tenant, except the two
 searches for sessions to delete.
@@ -34,6 +35,7 @@ async def is_used(database: ReadSession, scope: TenantScope, session_id: Session
 
 async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
     """Finds sessions that were made for a response but have none, run no turn, and are unchanged since `before`.
+
     `before` is a time in Unix seconds. Searches all tenants.
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
@@ -80,6 +82,7 @@ async def find_expired(
 ) -> list[tuple[TenantId, SessionId]]:
     """Finds up to `limit` sessions of all tenants: sessions past their time to live, and expired ones with rows to
     delete.
+
     Returns the newest ids first, so that a fork comes before its origin. `before` is the last id of the previous
     search.
     """
@@ -94,6 +97,7 @@ async def find_expired(
 
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
     """Marks a session as expired, so that no client can read it, and empties its row.
+
     Also deletes its stored tool calls and its responses. The caller's transaction must have locked the session.
     """
     await database.execute(
@@ -126,6 +130,7 @@ async def delete_events(database: WriteSession, scope: TenantScope, session_id: 
 
 async def delete_checkpoints(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
     """Deletes up to `limit` checkpoints that no other session needs, with their items, and returns how many.
+
     Starts at the end of the history.
     """
     kept = _kept_checkpoints(scope, session_id)

@@ -1,7 +1,9 @@
 """Stores the events of all running turns of this process. One commit stores the events of many turns.
+
     turn ── put ──► EventStream ┐
     turn ── put ──► EventStream ┼──► EventLog ── one transaction ──► database ──► the feed of each turn
     turn ── put ──► EventStream ┘
+
 Owns the order: an event is stored first, and published to readers after that. An event waits at most 20 ms for its
 commit to begin. While a commit runs, the events of the next commit are collected. Never stores the last events of a
 turn, which are stored together with the turn's outcome.
@@ -38,6 +40,7 @@ class EventBatch:
 
 Append = Callable[[Sequence[EventBatch]], Awaitable[Sequence[bool | None]]]
 """A function that stores batches in one transaction. Raises Unavailable if no transaction could begin.
+
 Returns for each batch whether a client has asked to cancel the turn; None if the turn's lease is lost.
 """
 
@@ -60,6 +63,7 @@ class EventLog:
 
     def open(self, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> "EventStream":
         """Opens the stream of a turn that has begun.
+
         `on_cancel` is called if a commit finds that a client has asked to cancel the turn.
         """
         return EventStream(self, lease, feed, on_cancel)
@@ -79,6 +83,7 @@ class EventLog:
     async def close(self) -> None:
         """Waits for the commit that runs now, and drops the events that still wait. Call this method after all turns
         have ended.
+
         Otherwise a database connection could still be in use when the database closes.
         """
         self._waiting.clear()
@@ -162,6 +167,7 @@ class EventStream:
 
     async def put(self, draft: EventDraft) -> None:
         """Adds an event, which is stored soon. If too many events of the turn are not stored yet, waits first.
+
         Drops the event if an earlier event could not be stored.
         """
         await self._has_room.wait()
@@ -200,6 +206,7 @@ class EventStream:
     def end_attempt(self, result: bool | BaseException) -> None:
         """Publishes the stored events, or keeps the error in `error`. After Unavailable, the events wait for the next
         attempt.
+
         `result` is the error, or says whether a client has asked to cancel the turn.
         """
         self._is_idle.set()

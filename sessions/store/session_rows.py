@@ -1,4 +1,5 @@
 """Reads and writes the rows of sessions and of their ledgers. A ledger lists a session's tool calls and their outputs.
+
 Owns the SQL statements. Never opens a transaction and never checks a rule: the caller does both.
 Every statement is limited to one tenant, except the count by status and the search for interrupted turns.
 """
@@ -49,6 +50,7 @@ async def find_session(
     database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
 ) -> AgentSession | None:
     """Finds a session, with the tool calls at its latest checkpoint. Returns None if it does not exist.
+
     `lock` blocks other writers of the session until the transaction ends.
     """
     statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
@@ -63,6 +65,7 @@ async def list_sessions(
     database: ReadSession, scope: TenantScope, page: PageRequest, now: float, retention_s: float
 ) -> Page[AgentSession]:
     """Reads one page of a tenant's sessions, ordered by creation time, each with its tool calls.
+
     Leaves out conversations, response chains, and sessions whose time to live has passed.
     """
     ascending = page.order is Order.ASCENDING
@@ -83,6 +86,7 @@ async def list_sessions(
 
 async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
     """Locks the tenant's row until the transaction ends.
+
     Otherwise two requests could both create the last session that the tenant's limit allows.
     """
     await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
@@ -125,9 +129,9 @@ async def extend_leases(
 ) -> dict[SessionId, bool]:
     """Renews leases until `expires_at` (Unix seconds). Returns for each session whether a client has asked to cancel
     its turn.
+
     The result has no entry for a session whose lease is lost. `last_seqs`, if given, has the new last event number for
-    each
-    lease. Locks the sessions' rows.
+    each lease. Locks the sessions' rows.
     """
     held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
     values: dict[str, Any] = {"lease_expires_at": expires_at}
@@ -149,6 +153,7 @@ async def insert_ledger(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall]
 ) -> None:
     """Stores the tool calls of one checkpoint for a session, all without outputs.
+
     Replaces the calls that are stored for the same session and checkpoint.
     """
     if not calls:
@@ -176,6 +181,7 @@ async def find_answered_calls(
     database: ReadSession, scope: TenantScope, session_id: SessionId, call_ids: Sequence[CallId]
 ) -> list[LedgerCall]:
     """Finds tool calls of a session by their ids, also calls of earlier turns.
+
     Calls without an output come first, and the call answered latest comes last.
     """
     statement = (

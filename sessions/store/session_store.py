@@ -1,4 +1,5 @@
 """Stores sessions in the database: create, read, fork, rewind, store tool outputs, close.
+
 Owns every transaction on a session, except the transactions of its running turn. AgentSession has the rules.
 Never starts a turn.
 Invariant: a change of the head (the latest checkpoint), the model or the lease raises the session's epoch, a counter. A
@@ -76,6 +77,7 @@ class SessionStore:
         self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
     ) -> AgentSession:
         """Stores a new session with `items` as its history. The session's first turn encodes the items.
+
         Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions.
         """
         seed = seed_history(session, items) if items else None
@@ -152,6 +154,7 @@ class SessionStore:
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
         """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
+
         Raises Conflict if the session is closed. Can also raise NotFound or BudgetSpent.
         """
         async with self._locked(scope, session_id) as (database, session):
@@ -174,6 +177,7 @@ class SessionStore:
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
         """Stores the changes of a PATCH request.
+
         Raises Conflict if the session is closed, or if the model changes while a turn runs. Can also raise NotFound.
         """
         async with self._locked(scope, session_id) as (database, session):
@@ -202,6 +206,7 @@ class SessionStore:
 
     async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
         """Asks the process that runs the session's turn to stop it.
+
         Does nothing if no turn runs, or if `turn_id` is given and another turn runs.
         """
         async with self._locked(scope, session_id) as (database, session):
@@ -216,9 +221,9 @@ class SessionStore:
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
         """Deletes a response chain (a session that was made for responses) if no response and no fork uses it.
+
         Then does the same with the session from which it was forked, and so on. Keeps sessions of other kinds, and
-        sessions that
-        run a turn.
+        sessions that run a turn.
         """
         following: SessionId | None = session_id
         while following is not None:

@@ -1,4 +1,5 @@
 """Defines the tables of sessions: sessions, turns, checkpoints, items, tool calls, events and responses.
+
 Owns the columns. Never contains rules about sessions: they are in `sessions/core/session.py`.
 Invariant: rows of checkpoints and items are added and deleted, but never changed. Checkpoints form a tree.
 Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
@@ -109,6 +110,7 @@ class ItemRow(Base):
 
 class ToolCallRow(Base):
     """A tool call at the end of a checkpoint, with its output, for one session. The rows of a session are its ledger.
+
     Sessions that share a checkpoint each have their own rows.
     """
 

@@ -1,4 +1,5 @@
 """Reads and writes the rows of turns, of their events, and of histories (checkpoints with token ids, and items).
+
 Owns the SQL statements. Never opens a transaction and never checks a rule: the caller does both.
 Invariant: this module adds rows of events and of histories, but never changes them. Every statement is limited to one
 tenant.
@@ -208,6 +209,7 @@ async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) 
 
 async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
     """Reads one page of the items of the history that ends at the checkpoint `head_id`.
+
     If `page.after` is not the id of an item of this history, the page begins at the start.
     """
     chain = _chain(scope, head_id)

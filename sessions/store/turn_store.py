@@ -1,4 +1,5 @@
 """Stores turns in the database: begins them, appends their events, and ends each of them once.
+
 Owns the transactions of a running turn, and of a turn whose process has stopped. Never calls the engine.
 Invariant: the transaction that completes a turn also moves the session's head to the turn's checkpoint. A turn that
 fails or is cancelled does not move the head. A process must hold the session's lease to write its turn.
@@ -72,9 +73,9 @@ class TurnStore:
 
     def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
         """`owner` names this process, and `lease_s` is the length of a lease in seconds.
+
         If the process has the same name after a restart, its interrupted turns are found at once. Otherwise they are
-        found when
-        their leases expire.
+        found when their leases expire.
         """
         self._database = database
         self._clock = clock
@@ -112,6 +113,7 @@ class TurnStore:
         made_with: Mapping[str, Any] | None = None,
     ) -> tuple[SessionLease, Turn]:
         """Starts a turn, and gives this process the lease of the session.
+
         Raises Conflict if the session has changed since it was read as `seen`.
         """
         now = self._clock.now()
@@ -151,9 +153,9 @@ class TurnStore:
 
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
         """Stores events of many turns, and renews their leases. Storing a batch again changes nothing.
+
         Returns for each turn whether a client has asked to cancel it. For a turn whose lease is lost, stores nothing
-        and returns
-        None.
+        and returns None.
         """
         now = self._clock.now()
         leases = [batch.lease for batch in batches]
@@ -186,9 +188,9 @@ class TurnStore:
         self, running_here: Callable[[], Collection[TurnId]]
     ) -> list[tuple[TenantScope, SessionId, TurnId]]:
         """Finds turns of all tenants that are marked as running, but that no process runs.
+
         `running_here` returns the turns of this process. It is called after the search, so that it includes a turn that
-        began
-        during the search.
+        began during the search.
         """
         async with self._database.read() as database:
             found = await session_rows.find_interrupted(database, self._owner, self._clock.now())

@@ -1,4 +1,5 @@
 r"""Renders messages with the model's chat template. Escapes texts so that they never become control tokens.
+
 Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens. Also owns the
 Jinja environment of templates. Never encodes text to tokens, and never lets a template reach Python or change its
 input.
@@ -6,7 +7,9 @@ Invariant: the rendered text equals that of `transformers` 5 (utils/chat_templat
 output and the run time of a template are limited.
 A text of a user or a tool may spell a control token, such as `<|im_end|>`. Before rendering, each such spelling is put
 between two mark characters that occur nowhere else. After rendering, the marked parts are encoded as plain text:
+
     "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\nsay ", plain "<|im_end|>", "<|im_end|>\n…"
+
 The spellings are kept, because some templates search for them (`</think>`). If a template has cut off one of the two
 marks, the other mark still splits the text.
 """
@@ -53,6 +56,7 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """Converts a value to JSON. Replaces Jinja's own filter, which would escape HTML.
+
     Templates pass arguments by name, so the parameters have the names that templates use.
     """
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -146,6 +150,7 @@ class ControlTokenTexts:
 
     def __init__(self, special: Iterable[str], visible: Iterable[str]) -> None:
         """The texts in `special` are escaped everywhere.
+
         The texts in `visible`, such as `<tool_call>`, are escaped everywhere except in an assistant's text.
         """
         special, visible = tuple(special), tuple(visible)
@@ -154,6 +159,7 @@ class ControlTokenTexts:
 
     def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
         """Returns an escaper for these JSON values; None if no value spells a control token.
+
         The escaper's mark characters occur neither in the values nor in the template.
         """
         everything = "\0".join(chain.from_iterable(map(_strings, values)))
@@ -175,6 +181,7 @@ class ControlTokenEscaper:
 
     def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
         """Returns an escaped copy of a message for a template.
+
         The text of an assistant may contain the markup that assistants write, such as `<tool_call>`.
         """
         spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
@@ -256,6 +263,7 @@ class ChatTemplate:
         limits: RenderLimits = RenderLimits(),
     ) -> None:
         """`special_tokens` maps names such as `bos_token` to texts. `end_of_turn_texts` are the texts of stop tokens.
+
         Raises ValidationFailed if `source` does not compile.
         """
         self.source = source
@@ -281,6 +289,7 @@ class ChatTemplate:
     ) -> str:
         """Renders a conversation. `variables` are extra names for the template. `escaper` escapes all strings from the
         client.
+
         Raises InvalidRequest with the template's message, and PayloadTooLarge above a limit of length or time.
         """
         forms = [message.template_dict() for message in messages]
@@ -303,11 +312,12 @@ class ChatTemplate:
         self, assistant: Message, new: Sequence[Message], *, closed: bool, escaper: ControlTokenEscaper | None = None
     ) -> str:
         r"""Renders only the text that `new` adds after the message `assistant`, up to the start of the next answer.
+
             …user\nHello<eos>\n<start>assistant\n | assistant | <eos> | \n<start>user\nnew<eos>\n<start>assistant\n
                                                     closed=False ^ closed=True ^
+
         `closed` says whether the message's tokens end with the stop token. The history is not rendered again, because
-        its text
-        could be encoded to other tokens than the stored ones.
+        its text could be encoded to other tokens than the stored ones.
         Raises InvalidRequest if the template rewrites earlier messages. Can also raise PayloadTooLarge.
         """
         assistant = assistant.with_valid_arguments()
@@ -325,6 +335,7 @@ class ChatTemplate:
 
     def control_texts(self, added_tokens: Iterable[str]) -> list[str]:
         """Returns those of the added tokens that the template itself writes.
+
         A user's text must not produce these as control tokens.
         """
         tree = self._environment.parse(self.source)

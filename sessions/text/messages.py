@@ -1,4 +1,5 @@
 """Defines the messages of a conversation, and reads messages and their content parts.
+
 Owns the internal form of a message, how it is read from OpenAI's chat messages, and the dictionary that templates get.
 Invariant: a message contains only text. Content parts of other types are refused with an error that names the part.
 """
@@ -40,8 +41,7 @@ class PartRules:
     error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
     refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
     """Makes the error for a part of an unknown type. Its arguments are the part's type, which may be any JSON value,
-    and the
-    place of the part in the body.
+    and the place of the part in the body.
     """
     known_fields: frozenset[str] | None = None
     """The fields that a part may have; None allows all."""
@@ -110,6 +110,7 @@ def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messag
 
 def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
     """Reads one of OpenAI's chat messages. `param` is the message's place in the body.
+
     Raises InvalidRequest, which names the wrong field.
     """
     role = ROLES.get(_field(value, "role", str, param) or "")
@@ -133,6 +134,7 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
 
 def read_content(content: object, param: str, rules: PartRules) -> list[str]:
     """Returns the texts of a message's content, which is one text or a list of parts. `param` is its place in the body.
+
     Raises `rules.error`, which names the wrong field, or the error of `rules.refusal` for a part of an unknown type.
     """
     if isinstance(content, str):
@@ -144,6 +146,7 @@ def read_content(content: object, param: str, rules: PartRules) -> list[str]:
 
 def read_part(part: object, param: str, rules: PartRules) -> str:
     """Returns the text of one content part. `param` is its place in the body.
+
     Raises `rules.error`, which names the wrong field, or the error of `rules.refusal` for a part of an unknown type.
     """
     if not isinstance(part, Mapping):

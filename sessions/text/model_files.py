@@ -1,4 +1,5 @@
 """Reads the facts that the gateway needs from a model's folder: names, special tokens, context length, chat template.
+
 Owns the list of files to search for each fact, in the same order as `transformers`.
 Never reads weights, never imports torch, and never writes to the folder.
 """

@@ -1,9 +1,9 @@
 """Turns messages into token ids: the chat template renders them, and the tokenizer encodes the text.
+
 Owns the order of these two steps, and the public prefixes: system prompts that the operator declares as public, so that
 all tenants may share their KV. Never lets the text of a user or a tool become control tokens.
 Invariants: for texts that spell no control token, the ids equal those of `apply_chat_template(tokenize=True)`. Tokens
-of
-a prompt are public only as far as they equal a declared prefix, from the first token on.
+of a prompt are public only as far as they equal a declared prefix, from the first token on.
 """
 
 import hashlib
@@ -38,6 +38,7 @@ class PromptEncoder:
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Encodes a whole conversation, such as the first prompt of a session. Raises InvalidRequest.
+
         `add_generation_prompt` adds the start of the next answer. `variables` are extra names for the template.
         """
         escaper = self._escaper(messages, tools, variables)
@@ -49,6 +50,7 @@ class PromptEncoder:
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
         """Encodes only the text that the messages `new` add after a generated message, up to the start of the next
         answer.
+
         `assistant` is the generated message; `closed` says whether its tokens end with a stop token (`ends_turn`).
         Raises InvalidRequest.
         """

@@ -1,4 +1,5 @@
 """Finds stop strings in a text that arrives in pieces.
+
 Owns the last characters of the text while they may be the start of a stop string. Never holds back other text.
 Invariant: the result does not depend on how the text is cut into pieces. The match that ends first wins. If two matches
 end at the same place, the longer one wins.

@@ -1,4 +1,5 @@
 """Converts the spelling of a token in the vocabulary to the token's bytes.
+
 Supports two kinds of spelling: byte-level (GPT-2's alphabet: Llama 3, Qwen) and byte fallback (`▁`, `<0x0A>`: Llama 2,
 Gemma). Never joins tokens: a character may need several tokens, and the Detokenizer in `tokenizer.py` joins them.
 """
@@ -76,6 +77,7 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
 
 def byte_level_alphabet() -> dict[str, int]:
     """Returns the byte that each character of GPT-2's alphabet stands for.
+
     A printable Latin-1 character stands for its own code. The other bytes have the characters from U+0100 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

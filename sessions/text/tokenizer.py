@@ -1,8 +1,8 @@
 """Encodes text to token ids, and decodes token ids to text, all at once or one token at a time.
+
 Owns two ways to encode: added tokens (tokens that a model adds to its vocabulary, such as control tokens) are
-recognised
-in the text, or the text is plain and never becomes a control token. Also owns the bytes of a character that is still
-incomplete. Never decodes a token twice, and never renders messages: `prompt_encoder.py` does.
+recognised in the text, or the text is plain and never becomes a control token. Also owns the bytes of a character that
+is still incomplete. Never decodes a token twice, and never renders messages: `prompt_encoder.py` does.
 Invariant: the joined results of `Detokenizer.push` and `flush` equal the decoding of all tokens at once.
 """
 
@@ -24,6 +24,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer_json: str, special_tokens: Iterable[str] = ()) -> None:
         """`tokenizer_json` is the content of tokenizer.json. Raises ValidationFailed if it is not a tokenizer.
+
         `special_tokens` are the special tokens that other files of the model name. Most of them are also in
         tokenizer.json.
         """
@@ -58,6 +59,7 @@ class TextTokenizer:
         self, text: str, *, allow_special: bool, add_special_tokens: bool = False, continues: bool = False
     ) -> tuple[int, ...]:
         """Returns the token ids of a text.
+
         If `allow_special`, recognises added tokens in the text; otherwise does the same as `encode_user_text`.
         If `add_special_tokens`, adds the tokens that the tokenizer puts around a text, such as a leading `<s>`.
         If `continues`, the text follows other text, so it gets no leading space.
@@ -72,6 +74,7 @@ class TextTokenizer:
 
     def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
         """Returns the token ids of a text from a user or a tool. If `continues`, the text follows other text.
+
         The ids never include added tokens, even if the text spells one.
         """
         text = well_formed(text)

@@ -73,6 +73,7 @@ class ToolCallFormat:
 
     def whole_call_tag(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the grammar of a call that is a bare JSON object, for answers that may also be other JSON objects.
+
         Here, one schema describes the whole object. In `call_tag`, the schema describes only the arguments.
         """
         own_root = {
@@ -123,6 +124,7 @@ _SIGNS = (
 
 def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> ToolCallFormat:
     """Returns the format with the name `chosen`.
+
     For `auto`, finds the format in the source of the chat template, or takes Hermes if the source shows no format.
     Raises ValidationFailed for an unknown name.
     """

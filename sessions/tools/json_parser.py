@@ -1,9 +1,9 @@
 """Finds JSON tool calls in a text that arrives in pieces: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+
 Owns the markup of a call from its start to its end. Never checks arguments against a schema.
 A call's first event is returned when its name is known and its arguments begin. From then on, its arguments are
-returned
-as the model writes them. Markup that is not a valid call is returned as text. If the JSON breaks after the first event,
-the call ends with the arguments so far.
+returned as the model writes them. Markup that is not a valid call is returned as text. If the JSON breaks after the
+first event, the call ends with the arguments so far.
 Invariant: the joined events do not depend on how the text is cut into pieces.
 """
 

@@ -1,4 +1,5 @@
 """Defines the events of the tool call parsers. Every format of tool calls has the same events.
+
 Owns only the event types. Never gives a call an id: `output_parser.py` does.
 """
 

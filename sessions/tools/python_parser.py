@@ -1,4 +1,5 @@
 """Parses tool calls that are written as a list of Python calls: `[get_weather(city="Paris"), get_time(city="Oslo")]`.
+
 Owns the whole answer as long as it can be such a list. Returns no call before the list is complete, because its
 arguments cannot become JSON earlier. Returns the answer as text as soon as it cannot be such a list.
 Never runs the text: arguments must be literals.

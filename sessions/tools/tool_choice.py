@@ -1,5 +1,6 @@
 """Reads the fields `tools` and `tool_choice` of chat completions: which tools an answer may call, and whether it must
 call.
+
 Owns the shapes of both fields. Other APIs translate their own fields into these two. Never reads a tool's schema.
 """
 
@@ -67,6 +68,7 @@ def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
     """Returns the tools that an answer may call. `names` are the names of the request's tools.
+
     Raises InvalidRequest for a choice of unknown shape, or with a tool that is not in `names`.
     """
     everything = tuple(range(len(names)))

@@ -1,4 +1,5 @@
 """Reads turns and the events of sessions, for the request that started a turn and for later requests.
+
 Owns how events are read: first the stored events, then the events that a running turn adds.
 Never writes anything. A turn goes on if its reader disconnects.
 """

@@ -1,4 +1,5 @@
 """Sends the engine commands for a session's KV between its turns: hold, prefetch, suspend, close, read.
+
 Owns the name of a session in the engine. Never stores anything.
 KV (the model's stored work on a prompt) is only a cache of the stored history. So it is no error if the engine does not
 answer: only the next turn takes longer.
@@ -43,6 +44,7 @@ class SessionKvClient:
 
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
         """Asks the engine to load the KV to the device for the next turn.
+
         `answered` lists the tools whose outputs have arrived. An empty list means all tools.
         """
         return await self._send(SessionVerb.PREFETCH, history, tuple(answered))

@@ -1,4 +1,5 @@
 """Plans turns and starts them.
+
 Owns the request of a turn to the engine, and the order of its start: plan, reserve quota, store, generate.
 Never handles an HTTP request.
 Invariant: a request reaches the engine only after its quota is reserved and its turn is stored.
@@ -48,6 +49,7 @@ class TurnLauncher:
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
         """Starts a turn with the session's model and these settings. The start continues if the caller is cancelled.
+
         If the instructions or tools have changed, encodes the whole history again. Raises Conflict if the session has
         changed.
         Can also raise InvalidRequest, ContextLengthExceeded, LimitExceeded or Unavailable. After an error nothing has

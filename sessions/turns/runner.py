@@ -1,7 +1,9 @@
 """Runs one turn, from the engine's first token to its stored outcome.
+
     generate ──► EventStream ──► store, then feed        (a heartbeat renews the lease meanwhile)
         │
         └─ answered, failed or cancelled ──► record usage ──► store the outcome ──► settle the quota
+
 Owns a running turn. Only `cancel` and `shut_down` end the turn early: its readers have no influence. Never plans a
 turn.
 Invariant: the turn has exactly one last event, which is stored in one transaction with the turn's outcome.
@@ -164,6 +166,7 @@ class TurnRunner:
 
     async def run(self, generation: Generation) -> None:
         """Generates the turn's answer and stores the turn. Raises Unavailable if the outcome cannot be stored.
+
         In that case, the next search for interrupted turns marks the turn as failed.
         """
         try:

@@ -1,7 +1,7 @@
 """Keeps the turns that run in this process, and loads the session for an id that a client sent.
+
 Owns the asyncio tasks of turns, and ends these tasks at shutdown. Also decides which sessions a client can see:
-sessions
-that only hold responses, and sessions past their time to live, are hidden. Never plans or stores a turn.
+sessions that only hold responses, and sessions past their time to live, are hidden. Never plans or stores a turn.
 Invariants: a turn is listed here before its row exists and until its outcome is stored, so this process never mistakes
 it for an interrupted turn. A loaded session whose status is running has a process that runs its turn.
 """
@@ -91,6 +91,7 @@ class RunningTurns:
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
         """Cancels the session's turn, or only the turn `turn_id`, and waits for its end. Returns False if no such turn
         runs here.
+
         First waits for turns of the session that are being started, because their rows may already exist.
         """
         if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:
@@ -139,6 +140,7 @@ class SessionLoader:
 
     async def load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Loads a session of any kind. Raises NotFound.
+
         If the lease of the session's turn has expired and this process does not run the turn, first ends the turn as
         failed.
         """

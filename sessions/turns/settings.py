@@ -1,4 +1,5 @@
 """Makes and checks the settings of a turn: the session's settings with the turn's overrides.
+
 Owns the rules for these settings. Never checks the schemas in them: `ConstraintPlanner` does.
 A turn's `sampling` overrides single fields of the session's `sampling`. A turn's `tool_choice` or `response_format`
 replaces the session's value. With `tool_choice: "none"` the tools stay in the prompt, so that the prompt does not
@@ -77,6 +78,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: int) -> TokenBudget:
     """Returns the token limit of a turn's answer: the `max_tokens` of its sampling, but at most the free rest of the
     context.
+
     Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
     if prompt_tokens + 1 > context_tokens:

@@ -1,9 +1,9 @@
 """Stores the outputs of a session's tool calls, and starts the next turn once all outputs are stored.
+
 Owns the decision when that turn starts. Never runs a turn. A client may send outputs in any order and more than once;
 each output is stored once.
 Invariant: an accepted output is never lost. If the turn that uses it is refused or fails, the client can send any
-output
-again to start another turn.
+output again to start another turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,6 +66,7 @@ class ToolOutputs:
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
     ) -> ToolOutputsResult:
         """Stores outputs, each as `{call_id, output}`. The last missing output starts the next turn.
+
         Raises LimitExceeded, ContextLengthExceeded or Unavailable if that turn is refused.
         Can also raise ValidationFailed, NotFound or Conflict.
         """

@@ -169,6 +169,7 @@ def _aliases(adapter: "Adapter") -> str:
 
 def _target(target: object) -> str:
     """Converts an alias's target to text:
+
     `{"version": 2}` to 2, `{"weights": {"2": 0.9, "3": 0.1}}` to 2 (0.9) + 3 (0.1).
     """
     if not isinstance(target, dict):

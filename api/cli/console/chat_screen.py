@@ -1,4 +1,5 @@
 """Runs the interactive chat of `graftwork sessions chat`.
+
 Owns the loop that reads lines, prints events and gets the outputs of tools. Never stores anything: the server does.
 Ctrl-C stops the running answer. The session is then as it was before the message. After an error of the server, the
 chat prints the error and continues. The chat ends at the end of the input, at `/quit`, or if the server does not
@@ -51,6 +52,7 @@ def open_session(
     client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
 ) -> Session[SyncRuntime]:
     """Opens the session whose id is `model`. If `model` is not a session's id, creates a session on that model.
+
     If `model` is None, creates a session on the base model.
     """
     if model is not None and model.startswith("ses_"):
@@ -82,6 +84,7 @@ def _demo_schemas(base: str, model: str | None) -> list[dict[str, Any]]:
 
 class ChatScreen:
     """Runs the chat in the terminal. Owns the chat's session, and the checkpoints to which `/rewind` can return.
+
     A checkpoint is the state of the session's history after a turn.
     """
 
@@ -115,6 +118,7 @@ class ChatScreen:
 
     def _obey(self, action: Callable[[], None]) -> None:
         """Runs the action of one line of input, and prints an error that the server sends.
+
         Raises APIConnectionError if the server does not answer.
         """
         try:

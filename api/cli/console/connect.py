@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 def connect(max_retries: int = 0) -> "Graftwork":
     """Returns a client for the server at GRAFTWORK_URL, with the keys of the environment.
+
     By default the client does not retry, so that a person sees an error at once.
     """
     # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
@@ -18,6 +19,7 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
     """Returns the id of the tenant with this id or name.
+
     If there is no such tenant, returns the text unchanged, and the server then refuses it.
     """
     after: str | None = None

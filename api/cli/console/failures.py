@@ -1,4 +1,5 @@
 """Turns every expected error of a command into one line that says what to do, and ends the program with exit status 1.
+
 Never hides a bug: an unexpected exception still prints its traceback.
 """
 

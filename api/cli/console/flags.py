@@ -1,4 +1,5 @@
 """Defines the flags that the server commands share. Each flag overrides the GRAFTWORK_ variable with the same name.
+
 Never defines a default: a missing flag is None, and the settings supply the value.
 """
 

@@ -1,4 +1,5 @@
 """Prints the results of commands: tables and facts for people, JSON for programs.
+
 Results go to standard output, and questions go to standard error. On a terminal, tables have rules and colours; in a
 pipe they are plain aligned columns.
 """
@@ -47,6 +48,7 @@ def show_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 def confirm(question: str, yes: bool) -> None:
     """Asks the question on standard error, unless `yes` is True (the flag `--yes`).
+
     If the answer is no, raises typer.Abort, which exits with status 1.
     """
     if not yes:

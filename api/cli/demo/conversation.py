@@ -1,4 +1,5 @@
 """Runs one conversation of the demo through the SDK: sends messages, runs tools, and records the times of each turn.
+
 Owns this record. Never checks it and never prints it: `story.py` and `report.py` do.
 """
 

@@ -1,4 +1,5 @@
 """Prints the demo's report: transcripts, a table of figures, and the statements that the demo has checked.
+
 Owns how the report looks and how its figures are computed. Never talks to the server.
 """
 
@@ -61,8 +62,7 @@ class Report:
 
 def figures_of(talk: Talk) -> Figures:
     """Computes the figures of one conversation. The client measures the tokens per second over the time of all turns,
-    so this
-    time includes the wait for the server.
+    so this time includes the wait for the server.
     """
     turns = talk.turns
     prompt, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)

@@ -1,4 +1,5 @@
 """Makes the demo's messages. Each message needs a tool call, and has words that the model has never seen.
+
 Invariant: the messages come from a fixed seed, so every run of the demo sends the same messages.
 """
 
@@ -34,6 +35,7 @@ def schemas_for(job: str) -> list[dict[str, Any]]:
 
 def asks_for(job: str) -> list[Ask]:
     """Returns the messages of one session. Each message needs one tool call.
+
     `job` is the name of the session's adapter, or "base" for the base model.
     """
     return [ask_for(tool, seed=job) for tool in TOOLS_BY_JOB[job]]

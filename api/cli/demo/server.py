@@ -1,4 +1,5 @@
 """Runs `serve --demo` as a child process on a free port, and stops and restarts this process.
+
 Owns the child process. Never deletes the data folder, which the caller owns. The child's output goes to `server.log` in
 that folder.
 """
@@ -98,6 +99,7 @@ def _free_port() -> int:
 
 def _plain_environment() -> dict[str, str]:
     """Returns this process's environment without GRAFTWORK_*, so that the demo never uses a real server's database.
+
     Sets one thread for torch, unless the environment sets another number (see the Makefile).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}

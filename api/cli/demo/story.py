@@ -1,4 +1,5 @@
 """Runs the demo (`graftwork demo`) on the demo model, and checks what the README says about it:
+
 1. Three tenants and the base model talk at once, and each session calls tools.
 2. One session is forked, and the two forks ask different questions.
 3. The server is stopped and started, and a session continues from its stored history.
@@ -25,12 +26,14 @@ SAME_QUESTION = ask_for("get_weather", "a question that is asked twice")
 GREEDY = {"temperature": 0, "max_tokens": 160}
 REQUIRED_SHARE = 0.75
 """The share of tool calls that must be right, from 0 to 1.
+
 The model is small and has never seen the words, so it makes mistakes even if the server works correctly.
 """
 
 
 def tell_story(as_json: bool) -> bool:
     """Runs the demo and prints its report. Returns whether every checked statement was true.
+
     Raises ConfigurationError if the server cannot start.
     """
     report = asyncio.run(_tell(quiet=as_json))
@@ -165,6 +168,7 @@ class Story:
 
     def _check_restart(self, talk: Talk, seen: int, branch: Talk) -> None:
         """Compares the answer with the answer of a fork, which had the same history and answered before the restart.
+
         Also checks that the cache contains the session's history again.
         """
         first, second, before = talk.exchanges[seen], talk.exchanges[seen + 1], branch.exchanges[0]

@@ -1,4 +1,5 @@
 """Describes the SDK's input and output as data. Never reads or sends anything itself.
+
 An effect is an object that describes one action, such as sending a request. Each operation is a generator, which yields
 effects and receives their results. `runtimes.py` performs the effects, with or without `await`, so both clients share
 all other code.
@@ -57,6 +58,7 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class OpenStream:
     """Sends the call and opens its answer as a stream. The result is an httpx.Response. Raises APIConnectionError.
+
     Reads only the headers of a successful answer, but the whole body of an error.
     """
 

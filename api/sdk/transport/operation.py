@@ -1,4 +1,5 @@
 """Lets one method work in both the synchronous client and the asyncio client. Never sends a request itself.
+
 A method with the decorator `operation` exists once, as a generator of effects (see effects.py). In `Graftwork` a call
 of the method returns the result; in `AsyncGraftwork` it returns an awaitable. Type checkers see the difference, because
 the class `Resource` has the type of its runtime as a parameter.
@@ -55,6 +56,7 @@ class Resource(Generic[R]):
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in lower case
     """Decorates a method that is a generator of effects. The runtime of the method's `Resource` performs the effects.
+
     An effect describes one input or output, such as sending a request (see effects.py).
     """
 

@@ -1,4 +1,5 @@
 """Decides when to send a request again, and how long to wait before that.
+
 The server's `retry-after` sets the wait. Without that header, the wait doubles with each try.
 Never sleeps: this module yields a `Sleep` effect instead.
 """
@@ -29,6 +30,7 @@ class RetryPolicy:
 
     def backoff(self, attempt: int) -> float:
         """Returns the seconds to wait after try number `attempt`, counted from 0.
+
         The wait doubles with each try up to LONGEST_BACKOFF_S. Then a random part of at most a quarter is subtracted.
         """
         wait = min(FIRST_WAIT_S * 2.0**attempt, LONGEST_BACKOFF_S)
@@ -36,6 +38,7 @@ class RetryPolicy:
 
     def wait_after(self, response: httpx.Response, attempt: int) -> float | None:
         """Returns the seconds to wait after an answer with an error. Returns None if there must be no next try.
+
         `attempt` is the number of the try, from 0.
         """
         if attempt >= self.max_retries or not _may_retry(response):
@@ -47,6 +50,7 @@ class RetryPolicy:
 
     def wait_after_drop(self, error: APIConnectionError, call: Call, attempt: int) -> float | None:
         """Returns the seconds to wait after a try that got no answer.
+
         Returns None if there must be no next try, for example after a timeout. `attempt` is the number of the try, from
         0.
         """
@@ -69,6 +73,7 @@ def _may_retry(response: httpx.Response) -> bool:
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
     """Returns the seconds to wait from `retry-after-ms`, or else from `retry-after`.
+
     Returns None if both headers are missing or have no number.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):

@@ -1,4 +1,5 @@
 """Performs effects, which are objects that describe the SDK's input and output.
+
 Owns the network connections. Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
 `SyncRuntime` and `AsyncRuntime` differ only in `await`.
 """

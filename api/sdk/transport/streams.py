@@ -1,4 +1,5 @@
 """Defines streams of events for `for` loops and for `async for` loops. Never parses an event.
+
 Invariant: a stream releases its connection when the stream ends, fails or is closed.
 """
 
@@ -53,6 +54,7 @@ class Stream(Iterator[E]):
 
 class AsyncStream(AsyncIterator[E]):
     """Yields events as they arrive, like Stream. The request is sent when a loop asks for the first event.
+
     To learn earlier whether the server accepts the request, `await` the stream.
     """
 
@@ -100,6 +102,7 @@ class AsyncStream(AsyncIterator[E]):
 
 def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
     """Returns a stream of the events that `steps` emits. A synchronous stream sends its request at once.
+
     `steps` must yield Opened when the server has accepted the request.
     """
     if isinstance(runtime, SyncRuntime):

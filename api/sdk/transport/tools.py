@@ -1,4 +1,5 @@
 """Runs the caller's tools. All calls of a turn run at the same time, and each has a time limit. Never sends an output.
+
 Invariant: each call gets exactly one output, in the order of the calls. If a tool fails, the output is its error.
 """
 
@@ -19,6 +20,7 @@ Tools = Mapping[str, Callable[..., Any]]
 TOOL_TIMEOUT_S = 60.0
 ToolTimeout = float | None | Mapping[str, float | None]
 """The time limit of a tool call in seconds. None means no limit.
+
 A mapping sets a limit for each tool by name. A tool that is not in the mapping has the limit TOOL_TIMEOUT_S.
 """
 
@@ -36,6 +38,7 @@ class ToolOutput:
 
 async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTimeout) -> list[ToolOutput]:
     """Runs all calls at the same time, and returns their outputs in the order of the calls.
+
     Python cannot stop a thread. So a plain function that exceeds its time limit keeps its thread until it returns.
     """
     if not calls:
@@ -98,6 +101,7 @@ def _is_cancelled() -> bool:
 
 def _text(result: object) -> str:
     """Converts a tool's result to text. Text stays unchanged, and any other value becomes JSON.
+
     Raises ValueError or TypeError for a value that has no JSON form or no UTF-8 form.
     """
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
