@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from graftwork.api.server.http_connection import HttpConnection
 from graftwork.platform.errors import Conflict
 
 _DRAIN_S = 10
@@ -28,6 +29,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app,
+            http=HttpConnection,
             log_config=None,
             access_log=False,
             server_header=False,
