@@ -217,8 +217,9 @@ class SessionService:
     ) -> list[AgentSession]:
         """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
 
-        The new sessions await the outputs of the last tool calls of this history again.
-        Raises Conflict if the session is closed. Can also raise ValidationFailed, NotFound or LimitExceeded.
+        The new sessions await the outputs of the last tool calls of this history again. Raises Conflict if the session
+        is closed.
+        Can also raise ValidationFailed, NotFound or LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
@@ -230,8 +231,10 @@ class SessionService:
         )
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
-        """Moves the session back to one of its checkpoints. The session then awaits the outputs of that checkpoint's
-        tool calls again. Raises Conflict while a turn runs. Can also raise NotFound.
+        """Moves the session back to one of its checkpoints.
+
+        The session then awaits the outputs of that checkpoint's tool calls again. Raises Conflict while a turn runs.
+        Can also raise NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.rewind(principal.scope(), session.session_id, _checkpoint_argument(to) or "")
@@ -295,10 +298,9 @@ class SessionService:
         return Prefetched(session, len(history.token_ids), await self._kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
-        """Returns a session, and how much of its KV is on each cache tier. The second value is None if the engine does
-        not answer.
+        """Returns a session, and how much of its KV is on each cache tier.
 
-        Raises NotFound.
+        The second value is None if the engine does not answer. Raises NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return session, await self._kv.read(await self.loader.history(principal.scope(), session))
@@ -314,8 +316,9 @@ class SessionService:
         return closed
 
     async def hide(self, principal: Principal, session_id: str) -> None:
-        """Cancels the running turn, and deletes the session. While responses or forks use the session, hides it
-        instead.
+        """Cancels the running turn, and deletes the session.
+
+        While responses or forks use the session, hides it instead.
         """
         session = await self.cancel(principal, session_id)
         await self._kv.close(await self.loader.history(principal.scope(), session))
@@ -323,15 +326,18 @@ class SessionService:
         await self.store.remove_unused(principal.scope(), session.session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Returns an iterator over the events with numbers above `after`. It ends with the running turn.
+        """Returns an iterator over the session's events with numbers above `after`.
 
-        Raises NotFound, before the first event.
+        The iterator ends when no turn runs. Raises NotFound, before the first event.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """Returns the tenant's limit of open sessions; None for conversations and response chains (no limit)."""
+        """Returns the tenant's limit of open sessions.
+
+        Returns None (no limit) for conversations and for sessions that only hold responses.
+        """
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 

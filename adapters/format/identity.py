@@ -1,6 +1,7 @@
-r"""Computes the digest that identifies an adapter. The digest depends on what the adapter computes, not on the form of
-its files. Never reads a file, and never checks an adapter.
+r"""Computes the digest that identifies an adapter.
 
+The digest depends on what the adapter computes, not on the form of its files. Never reads a file, and never checks an
+adapter.
 Invariant: two uploads have the same digest exactly if they have the same base, modules and scales, and the same bits in
 every factor, magnitude, bias and saved matrix. Caches use the digest as their key, so equal digests must mean equal
 results. Tensor names, the order of keys, padding and metadata have no effect on the digest. It also makes no difference
@@ -45,8 +46,9 @@ def digest_prefix(spec: AdapterSpec, base_fingerprint: str) -> bytes:
 
 
 def digest_behind(prefix: bytes, spec: AdapterSpec, weights: Readable) -> str:
-    """Hashes the tensors of `spec` after `prefix`, and returns the digest. `digest_prefix` made the prefix from the
-    same spec.
+    """Hashes the tensors of `spec` after `prefix`, and returns the digest.
+
+    `digest_prefix` made the prefix from the same spec.
     """
     digest = hashlib.sha256(prefix)
     view = memoryview(weights)

@@ -34,8 +34,9 @@ def parse_adapter(config: bytes, weights: Readable, description: EngineDescripti
 
 
 def read_layout(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """Checks the two files like `parse_adapter`, but not the values of the tensors. Reads only the header and the
-    length of `weights`. Raises ValidationFailed.
+    """Checks the two files like `parse_adapter`, but not the values of the tensors.
+
+    Reads only the header and the length of `weights`. Raises ValidationFailed.
     """
     lora_config = read_lora_config(config, description.max_lora_rank)
     if lora_config.base_fingerprint not in (None, description.fingerprint):

@@ -212,8 +212,9 @@ def _layers_to_transform(config: dict[str, Any]) -> frozenset[int]:
 
 
 def _check_layers_pattern(value: object, *, is_used: bool) -> None:
-    """Checks `layers_pattern`, the name of the model's list of layers. If it is used, it must be the name that this
-    model has.
+    """Checks `layers_pattern`, the name of the model's list of layers.
+
+    If it is used, it must be the name that this model has.
     """
     patterns = value if isinstance(value, list) else [value] if value else []
     if is_used and patterns and not any(pattern in _LAYERS_PATTERNS for pattern in patterns):

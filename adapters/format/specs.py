@@ -129,8 +129,9 @@ class AliasTarget:
     """The target of an alias: one version, or several that share the traffic by weight."""
 
     weights: tuple[tuple[int, float], ...]
-    """Pairs of (version, weight), sorted by version. A version gets its weight's share of the traffic; weights are
-    positive.
+    """Pairs of (version, weight), sorted by version.
+
+    A version gets its weight's share of the traffic; weights are positive.
     """
 
     @classmethod

@@ -14,8 +14,9 @@ from enum import StrEnum
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Maps a fused module to its targets. The targets share one matrix A. The rows of B belong to the targets in this
-order.
+"""Maps a fused module to its targets. The targets share one matrix A.
+
+The rows of B belong to the targets in this order.
 """
 PARENTS = {
     "self_attn": frozenset(["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]),

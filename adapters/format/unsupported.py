@@ -124,8 +124,9 @@ UNSERVED_TENSORS = (
 
 
 def refuse_unserved_settings(config: dict[str, Any]) -> None:
-    """Checks that the configuration uses no unsupported field. Raises ValidationFailed with the name of the first such
-    field.
+    """Checks that the configuration uses no unsupported field.
+
+    Raises ValidationFailed with the name of the first such field.
     """
     for setting in UNSERVED_SETTINGS:
         if setting.in_use(config.get(setting.field)):

@@ -112,10 +112,9 @@ class AdapterInspector:
         raise AssertionError("every attempt returns or raises")
 
     def _ask(self, order: dict[str, Any], descriptor: int) -> dict[str, Any]:
-        """Sends the order to a worker, and returns the worker's answer. Keeps the worker for later files if it still
-        works.
+        """Sends the order to a worker, and returns the worker's answer.
 
-        There are as many workers as threads that call this method.
+        Keeps the worker for later files if it still works. There are as many workers as threads that call this method.
         """
         worker = self._slots.get()
         keep: InspectionProcess | None = None

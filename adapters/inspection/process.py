@@ -21,8 +21,9 @@ _MODULE = "graftwork.adapters.inspection.worker"
 
 
 class WorkerEnded(Exception):
-    """Raised if the worker died or sent an invalid answer. `reason` says which of the two, as text for an error
-    message.
+    """Raised if the worker died or sent an invalid answer.
+
+    `reason` says which of the two, as text for an error message.
     """
 
     def __init__(self, reason: str) -> None:

@@ -78,8 +78,9 @@ def _description(fields: dict[str, Any]) -> EngineDescription:
 
 
 def _limit(kind: int, most: int) -> None:
-    """Sets a soft limit of the process, so that the next file can get another one. Never exceeds the operator's hard
-    limit.
+    """Sets a soft limit of the process, so that the next file can get another one.
+
+    Never exceeds the operator's hard limit.
     """
     _, hard = resource.getrlimit(kind)
     fits = hard == resource.RLIM_INFINITY or (most != resource.RLIM_INFINITY and most <= hard)

@@ -72,15 +72,16 @@ class ArtifactKeeper:
     async def sweep(self) -> tuple[str, ...]:
         """Removes the artifacts that a crash has left without a version, and returns their digests.
 
-        It is safe at any time, because a running upload writes its files again.
+        May be called at any time, because a running upload writes its files again.
         """
         async with self._database.read() as session:
             digests = await unreferenced_digests(session)
         return await self.free(digests)
 
     async def _put(self, upload: Upload) -> None:
-        """Writes the files. A caller that is cancelled still waits until they are written, so that every file has a
-        row.
+        """Writes the files.
+
+        A caller that is cancelled still waits until they are written, so that every file has a row.
         """
         writing = asyncio.ensure_future(
             asyncio.to_thread(self._artifacts.put, upload.digest, upload.config, upload.weights)

@@ -28,10 +28,9 @@ class ArtifactPaths:
 
 
 class ArtifactStore(Protocol):
-    """The interface of a store of adapter files. Its calls block. A call may be repeated, and any number may run at
-    once.
+    """The interface of a store of adapter files. Its calls block.
 
-    Every call raises Unavailable if the storage fails.
+    A call may be repeated, and any number may run at once. Every call raises Unavailable if the storage fails.
     """
 
     def put(self, digest: str, config: bytes, weights: bytes) -> None:
@@ -95,8 +94,9 @@ class LocalArtifacts:
             _sync_folder(folder.parent)
 
     def _folder(self, digest: str) -> Path:
-        """Returns the folder of a digest. Raises NotFound for a text that is not a digest, so no other text becomes a
-        path.
+        """Returns the folder of a digest.
+
+        Raises NotFound for a text that is not a digest, so no other text becomes a path.
         """
         if not is_digest(digest):
             raise _unknown(digest)
@@ -105,8 +105,9 @@ class LocalArtifacts:
 
     @contextmanager
     def _passing(self) -> Generator[Path]:
-        """Makes a temporary folder for an artifact that is being stored or deleted. Files that a crash leaves there can
-        be removed.
+        """Makes a temporary folder for an artifact that is being stored or deleted.
+
+        Files that a crash leaves there can be removed.
         """
         home = self._root / "passing"
         home.mkdir(parents=True, exist_ok=True)

@@ -55,9 +55,11 @@ class AdapterRegistry:
         probe: Callable[[str], Awaitable[None]] | None = None,
         before_free: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`generator` draws a version if an alias has several. `probe` tests that the engine can serve stored files
+        """Makes the registry. The caller closes the inspector.
+
+        `generator` draws a version if an alias has several. `probe` tests that the engine can serve stored files
         (`EngineClient.probe_adapter`). `before_free` is called with an unused digest before its files are removed
-        (`EngineClient.forget_adapter`). The caller closes the inspector.
+        (`EngineClient.forget_adapter`).
         """
         self._database = database
         self._inspector = inspector
@@ -75,9 +77,9 @@ class AdapterRegistry:
         description: EngineDescription,
         limits: Quota,
     ) -> Adapter:
-        """Adds a version to the adapter `name`, and creates the adapter if it is new. If it has an equal version, adds
-        none.
+        """Adds a version to the adapter `name`, and creates the adapter if it is new.
 
+        If it has an equal version, adds none.
         Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter.
         Raises BudgetSpent above a limit, and Unavailable while no engine answers. After an error nothing is kept.
         """
@@ -214,7 +216,10 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
     async def sweep(self) -> tuple[str, ...]:
-        """Removes the files that a crash has left without a version, and returns their digests. It is safe at any time."""
+        """Removes the files that a crash has left without a version, and returns their digests.
+
+        May be called at any time.
+        """
         return await self._keeper.sweep()
 
     async def _record(self, session: WriteSession, scope: TenantScope, upload: Upload, limits: Quota) -> Adapter:
@@ -252,7 +257,8 @@ class AdapterRegistry:
     def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
         """Returns the version that a reference stands for: `@3` names a version, and `@alias` an alias.
 
-        Without both, it is the version of the default alias; without that alias, the newest version.
+        Without both, uses the default alias. Without that alias, uses the newest version. Returns None for an unknown
+        reference.
         """
         if version is not None:
             return adapter.version(version)

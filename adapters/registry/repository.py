@@ -38,8 +38,9 @@ class AdapterReader:
         return await self._load(self._own_adapters().order_by(AdapterRow.name))
 
     async def page(self, request: PageRequest) -> Page[Adapter] | None:
-        """Returns one page of adapters, sorted by age. Returns None if `request.after` is not an adapter of this
-        tenant.
+        """Returns one page of adapters, sorted by age.
+
+        Returns None if `request.after` is not an adapter of this tenant.
         """
         statement = self._own_adapters()
         if request.after is not None:

@@ -44,10 +44,10 @@ class ArtifactAdapterSource:
         self._lock = Lock()
 
     def load(self, digest: str) -> AdapterWeights:
-        """Reads an artifact, checks its digest and builds its tensors, all from the same bytes. The tensors are views
-        of these bytes. The upload has checked the values for NaN, and an equal digest means equal values.
+        """Reads an artifact, checks its digest and builds its tensors, all from the same bytes.
 
-        Raises NotFound without an artifact, and ValidationFailed if the bytes do not match `digest`. Can raise
+        The tensors are views of these bytes. The upload has checked the values for NaN, and an equal digest means equal
+        values. Raises NotFound without an artifact, and ValidationFailed if the bytes do not match `digest`. Can raise
         Unavailable.
         """
         config, weights = _read(digest, self._artifacts.open(digest))
@@ -111,8 +111,9 @@ class _Builder:
         )
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
-        """Returns one tensor as a view of the file. Copies the tensor if its offset is not aligned, which safetensors
-        allows.
+        """Returns one tensor as a view of the file.
+
+        Copies the tensor if its offset is not aligned, which safetensors allows.
         """
         item_bytes = FORMATS[entry.dtype].item_bytes
         if entry.start % item_bytes:
@@ -130,8 +131,9 @@ class _Builder:
 
 
 def _read(digest: str, paths: ArtifactPaths) -> tuple[bytes, npt.NDArray[np.uint8]]:
-    """Reads the two files of an artifact: the configuration and the weights. Nothing else refers to the returned
-    memory.
+    """Reads the two files of an artifact: the configuration and the weights.
+
+    Nothing else refers to the returned memory.
     """
     try:
         with paths.weights.open("rb", buffering=0) as file:

@@ -1,14 +1,13 @@
-"""Builds answers in Anthropic's two forms: one message, or a stream of events. A stream has these events, in this
-order:
+"""Builds answers in Anthropic's two forms: one message, or a stream of events.
+
+Owns the content blocks of an answer. Never generates anything: the inference job does.
+Invariant: a message and its stream have the same content blocks, because the same code builds both.
+A stream has these events, in this order. A `ping` can come at any time. After a failure, the last event is an `error`.
 
     message_start
     for each content block: content_block_start, any number of content_block_delta, content_block_stop
     message_delta, with the stop reason and the usage
     message_stop
-
-A `ping` can come at any time. After a failure, the last event is an `error`.
-Owns the content blocks of an answer. Never generates anything: the inference job does.
-Invariant: a message and its stream have the same content blocks, because the same code builds both.
 """
 
 from collections.abc import Iterator
@@ -161,8 +160,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Parses a tool call's arguments to an object. Incomplete or invalid arguments become an empty object, as in
-    prompts.
+    """Parses a tool call's arguments to an object.
+
+    Incomplete or invalid arguments become an empty object, as in prompts.
     """
     parsed = parsed_arguments(arguments)
     return parsed if isinstance(parsed, dict) else {}

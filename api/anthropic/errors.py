@@ -36,8 +36,9 @@ def anthropic_error(error: GraftworkError) -> dict[str, Any]:
 
 
 class AnthropicRoute(OpenAiRoute):
-    """A tenant's route that follows Anthropic's API. It accepts the same keys as OpenAiRoute, and uses the same
-    statuses.
+    """A tenant's route that follows Anthropic's API.
+
+    It accepts the same keys as OpenAiRoute, and uses the same statuses.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

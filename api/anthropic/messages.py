@@ -18,8 +18,9 @@ ChatMessage = dict[str, Any]
 
 
 def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[ConversationMessage]) -> list[ChatMessage]:
-    """Translates a whole conversation. Raises InvalidRequest, which names the block, for a block that the model cannot
-    read.
+    """Translates a whole conversation.
+
+    Raises InvalidRequest, which names the block, for a block that the model cannot read.
     """
     found = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
     for index, message in enumerate(messages):

@@ -23,9 +23,9 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""The fields that this server does not support. Each function returns whether a value has no effect and is thus
-accepted.
+"""The fields that this server does not support.
 
+Each function returns whether a value has no effect and is thus accepted.
 The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
 """
 

@@ -78,9 +78,9 @@ class InferenceResources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """Finds the base model or adapter version with the name `model`. If `parts` is given, returns a mixture of
-        adapters.
+        """Finds the base model or adapter version with the name `model`.
 
+        If `parts` is given, returns a mixture of adapters.
         Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture if `model` is not
         the base model, or if the mixture contains the base model.
         """

@@ -40,8 +40,9 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """Writes the chunks of the whole answer with `write`. If the client leaves, the server cancels this function and
-    the job.
+    """Writes the chunks of the whole answer with `write`.
+
+    If the client leaves, the server cancels this function and the job.
     """
     shell = head.fields("chat.completion.chunk")
     await write_chunks(job, write, shell, _chunk_choice, include_usage=include_usage)

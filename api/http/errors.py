@@ -50,8 +50,9 @@ def error_headers(error: GraftworkError) -> dict[str, str]:
 
 
 def internal_failure(request_id: str) -> InternalFailure:
-    """Returns the error for an unexpected failure. The client learns only the request's id, under which the log has the
-    cause.
+    """Returns the error for an unexpected failure.
+
+    The client learns only the request's id, under which the log has the cause.
     """
     return InternalFailure(f"The server failed on this request. Report it with the request id {request_id}.")
 

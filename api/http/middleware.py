@@ -1,6 +1,6 @@
-"""Gives each request an id, and answers a request whose handler crashes. This is the outermost layer of the
-application.
+"""Gives each request an id, and answers a request whose handler crashes.
 
+This is the outermost layer of the application.
 Never tells the client more about an unexpected exception than the request's id; the log has the exception under this
 id.
 Invariant: clients cannot choose the id, because usage records use it. Only an outermost layer like this one may catch

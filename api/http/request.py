@@ -1,14 +1,14 @@
 """Reads a request's body and API key, and names the parts of its schemas that the server does not enforce.
 
-Owns the limit of the body in bytes. It counts bytes as they arrive, so a false `content-length` cannot exceed it.
+Owns the limit of the body in bytes. Counts the bytes as they arrive, so a false `content-length` has no effect.
 Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
 pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
+Never checks a schema.
+
 Each part that is not enforced is a field of the body and a JSON pointer into the field's schema. A header of at most
 2000 characters, which every client and proxy accepts, lists these parts:
 
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
-
-Never checks a schema.
 """
 
 import json

@@ -58,8 +58,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 PING_AFTER_S = 15.0
-"""The seconds of silence after which the server sends a ping. Many proxies close a connection that is silent for 30 to
-60 seconds.
+"""The seconds of silence after which the server sends a ping.
+
+Many proxies close a connection that is silent for 30 to 60 seconds.
 """
 
 
@@ -70,8 +71,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 _PLACEHOLDER = "\x00text\x00"
-"""A text that `TextEvents` puts into an event to find the place of the real text. No other field has a control
-character.
+"""A text that `TextEvents` puts into an event to find the place of the real text.
+
+No other field has a control character.
 """
 
 
@@ -115,7 +117,7 @@ class EventStream(StreamingResponse):
     ) -> None:
         """`source` writes the events, and returns when the stream ends. If the client leaves, `source` is cancelled.
 
-        `on_end` is called in both cases, even if `source` never started. It must not block.
+        `on_end` is called in both cases, even if `source` never started. `on_end` must not block.
         """
         super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
         self._source = source

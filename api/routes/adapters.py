@@ -29,7 +29,7 @@ async def create_adapter(
     resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Upload an adapter. If the name already exists, it gets a new version. The server checks the files at once."""
+    """Upload an adapter. An existing adapter with this name gets a new version. The server checks the files at once."""
     return await _publish(name, config, weights, resources, principal)
 
 

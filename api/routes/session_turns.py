@@ -85,8 +85,9 @@ async def get_tool_outputs(session_id: str, resources: ForSessions, principal: I
 
 
 async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> Response:
-    """Waits for the turn and returns it, or streams its events. Raises the engine's error if the engine refuses the
-    turn.
+    """Waits for the turn and returns it, or streams its events.
+
+    Raises the engine's error if the engine refuses the turn.
     """
     stream, leave = bool(options.stream), turn.cancel if options.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}

@@ -1,8 +1,8 @@
-"""Defines the base classes of request bodies, and the fields that several bodies share: answer formats, messages,
-adapter mixtures, predictions and tools.
+"""Defines the base classes of request bodies, and the fields that several bodies share.
 
-Owns the lists of known fields that this server does not support. It refuses such a field, unless the value has no
-effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
+The shared fields are answer formats, messages, adapter mixtures, predictions and tools.
+Owns the lists of known fields that this server does not support. The server refuses such a field, unless its value has
+no effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
 `prompt_cache_key`), because the server ignores them.
 Invariant: all bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes
 ignore unknown fields; bodies of native and admin routes refuse them.

@@ -22,8 +22,9 @@ Metadata = Annotated[
 
 
 class RetentionBody(NativeBody):
-    """How long the server keeps the session. `ttl_s` is the time in seconds since the session's last change or its
-    close.
+    """How long the server keeps the session.
+
+    `ttl_s` is the time in seconds since the session's last change or its close.
     """
 
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None

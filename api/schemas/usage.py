@@ -47,8 +47,9 @@ def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
 
 
 def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
-    """Converts sums of usage to the body of an answer, with one row for each group. Rows have no ids, so `first_id` is
-    None.
+    """Converts sums of usage to the body of an answer, with one row for each group.
+
+    Rows have no ids, so `first_id` is None.
     """
     rows = [
         UsageRow(

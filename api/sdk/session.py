@@ -39,8 +39,9 @@ class TurnParameters(TypedDict, total=False):
     """The options of one turn. They apply only to this turn, and the session keeps its own settings."""
 
     if_head: str
-    """The checkpoint from which the turn must continue. If the session's latest checkpoint is another one, the call
-    raises ConflictError.
+    """The checkpoint from which the turn must continue.
+
+    If the session's latest checkpoint is another one, the call raises ConflictError.
     """
     tool_hints: dict[str, dict[str, Any]]
     """How long each tool takes, as in `{name: {"expected_ms": 800}}`.

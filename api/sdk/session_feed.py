@@ -100,7 +100,8 @@ class SessionFeed:
 
 
 def _holds_events(response: httpx.Response) -> bool:
-    """Returns whether the answer is a stream. If tool calls still need outputs, the server answers with plain JSON
-    instead.
+    """Returns whether the answer is a stream.
+
+    If tool calls still need outputs, the server answers with plain JSON instead.
     """
     return str(response.headers.get("content-type")).startswith("text/event-stream")

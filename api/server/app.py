@@ -73,9 +73,10 @@ class GatewayApp(FastAPI):
 def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
-    """Creates the application. Without `resources`, it opens its own services at start and closes them at the end.
+    """Creates the application.
 
-    These services use `engine`, which is by default the engine at the settings' address.
+    Without `resources`, the application opens its own services at start and closes them at the end. These services use
+    `engine`, which is by default the engine at the settings' address.
     """
 
     @asynccontextmanager

@@ -75,8 +75,9 @@ def child_orders(settings: Settings, listen: str) -> bytes:
 
 
 def main() -> None:
-    """Runs a child process. Reads its settings from standard input, watches that pipe for the end of the parent, and
-    serves.
+    """Runs a child process.
+
+    Reads its settings from standard input, watches that pipe for the end of the parent, and serves.
     """
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))

@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""A setting of the C library for the child: use memory pages of 2 MiB, if the system allows that. A forward pass is
-then about 5 % faster. See docs/operations.md.
+"""A setting of the child's C library: use memory pages of 2 MiB, if the system allows that.
+
+A forward pass is then about 5 % faster. See docs/operations.md.
 """
 _STOP_WITHIN_S = 15.0
 _FIRST_BACKOFF_S = 0.5
@@ -59,9 +60,9 @@ class EngineChild:
         return None if self._process is None else self._process.pid
 
     async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
-        """Starts the engine and waits until it answers. Calls `report` about once a second, with the seconds waited so
-        far.
+        """Starts the engine and waits until it answers.
 
+        Calls `report` about once a second, with the seconds waited so far.
         Raises Unavailable if the child ends before it answers. The child's own message is on standard error.
         """
         await self._spawn()

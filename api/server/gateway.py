@@ -37,8 +37,9 @@ Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 
 def run_gateway(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Blocks the caller until then. Raises a GraftworkError if the gateway cannot
-    start.
+    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+
+    Raises a GraftworkError if the gateway cannot start.
     """
     settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing

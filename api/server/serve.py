@@ -1,5 +1,6 @@
-"""Runs `graftwork serve`: a gateway, and one engine as its child process. If the settings have the address of an
-engine, starts no child. Never serves requests itself: `gateway.py` does.
+"""Runs `graftwork serve`: a gateway, and one engine as its child process.
+
+If the settings have the address of an engine, starts no child. Never serves requests itself: `gateway.py` does.
 
 bind the port ─► start the engine, wait for it ─► open the resources ─► serve ─► … ─► close all in reverse
 """

@@ -1,6 +1,6 @@
-"""Runs the application in uvicorn, with two changes: the server calls a function when it is ready, and `SignalWatch`
-handles the signals instead of uvicorn. Never starts or stops an engine.
+"""Runs the application in uvicorn, with two changes to uvicorn. Never starts or stops an engine.
 
+The server calls a function when it is ready, and `SignalWatch` handles the signals instead of uvicorn.
 uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
 """
 
@@ -78,8 +78,9 @@ _BACKLOG = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at the address. Port 0 takes a free port. Raises Conflict if the address is not
-    available.
+    """Returns a socket that listens at the address. Port 0 takes a free port.
+
+    Raises Conflict if the address is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

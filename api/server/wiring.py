@@ -64,9 +64,10 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Opens all services that routes need. They stay open inside the `async with` block. A given `inspector` stays open
-    after the block. By default `engine` is the engine at the settings' address. Raises Unavailable if the engine does
-    not answer.
+    """Opens all services that routes need. They stay open inside the `async with` block.
+
+    A given `inspector` stays open after the block. By default `engine` is the engine at the settings' address. Raises
+    Unavailable if the engine does not answer.
     """
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)

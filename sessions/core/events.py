@@ -96,8 +96,9 @@ def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
 def number_events(
     drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
 ) -> tuple[SessionEvent, ...]:
-    """Returns the drafts as numbered events. The numbers are consecutive, and the last event gets the number
-    `last_seq`.
+    """Returns the drafts as numbered events.
+
+    The numbers are consecutive, and the last event gets the number `last_seq`.
     """
     first = last_seq - len(drafts) + 1
     return tuple(
@@ -106,9 +107,9 @@ def number_events(
 
 
 def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -> None:
-    """Appends `draft` to the list `drafts`. If the last draft is a delta of the same text or tool call, joins both into
-    one.
+    """Appends `draft` to the list `drafts`.
 
+    If the last draft is a delta of the same text or tool call, joins both into one.
     The first `num_fixed` drafts are never changed.
     """
     if len(drafts) > num_fixed and _continues(drafts[-1], draft):

@@ -39,8 +39,9 @@ class Item:
 
     @property
     def call_id(self) -> CallId:
-        """The id of the tool call that this item makes or answers. A message has no call id: do not read this property
-        of a message.
+        """The id of the tool call that this item makes or answers.
+
+        A message has no call id: do not read this property of a message.
         """
         assert self.type is not ItemType.MESSAGE
         return CallId(self.body["call_id"])

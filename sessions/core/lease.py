@@ -53,9 +53,9 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:
-    """Renews the lease every `interval_s` seconds, and returns when a client has asked to cancel the turn. Raises
-    LeaseLost.
+    """Renews the lease every `interval_s` seconds, and returns when a client has asked to cancel the turn.
 
+    Raises LeaseLost.
     Skips a renewal if the store does not answer. The next renewal shows whether the lease is still valid.
     """
     cancel_requested = False

@@ -5,7 +5,7 @@
     awaiting_tool             the last missing tool output arrives        running
     running                   the model answers without tool calls        idle
     running                   the model answers with tool calls           awaiting_tool
-    running                   the turn fails or is cancelled              the status before the turn, never suspended
+    running                   the turn fails or is cancelled              as before the turn (idle or awaiting_tool)
     idle, awaiting_tool       a client suspends the session               suspended
     suspended                 a turn starts, or a tool output arrives     as without the suspension
     all except running        a client closes the session                 closed (read-only)
@@ -114,9 +114,9 @@ class AgentSession:
     created_at: float
     updated_at: float
     retention_s: float | None = None
-    """The session's own time to live in seconds. It counts from the close, or from the last use while the session is
-    open.
+    """The session's own time to live in seconds.
 
+    It counts from the close, or from the last use while the session is open.
     If None, a closed session has the service's default. If 0, a closed session ends at once. In both cases, an open
     session has no limit.
     """
@@ -192,7 +192,7 @@ class AgentSession:
             )
 
     def check_head(self, if_head: str | None) -> None:
-        """Raises Conflict if the session's head (its latest checkpoint) is not `if_head`. None accepts any head."""
+        """Raises Conflict if the session's latest checkpoint (its head) is not `if_head`. None accepts any checkpoint."""
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
                 f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
@@ -203,8 +203,11 @@ class AgentSession:
             )
 
     def check_takes_turn(self, if_head: str | None) -> None:
-        """Raises Conflict if a user's turn cannot start now: a turn runs, the session is closed or awaits tool outputs,
-        or its head (its latest checkpoint) is not `if_head`. None accepts any head.
+        """Raises Conflict if a user's turn cannot start now.
+
+        This is so if a turn runs, if the session is closed or awaits tool outputs, or if the session's latest
+        checkpoint is not
+        `if_head`. None as `if_head` accepts any checkpoint.
         """
         self.check_at_rest()
         self.check_head(if_head)
@@ -289,9 +292,9 @@ class ToolOutput:
 
 
 def new_outputs(stored: Mapping[CallId, str | None], outputs: Sequence[ToolOutput]) -> tuple[ToolOutput, ...]:
-    """Returns the outputs that are not stored yet, one for each call. `stored` maps each call to its output, or to
-    None.
+    """Returns the outputs that are not stored yet, one for each call.
 
+    `stored` maps each call to its output, or to None.
     Raises Conflict if an output differs from the stored output, or from another output for the same call.
     """
     fresh: dict[CallId, ToolOutput] = {}

@@ -76,7 +76,7 @@ class Checkpoint:
     opening: str | None = None
     """The digest of the instructions and tools of the turn.
 
-    None for checkpoints that an older version of the server stored: it could not change the instructions and tools.
+    None for checkpoints of an older server version, in which the instructions and tools of a session could not change.
     """
 
 

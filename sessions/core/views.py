@@ -103,7 +103,7 @@ def _pending_call(item: Item) -> answers.PendingCall:
 def given_outputs_answer(
     session: AgentSession, outputs: Sequence[ToolOutput], missing: Collection[CallId]
 ) -> answers.GivenOutputs:
-    """Returns the stored outputs of a session's last calls, and the calls without an output."""
+    """Returns the stored outputs of a session's last tool calls, and the calls that have no output."""
     return answers.GivenOutputs(
         session_id=session.session_id,
         status=session.status.value,
@@ -161,8 +161,9 @@ def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
 
 
 def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | None:
-    """Returns how long the device keeps a session's KV pages while tools run. Returns None if the engine gave no such
-    lease.
+    """Returns how long the device keeps a session's KV pages while tools run.
+
+    Returns None if the engine gave no such lease.
     """
     if memory is None or memory.lease_s is None:
         return None

@@ -62,8 +62,9 @@ class ResponseFormatFields:
     structural_tag: str | Mapping[str, Any] | None = None
 
     def read(self) -> ResponseFormat | None:
-        """Returns the requested format; None for free text. Raises InvalidRequest for wrong values, or if two fields
-        are set.
+        """Returns the requested format; None for free text.
+
+        Raises InvalidRequest for wrong values, or if two fields are set.
         """
         found = read_response_format(self.response_format)
         for name, kind in _FIELDS.items():
@@ -140,8 +141,9 @@ class OutputGrammar:
     param: str
     """The request field that asked for this grammar."""
     unenforced: tuple[str, ...] = ()
-    """The places of schema keywords that the grammar ignores. Each is the field's name, `#`, and a JSON pointer into
-    the schema.
+    """The places of schema keywords that the grammar ignores.
+
+    Each is the field's name, `#`, and a JSON pointer into the schema.
     """
 
     def name_field(self, error: InvalidRequest) -> InvalidRequest:

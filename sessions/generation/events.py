@@ -63,8 +63,9 @@ class GenerationFinished:
 
     reason: StopReason
     token_ids: tuple[int, ...]
-    """All tokens that the model generated and the engine cached. Includes stop tokens, and the tokens of stop strings
-    and call markers.
+    """All tokens that the model generated and the engine cached.
+
+    Includes stop tokens, and the tokens of stop strings and call markers.
     """
     text: str
     """All text deltas joined."""

@@ -115,8 +115,9 @@ class Generation:
         """The prompt's tokens by the cache tier that had their KV; None until the prompt has left the engine's queue.
 """
         self.completion_tokens = 0
-        """The number of tokens that the engine has generated so far. After the end, tokens after a stop string do not
-        count.
+        """The number of tokens that the engine has generated so far.
+
+        After the end, tokens after a stop string do not count.
         """
         self.drafts = DraftReport()
         """The counts of draft tokens, reported when the engine finishes; empty for a cancelled generation."""
@@ -134,10 +135,9 @@ class Generation:
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """Sends the request and yields its events, in the order that the module `events` describes. Call this method
-        once.
+        """Sends the request and yields its events, in the order that the module `events` describes.
 
-        Raises InvalidRequest. Can also raise every error of the engine.
+        Call this method once. Raises InvalidRequest. Can also raise every error of the engine.
         """
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())

@@ -25,7 +25,7 @@ class ConversationService:
     async def create(
         self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Creates a conversation that starts with `items`. It has no model: each later response in it names its own.
+        """Creates a conversation that starts with `items`. Each later response in the conversation names its own model.
 
         Raises ValidationFailed if a tool call in `items` has no output.
         """

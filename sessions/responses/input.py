@@ -31,8 +31,9 @@ def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
-    """Checks that each tool call in `awaited` or in `items` has exactly one output after it. Raises ValidationFailed if
-    not.
+    """Checks that each tool call in `awaited` or in `items` has exactly one output after it.
+
+    Raises ValidationFailed if not.
     """
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):

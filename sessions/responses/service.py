@@ -91,10 +91,9 @@ class ResponseService:
         return await self.get(principal, response_id)
 
     async def delete(self, principal: Principal, response_id: str) -> None:
-        """Deletes a response, and cancels it if it runs. Its items stay while later responses or a conversation use
-        them.
+        """Deletes a response, and cancels it if it runs.
 
-        Raises NotFound.
+        Its items stay while later responses or a conversation use them. Raises NotFound.
         """
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
@@ -118,7 +117,7 @@ class ResponseService:
     async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
         """Starts the turn on the previous response's session.
 
-        If that session's head has moved, or the response is not stored, uses a fork of the session.
+        Uses a fork of that session if another response has continued it, or if the new response must not be stored.
         """
         record, checkpoint_id = await self._previous(principal, previous_id)
         session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
@@ -183,7 +182,7 @@ class ResponseService:
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a response chain ends at `checkpoint_id` and no turn runs on it."""
+    """Returns whether the session only holds responses, runs no turn, and has `checkpoint_id` as its latest checkpoint."""
     rests = session.status in (SessionStatus.IDLE, SessionStatus.AWAITING_TOOL)
     return session.kind is SessionKind.RESPONSES and rests and session.head_id == checkpoint_id
 

@@ -81,9 +81,9 @@ class EventLog:
         self._waiting.pop(stream, None)
 
     async def close(self) -> None:
-        """Waits for the commit that runs now, and drops the events that still wait. Call this method after all turns
-        have ended.
+        """Waits for the commit that runs now, and drops the events that still wait.
 
+        Call this method after all turns have ended.
         Otherwise a database connection could still be in use when the database closes.
         """
         self._waiting.clear()
@@ -204,9 +204,9 @@ class EventStream:
         return EventBatch(self._lease, self._numbered(self._waiting))
 
     def end_attempt(self, result: bool | BaseException) -> None:
-        """Publishes the stored events, or keeps the error in `error`. After Unavailable, the events wait for the next
-        attempt.
+        """Publishes the stored events, or keeps the error in `error`.
 
+        After Unavailable, the events wait for the next attempt.
         `result` is the error, or says whether a client has asked to cancel the turn.
         """
         self._is_idle.set()

@@ -66,7 +66,7 @@ async def list_sessions(
 ) -> Page[AgentSession]:
     """Reads one page of a tenant's sessions, ordered by creation time, each with its tool calls.
 
-    Leaves out conversations, response chains, and sessions whose time to live has passed.
+    Leaves out conversations, sessions that only hold responses, and sessions whose time to live has passed.
     """
     ascending = page.order is Order.ASCENDING
     statement = select(SessionRow).where(
@@ -105,7 +105,10 @@ async def count_open_sessions(database: ReadSession, scope: TenantScope, now: fl
 
 
 async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
-    """Counts the sessions of all tenants by status, without conversations and response chains. Reads only an index."""
+    """Counts the sessions of all tenants by status. Reads only an index.
+
+    Leaves out conversations, and sessions that only hold responses.
+    """
     statement = (
         select(SessionRow.status, func.count())
         .where(SessionRow.kind == SessionKind.SESSION.value, SessionRow.status != SessionStatus.EXPIRED.value)
@@ -115,7 +118,7 @@ async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
 
 
 async def find_interrupted(database: ReadSession, owner: str, now: float) -> list[tuple[TenantId, SessionId, TurnId]]:
-    """Finds running turns whose lease has expired or belongs to `owner`, of all tenants."""
+    """Finds running turns of all tenants whose lease has expired, or whose lease belongs to the process `owner`."""
     statement = select(SessionRow.tenant_id, SessionRow.id, SessionRow.running_turn_id).where(
         SessionRow.status == SessionStatus.RUNNING.value,
         or_(SessionRow.lease_expires_at <= now, SessionRow.lease_owner == owner),
@@ -127,9 +130,9 @@ async def find_interrupted(database: ReadSession, owner: str, now: float) -> lis
 async def extend_leases(
     database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
 ) -> dict[SessionId, bool]:
-    """Renews leases until `expires_at` (Unix seconds). Returns for each session whether a client has asked to cancel
-    its turn.
+    """Renews leases until `expires_at` (Unix seconds).
 
+    Returns for each session whether a client has asked to cancel its turn.
     The result has no entry for a session whose lease is lost. `last_seqs`, if given, has the new last event number for
     each lease. Locks the sessions' rows.
     """
@@ -199,7 +202,7 @@ async def find_answered_calls(
 async def save_output(
     database: WriteSession, scope: TenantScope, session_id: SessionId, call: LedgerCall, output: str, at: float
 ) -> None:
-    """Stores the output of one call."""
+    """Stores the output of one tool call. `at` is the present time in Unix seconds."""
     await database.execute(_update_call(scope, session_id, call).values(output=output, answered_at=at))
 
 

@@ -35,7 +35,7 @@ from graftwork.sessions.store.turn_store import ledger_of
 
 @dataclass(frozen=True, slots=True)
 class AcceptedOutputs:
-    """A session after tool outputs were stored."""
+    """The result of storing tool outputs: the session, the stored outputs, and what they allow."""
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
@@ -101,7 +101,10 @@ class SessionStore:
             return await session_rows.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
 
     async def count_by_status(self) -> Mapping[SessionStatus, int]:
-        """Counts the sessions of all tenants by status, for metrics. Leaves out conversations and response chains."""
+        """Counts the sessions of all tenants by status, for metrics.
+
+        Leaves out conversations, and sessions that only hold responses.
+        """
         async with self._database.read() as database:
             return await session_rows.count_by_status(database)
 
@@ -215,7 +218,9 @@ class SessionStore:
             return await self._update(database, replace(session, cancel_requested=True))
 
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Hides a session from clients: makes it a response chain, which they cannot list or read as a session."""
+        """Hides a session from clients: from now on it only holds responses, and clients cannot list or read it as a
+        session.
+        """
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
@@ -231,15 +236,20 @@ class SessionStore:
                 following = await self._remove(database, scope, following)
 
     async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
-        """Finds response chains of all tenants that no response and no fork uses, unchanged since `before` (Unix
-        seconds).
+        """Finds sessions of all tenants that were made for responses, but that no response and no fork uses.
+
+        Leaves out sessions that have changed since `before` (Unix seconds).
         """
         async with self._database.read() as database:
             found = await deletion_rows.find_unused(database, before)
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
 
     async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
-        """Deletes a response chain if nothing uses it, and returns the session that it was forked from."""
+        """Deletes a session that was made for responses, if nothing uses it.
+
+        Returns the session from which it was forked.
+        Returns None if the session stays, or if it was not forked from another session.
+        """
         session = await session_rows.find_session(database, scope, session_id, lock=True)
         if session is None or session.kind is not SessionKind.RESPONSES or session.status is SessionStatus.RUNNING:
             return None
@@ -305,7 +315,10 @@ class SessionStore:
         checkpoint: Checkpoint | None,
         sessions: Sequence[AgentSession],
     ) -> tuple[LedgerCall, ...]:
-        """Opens the ledger of each session with every call of the checkpoint unanswered."""
+        """Stores the tool calls at the end of the checkpoint for each session, all without outputs.
+
+        Returns these calls.
+        """
         if checkpoint is None or not checkpoint.awaits_tools:
             return ()
         ledger = ledger_of(checkpoint, await history_rows.find_items(database, scope, checkpoint.checkpoint_id))
@@ -316,7 +329,10 @@ class SessionStore:
     async def _own_checkpoint(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, checkpoint_id: str | None
     ) -> Checkpoint | None:
-        """Finds a checkpoint in the session's history, or before its fork point. Raises NotFound."""
+        """Finds a checkpoint that the session made, or that it shares with the session from which it was forked.
+
+        Returns None if `checkpoint_id` is None. Raises NotFound for any other checkpoint.
+        """
         if checkpoint_id is None:
             return None
         found = await history_rows.find_checkpoint(database, scope, checkpoint_id)
@@ -330,7 +346,7 @@ class SessionStore:
     async def _known_calls(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
     ) -> dict[CallId, LedgerCall]:
-        """Finds the tool calls with these ids at the session's head and at its earlier heads."""
+        """Finds the tool calls with these ids, at the session's latest checkpoint and at its earlier ones."""
         earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
         named = (call for call in session.ledger if call.call_id in call_ids)
         return {call.call_id: call for call in [*earlier, *named]}
@@ -357,7 +373,7 @@ class SessionStore:
         return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
-        """Reads the session's ledger again, ends a suspension, and returns the stored session."""
+        """Reads the session's tool calls again, ends a suspension, and returns the stored session."""
         assert session.head_id is not None
         ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))

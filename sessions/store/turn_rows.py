@@ -226,7 +226,7 @@ async def list_items(database: ReadSession, scope: TenantScope, head_id: str, pa
 
 
 def _chain(scope: TenantScope, head_id: str) -> CTE:
-    """Returns the ids of a history's checkpoints, walked from its head to its start."""
+    """Returns the ids of a history's checkpoints, from its latest checkpoint back to its first."""
     head = (
         select(CheckpointRow.id, CheckpointRow.parent_id)
         .where(CheckpointRow.id == head_id, CheckpointRow.tenant_id == scope)

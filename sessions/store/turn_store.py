@@ -33,7 +33,8 @@ class TurnOutcome:
     status: TurnStatus
     drafts: Sequence[EventDraft]
     checkpoint: Checkpoint | None = None
-    """The checkpoint that becomes the session's head. None leaves the head as it is."""
+    """The checkpoint that the turn made, which becomes the session's latest one. None if the turn made no checkpoint.
+"""
     items: Sequence[Item] = ()
     """The items of the checkpoint: the turn's input, then the answer."""
     finish_reason: str | None = None
@@ -49,8 +50,9 @@ class TurnOutcome:
 def ledger_of(
     checkpoint: Checkpoint, items: Sequence[Item], deadlines: Mapping[str, float] = NO_DEADLINES
 ) -> tuple[LedgerCall, ...]:
-    """Returns the tool calls at the end of a checkpoint, all without outputs. `deadlines` maps tool names to Unix
-    seconds.
+    """Returns the tool calls at the end of a checkpoint, all without outputs.
+
+    `deadlines` maps tool names to Unix seconds.
     """
     calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
     if not checkpoint.awaits_tools:
@@ -83,8 +85,9 @@ class TurnStore:
         self._lease_s = lease_s
 
     async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
-        """Reads the history that a session's next turn continues. `opening` has the instructions and tools of the next
-        prompt.
+        """Reads the history that a session's next turn continues.
+
+        `opening` has the instructions and tools of the next prompt.
         """
         if session.head_id is None:
             return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
@@ -189,8 +192,9 @@ class TurnStore:
     ) -> list[tuple[TenantScope, SessionId, TurnId]]:
         """Finds turns of all tenants that are marked as running, but that no process runs.
 
-        `running_here` returns the turns of this process. It is called after the search, so that it includes a turn that
-        began during the search.
+        `running_here` returns the turns of this process. The function is called after the search, so that its result
+        includes a
+        turn that began during the search.
         """
         async with self._database.read() as database:
             found = await session_rows.find_interrupted(database, self._owner, self._clock.now())

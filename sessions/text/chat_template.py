@@ -1,10 +1,10 @@
 r"""Renders messages with the model's chat template. Escapes texts so that they never become control tokens.
 
 Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens. Also owns the
-Jinja environment of templates. Never encodes text to tokens, and never lets a template reach Python or change its
-input.
+Jinja environment of templates. Never encodes text to tokens, and never lets a template reach Python.
 Invariant: the rendered text equals that of `transformers` 5 (utils/chat_template_utils.py), byte for byte, and the
 output and the run time of a template are limited.
+
 A text of a user or a tool may spell a control token, such as `<|im_end|>`. Before rendering, each such spelling is put
 between two mark characters that occur nowhere else. After rendering, the marked parts are encoded as plain text:
 
@@ -102,8 +102,9 @@ class TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """The function `namespace` for templates. It refuses names with a leading underscore, which could reach into
-    Python.
+    """The function `namespace` for templates.
+
+    It refuses names with a leading underscore, which could reach into Python.
     """
 
     def __init__(*args: Any, **kwargs: Any) -> None:
@@ -140,8 +141,9 @@ class PromptPiece:
 
     text: str
     is_plain: bool
-    """Whether this piece is a marked control token spelling. Such a piece is encoded as plain text, without control
-    tokens.
+    """Whether this piece is a marked control token spelling.
+
+    Such a piece is encoded as plain text, without control tokens.
     """
 
 
@@ -287,9 +289,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         escaper: ControlTokenEscaper | None = None,
     ) -> str:
-        """Renders a conversation. `variables` are extra names for the template. `escaper` escapes all strings from the
-        client.
+        """Renders a conversation. `variables` are extra names for the template.
 
+        `escaper` escapes all strings from the client.
         Raises InvalidRequest with the template's message, and PayloadTooLarge above a limit of length or time.
         """
         forms = [message.template_dict() for message in messages]

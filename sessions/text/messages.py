@@ -40,8 +40,9 @@ class PartRules:
     """Maps the type of a part to the field that contains its text. Other types are refused."""
     error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
     refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
-    """Makes the error for a part of an unknown type. Its arguments are the part's type, which may be any JSON value,
-    and the place of the part in the body.
+    """Makes the error for a part of an unknown type.
+
+    Its arguments are the part's type, which may be any JSON value, and the place of the part in the body.
     """
     known_fields: frozenset[str] | None = None
     """The fields that a part may have; None allows all."""
@@ -102,8 +103,9 @@ class Message:
 
 
 def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """Reads OpenAI's chat messages. `param` is the name of their field. Raises InvalidRequest, which names the wrong
-    field.
+    """Reads OpenAI's chat messages. `param` is the name of their field.
+
+    Raises InvalidRequest, which names the wrong field.
     """
     return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
 

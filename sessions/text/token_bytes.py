@@ -25,8 +25,9 @@ class TokenBytes(Protocol):
 
 
 class ByteLevelTokens:
-    """Converts tokens in which each character stands for one byte. A token with any other character becomes its UTF-8
-    bytes.
+    """Converts tokens in which each character stands for one byte.
+
+    A token with any other character becomes its UTF-8 bytes.
     """
 
     leading_spaces = 0

@@ -50,8 +50,9 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens in the vocabulary. All token ids are below it. The model's embedding table may be
-        larger.
+        """The number of tokens in the vocabulary. All token ids are below it.
+
+        The model's embedding table may be larger.
         """
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 

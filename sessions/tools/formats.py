@@ -63,8 +63,9 @@ class ToolCallFormat:
         return self.syntax is CallSyntax.JSON
 
     def call_tag(self, name: str, schema: Any) -> dict[str, Any]:
-        """Returns the grammar of a call of one tool, as one tag of a structural tag grammar. `schema` describes the
-        arguments.
+        """Returns the grammar of a call of one tool, as one tag of a structural tag grammar.
+
+        `schema` describes the arguments.
         """
         head = f'{{"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
         if self.is_bare or self.list_opens:

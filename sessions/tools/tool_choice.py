@@ -15,8 +15,9 @@ ToolDefinition = Mapping[str, Any]
 """A tool in the shape of OpenAI's chat completions."""
 
 TOOL_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
-"""A pattern that a tool's name must match. It is narrow, because names appear in markup, in paths and in other
-programs.
+"""A pattern that a tool's name must match.
+
+It is narrow, because names appear in markup, in paths and in other programs.
 """
 _TOOL_NAME = re.compile(TOOL_NAME.removesuffix("$"))
 

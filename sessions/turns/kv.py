@@ -37,8 +37,9 @@ class SessionKvClient:
         self._public_prefixes = public_prefixes
 
     async def hold(self, history: History, waits: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Asks the engine to keep a session's KV after a turn. `waits` names the tools that the turn called, with their
-        times.
+        """Asks the engine to keep a session's KV after a turn.
+
+        `waits` names the tools that the turn called, and how long each tool usually takes.
         """
         return await self._send(SessionVerb.HOLD, history, tuple(waits))
 

@@ -46,13 +46,17 @@ class RunningTurns:
         return frozenset((*self._tasks, *self._starting))
 
     def feed_of(self, session_id: SessionId) -> EventFeed | None:
-        """Returns the feed of events of the session's turn; None if no turn of the session runs in this process."""
+        """Returns the event feed of the session's running turn.
+
+        Returns None if no turn of the session runs in this process.
+        """
         runner = self._runners.get(session_id)
         return None if runner is None or runner.feed.is_closed else runner.feed
 
     async def launch(self, session_id: SessionId, launching: Coroutine[None, None, TurnTask]) -> TurnTask:
-        """Runs `launching`, which starts a turn, to its end, even if the caller is cancelled. Raises Unavailable after
-        `close`.
+        """Runs `launching`, which starts a turn, to its end, even if the caller is cancelled.
+
+        Raises Unavailable after `close`.
         """
         if self._is_closing:
             launching.close()
@@ -89,9 +93,9 @@ class RunningTurns:
         return runner, task
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
-        """Cancels the session's turn, or only the turn `turn_id`, and waits for its end. Returns False if no such turn
-        runs here.
+        """Cancels the session's turn, or only the turn `turn_id`, and waits for its end.
 
+        Returns False if no such turn runs here.
         First waits for turns of the session that are being started, because their rows may already exist.
         """
         if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:

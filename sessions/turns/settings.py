@@ -47,8 +47,9 @@ NO_OVERRIDES = TurnOverrides()
 
 
 def checked_settings(settings: SessionSettings) -> SessionSettings:
-    """Returns the settings unchanged if they can be served and stored. Raises ValidationFailed with the wrong field's
-    name.
+    """Returns the settings unchanged if they can be served and stored.
+
+    Raises ValidationFailed with the wrong field's name.
     """
     if len(settings.tools) > _MAX_TOOLS:
         raise ValidationFailed(f"tools may be at most {_MAX_TOOLS}.", param="tools")

@@ -34,8 +34,9 @@ class ToolOutputsResult:
     missing: tuple[CallId, ...]
     """The ids of the tool calls that have no output yet."""
     turn: TurnHandle | None = None
-    """The turn that uses the outputs, started by this request or earlier. None while outputs are missing, and after
-    `read`.
+    """The turn that uses the outputs, started by this request or earlier.
+
+    None while outputs are missing, and after `read`.
     """
 
 
@@ -88,7 +89,7 @@ class ToolOutputs:
         return ToolOutputsResult(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
 
     async def _continue(self, principal: Principal, session: AgentSession) -> TurnHandle:
-        """Starts a turn with the outputs of the head's calls, in the order of the calls."""
+        """Starts a turn with the outputs of the session's last tool calls, in the order of the calls."""
         answers = [function_call_output(call.call_id, call.output or "") for call in session.ledger]
         return await self._launcher.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
 

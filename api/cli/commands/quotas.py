@@ -31,8 +31,10 @@ LIMITS = (
 
 
 def _limit(text: str | None) -> str | None:
-    """Checks the form of a limit, and returns the text. The text is not converted yet, because `none` differs from a
-    missing limit. Raises typer.BadParameter for a wrong form.
+    """Checks the form of a limit, and returns the text.
+
+    The text is not converted yet, because `none` differs from a missing limit. Raises typer.BadParameter for a wrong
+    form.
     """
     if text is None:
         return None

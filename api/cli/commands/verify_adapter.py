@@ -53,7 +53,7 @@ def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
 
 
 def describe_model(folder: Path) -> EngineDescription:
-    """Return the description that an engine would give of a model. Reads only the model's files."""
+    """Returns the description that an engine would give of a model. Reads only the model's files."""
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(
         model_name=folder.resolve().name,

@@ -145,8 +145,9 @@ class ChatScreen:
             self._retry()
 
     def _answer(self, calls: Sequence[PendingCall]) -> None:
-        """Gets the outputs of the tool calls and sends them. If the model then calls more tools, does the same for
-        these calls.
+        """Gets the outputs of the tool calls and sends them.
+
+        If the model then calls more tools, does the same for these calls.
         """
         if calls:
             self._send([ToolOutput(call.call_id, _output_of(call)) for call in calls])

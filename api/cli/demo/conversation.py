@@ -32,8 +32,9 @@ MAX_ROUNDS = 3
 
 @dataclass(slots=True)
 class Turn:
-    """The record of one turn, from its request to its last event. Times are in seconds on the monotonic clock of
-    `Talk`.
+    """The record of one turn, from its request to its last event.
+
+    Times are in seconds on the monotonic clock of `Talk`.
     """
 
     started_at: float

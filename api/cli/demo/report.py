@@ -61,8 +61,9 @@ class Report:
 
 
 def figures_of(talk: Talk) -> Figures:
-    """Computes the figures of one conversation. The client measures the tokens per second over the time of all turns,
-    so this time includes the wait for the server.
+    """Computes the figures of one conversation.
+
+    The client measures the tokens per second over the time of all turns, so this time includes the wait for the server.
     """
     turns = talk.turns
     prompt, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)

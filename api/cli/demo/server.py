@@ -63,8 +63,9 @@ class DemoServer:
             ) from None
 
     async def stop(self) -> None:
-        """Stops the server by SIGTERM, and by SIGKILL if it still runs after STOP_WITHIN_S. Does nothing if no server
-        runs.
+        """Stops the server by SIGTERM, and by SIGKILL if it still runs after STOP_WITHIN_S.
+
+        Does nothing if no server runs.
         """
         if self._process is None or self._process.returncode is not None:
             return

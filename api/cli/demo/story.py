@@ -1,8 +1,9 @@
-"""Runs the demo (`graftwork demo`) on the demo model, and checks what the README says about it:
+"""Runs the demo (`graftwork demo`) on the demo model, and checks what the README says about it.
 
 1. Three tenants and the base model talk at once, and each session calls tools.
 2. One session is forked, and the two forks ask different questions.
 3. The server is stopped and started, and a session continues from its stored history.
+
 Owns the steps and the checked statements. Never prints anything except through `report.py`.
 """
 
