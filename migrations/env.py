@@ -23,8 +23,9 @@ def run_on(connection: Connection) -> None:
 
 
 async def run_on_the_settings_database() -> None:
-    """Runs the requested migrations on the database that `GRAFTWORK_DATABASE_URL` names, or on the one in the data
-    folder.
+    """Runs the requested migrations on the database of the settings.
+
+    This is the database that `GRAFTWORK_DATABASE_URL` names, or else the one in the data folder.
     """
     import graftwork.adapters.registry.tables
     import graftwork.platform.tenancy.tables

@@ -90,8 +90,9 @@ class SessionService:
         dependencies: TurnDependencies,
         retention_s: float = RETENTION_S,
     ) -> None:
-        """`retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its
-        own.
+        """Makes the service.
+
+        `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
         """
         clock, running = dependencies.clock, RunningTurns()
         self._registry = registry
@@ -217,9 +218,8 @@ class SessionService:
     ) -> list[AgentSession]:
         """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
 
-        The new sessions await the outputs of the last tool calls of this history again. Raises Conflict if the session
-        is closed.
-        Can also raise ValidationFailed, NotFound or LimitExceeded.
+        The new sessions await the outputs of the last tool calls of this history again.
+        Raises Conflict if the session is closed. Can also raise ValidationFailed, NotFound or LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
@@ -281,7 +281,10 @@ class SessionService:
         return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
-        """Suspends a session until its next turn or tool output. Raises Conflict while a turn runs."""
+        """Suspends a session until its next turn or tool output: its KV leaves the device.
+
+        Raises Conflict while a turn runs. Can also raise NotFound.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         suspended = await self.store.suspend(principal.scope(), session.session_id)
         await self._kv.suspend(await self.loader.history(principal.scope(), suspended))

@@ -37,8 +37,9 @@ class SessionSweeper:
     """
 
     def __init__(self, database: Database, clock: Clock, kv: SessionKvClient, retention_s: float) -> None:
-        """`retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its
-        own.
+        """Makes the sweeper.
+
+        `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
         """
         self._database = database
         self._clock = clock

@@ -1,8 +1,7 @@
-"""Checks the tensors of one module (one projection of a layer, the embedding or the head) against the model and the
-adapter's configuration.
+"""Checks the tensors of one module against the model and the adapter's configuration.
 
-Owns the rules for one module: each tensor has the shape that the model needs, and PEFT would apply it too. Never reads
-the values of a tensor.
+A module is one projection of a layer, the embedding or the head. Owns the rules for a module: each tensor has the shape
+that the model needs, and PEFT would apply it too. Never reads the values of a tensor.
 """
 
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class ModuleReader:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
-        """Returns the LoRA of the module: one entry, several if the file fuses targets, or none."""
+        """Returns the LoRA of the module: one entry, or one for each target if the module is fused. Empty without LoRA."""
         place, entries = found.place, found.entries
         if not found.has_lora:
             self._refuse_lone(found)

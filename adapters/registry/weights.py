@@ -76,8 +76,9 @@ class ArtifactAdapterSource:
         return layout.spec
 
     def _layout(self, config: bytes, weights: memoryview) -> _Layout:
-        """Returns the layout, often from a cache: many adapters have the same layout, and an evicted adapter is loaded
-        again.
+        """Returns the layout, often from a cache.
+
+        Many adapters have the same layout, and an evicted adapter is loaded again.
         """
         key = (config, header_of(weights), len(weights))
         with self._lock:

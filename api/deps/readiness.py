@@ -32,8 +32,9 @@ class Readiness:
         self._checked_at: float | None = None
 
     async def problems(self) -> dict[str, str]:
-        """Returns the problem of each part of the server that does not work, by the part's name; empty if all parts
-        work.
+        """Returns the problem of each part of the server that does not work, by the part's name.
+
+        Empty if all parts work.
         """
         async with self._checking:
             now = self._resources.clock.monotonic()

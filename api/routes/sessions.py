@@ -75,12 +75,12 @@ async def cancel_session(session_id: str, resources: ForSessions, principal: Inf
 
 @router.post("/{session_id}/suspend")
 async def suspend_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Suspend the session. Its next turn or tool output resumes it."""
+    """Suspend the session, so that its cached KV leaves the device. The next turn or tool output resumes the session."""
     return session_answer(await resources.sessions.suspend(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/prefetch")
 async def prefetch_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> Prefetch:
-    """Load the session's cache to the device before its next turn."""
+    """Load the session's cached KV to the device before its next turn."""
     found = await resources.sessions.prefetch(principal, session_id)
     return prefetch_answer(found.session, found.history_tokens, found.memory)

@@ -102,8 +102,9 @@ class Session(Resource[R]):
 
     @property
     def head(self) -> str | None:
-        """The id of the latest checkpoint (the state after a turn), from which the next turn continues; None without
-        turns.
+        """The id of the latest checkpoint, which is the state after the last turn. None if the session has no turns.
+
+        The next turn continues from this checkpoint.
         """
         return self.state.head
 
@@ -164,8 +165,9 @@ class Session(Resource[R]):
     @overload
     def events(self: "Session[AsyncRuntime]", *, after: int = 0) -> AsyncStream[SessionEvent]: ...
     def events(self, *, after: int = 0) -> Any:
-        """Returns a stream of the events with numbers above `after`: first the stored events, then those of the running
-        turn.
+        """Returns a stream of the session's events with numbers above `after`.
+
+        First come the stored events, and then the events of the running turn.
         """
         connection = Connection()
         feed = self._feed(connection, after, ends_with_turn=False)
@@ -253,12 +255,15 @@ class Session(Resource[R]):
 
     @operation
     def suspend(self) -> Steps[SessionState]:
-        """Suspends the session, so that the server can free its cache. The next turn or tool output resumes it."""
+        """Suspends the session, so that its cached KV leaves the device.
+
+        The next turn or tool output resumes the session.
+        """
         return (yield from self._update(self._post("/suspend", {})))
 
     @operation
     def prefetch(self) -> Steps[Mapping[str, Any]]:
-        """Loads the session's cache to the device. Call this shortly before the next turn."""
+        """Loads the session's cached KV to the device. Call this method shortly before the next turn."""
         return (yield from self._json(self._post("/prefetch", {})))
 
     @operation

@@ -66,8 +66,9 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """Returns the line that the parent sends to its child: the address to listen at, and the settings that the child
-    needs.
+    """Returns the line that the parent sends to its child.
+
+    It has the address to listen at, and the settings for the child.
     """
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}

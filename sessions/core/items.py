@@ -2,7 +2,7 @@
 
 Owns the shapes of `message`, `function_call` and `function_call_output`, and their form in a prompt.
 Never encodes or stores anything.
-Invariant: an item never changes. A client changes a history only by a rewind to an earlier checkpoint.
+Invariant: an item never changes. To replace items, a client rewinds the session to an earlier checkpoint.
 """
 
 import json

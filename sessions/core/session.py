@@ -142,8 +142,9 @@ class AgentSession:
 
     @property
     def resting_status(self) -> SessionStatus:
-        """The session's status while no turn runs: awaiting_tool if its latest checkpoint ends with tool calls,
-        otherwise idle.
+        """The session's status while no turn runs.
+
+        It is awaiting_tool if the latest checkpoint ends with tool calls, and idle otherwise.
         """
         return SessionStatus.AWAITING_TOOL if self.ledger else SessionStatus.IDLE
 

@@ -52,7 +52,7 @@ class OutputParser:
     """Reads one answer. Every method changes the parser's state."""
 
     def __init__(self, tokenizer: TextTokenizer, rules: OutputRules) -> None:
-        """Raises InvalidRequest for an empty stop string."""
+        """Makes the parser of one answer. Raises InvalidRequest for an empty stop string."""
         self.token_ids: list[int] = []
         """All tokens of the answer, with stop tokens."""
         self.is_over = False

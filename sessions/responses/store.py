@@ -42,8 +42,9 @@ class ResponseStore:
             return None if row is None else _record(row)
 
     async def find_older(self, before: float, limit: int) -> list[tuple[TenantScope, ResponseRecord]]:
-        """Returns up to `limit` responses of all tenants that were created before `before` (Unix seconds), the oldest
-        first.
+        """Returns up to `limit` responses of all tenants, the oldest first.
+
+        Only responses that were created before `before` (Unix seconds) are returned.
         """
         statement = select(ResponseRow).where(ResponseRow.created_at < before).order_by(ResponseRow.created_at)
         async with self._database.read() as database:

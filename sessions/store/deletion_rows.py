@@ -80,11 +80,10 @@ def _is_used() -> ColumnElement[bool]:
 async def find_expired(
     database: ReadSession, now: float, retention_s: float, before: SessionId | None, limit: int
 ) -> list[tuple[TenantId, SessionId]]:
-    """Finds up to `limit` sessions of all tenants: sessions past their time to live, and expired ones with rows to
-    delete.
+    """Finds up to `limit` sessions of all tenants that have rows to delete, the newest ids first.
 
-    Returns the newest ids first, so that a fork comes before its origin. `before` is the last id of the previous
-    search.
+    These are sessions whose time to live has passed, and expired sessions that still have rows. A fork comes before its
+    origin, because it is newer. `before` is the last id of the previous search.
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         or_(is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _has_more_to_delete()))

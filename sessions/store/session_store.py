@@ -47,8 +47,9 @@ class AcceptedOutputs:
 
     @property
     def may_continue(self) -> bool:
-        """Whether a turn may start with these outputs: every call at the session's head has an output, and no turn
-        runs.
+        """Whether a turn may start with these outputs.
+
+        This is so if every tool call at the session's latest checkpoint has an output, and no turn runs.
         """
         waits = self.session.status in (SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED)
         return waits and self.concerns_head and not self.session.awaited_call_ids
@@ -66,8 +67,9 @@ class SessionStore:
     """Stores the sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
-        """`retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its
-        own.
+        """Makes the store.
+
+        `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
         """
         self._database = database
         self._clock = clock
@@ -193,7 +195,10 @@ class SessionStore:
             return await self._update(database, session)
 
     async def suspend(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Suspends a session until its next turn or tool output. Raises Conflict while a turn runs."""
+        """Marks a session as suspended until its next turn or tool output. Does not move its KV: the caller does.
+
+        Raises Conflict while a turn runs. Can also raise NotFound.
+        """
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             return await self._update(database, replace(session, status=SessionStatus.SUSPENDED))
@@ -218,8 +223,9 @@ class SessionStore:
             return await self._update(database, replace(session, cancel_requested=True))
 
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Hides a session from clients: from now on it only holds responses, and clients cannot list or read it as a
-        session.
+        """Hides a session from clients, which can no longer list it or read it.
+
+        From now on the session only holds responses.
         """
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))

@@ -48,10 +48,10 @@ class PromptEncoder:
         return self._encode(text, escaper, continues=False)
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encodes only the text that the messages `new` add after a generated message, up to the start of the next
-        answer.
+        """Encodes only the text that the messages `new` add, up to the start of the next answer.
 
-        `assistant` is the generated message; `closed` says whether its tokens end with a stop token (`ends_turn`).
+        `assistant` is the generated message before them; `closed` says whether its tokens end with a stop token
+        (`ends_turn`).
         Raises InvalidRequest.
         """
         escaper = self._escaper((assistant, *new), None, None)

@@ -27,13 +27,17 @@ class StopStrings:
     """Searches for several strings at once, and reads each character once. Source: Knuth, Morris and Pratt, 1977."""
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Raises InvalidRequest for an empty string."""
+        """Makes the search for these strings. Raises InvalidRequest for an empty string."""
         # Longest first: if two strings end at the same place, the longer one is found.
         self._cursors = [_Cursor(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._held = ""
 
     def push(self, text: str) -> StopOutcome:
-        """Reads the next piece of text. After a match, the search starts again, without the characters before it."""
+        """Reads the next piece of text, and returns the text before a stop string, the stop string and the text after
+        it.
+
+        After a match, the search starts from the beginning.
+        """
         if not self._cursors:
             return StopOutcome(text)
         seen = self._held + text

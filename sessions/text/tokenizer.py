@@ -124,8 +124,9 @@ class TextTokenizer:
         return self._ids(self._without_added, text)
 
     def _encode_after_newline(self, text: str, *, plain: bool = False) -> tuple[int, ...]:
-        """Encodes the text after a newline, then drops the newline, so that SentencePiece adds no space before the
-        first word.
+        """Encodes the text after a newline, then drops the newline.
+
+        Otherwise SentencePiece would add a space before the first word.
         """
         backend = self._without_added if plain else self.backend
         newline, token_ids = self._ids(backend, "\n"), self._ids(backend, "\n" + text)

@@ -45,8 +45,9 @@ class ToolCallFormat:
     between: str = ""
     """The text between two calls."""
     list_opens: tuple[str, ...] = ()
-    """The texts that may come between `open` and the first call, the usual one first; empty if there is no list of
-    calls.
+    """The texts that may come between `open` and the first call, the usual one first.
+
+    Empty if the format has no list of calls.
     """
     is_bare: bool = False
     """Whether `open` is the start of the call's JSON object instead of a marker."""

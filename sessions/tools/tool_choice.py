@@ -1,7 +1,7 @@
-"""Reads the fields `tools` and `tool_choice` of chat completions: which tools an answer may call, and whether it must
-call.
+"""Reads the fields `tools` and `tool_choice` of chat completions.
 
-Owns the shapes of both fields. Other APIs translate their own fields into these two. Never reads a tool's schema.
+Owns the shapes of both fields, which say which tools an answer may call, and whether it must call one. Other APIs
+translate their own fields into these two. Never reads a tool's schema.
 """
 
 import re

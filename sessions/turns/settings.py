@@ -77,9 +77,9 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: int) -> TokenBudget:
-    """Returns the token limit of a turn's answer: the `max_tokens` of its sampling, but at most the free rest of the
-    context.
+    """Returns the token limit of a turn's answer.
 
+    The limit is the `max_tokens` of the turn's sampling, but at most the free rest of the context.
     Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
     if prompt_tokens + 1 > context_tokens:

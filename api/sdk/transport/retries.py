@@ -49,10 +49,9 @@ class RetryPolicy:
         return asked if asked <= LONGEST_WAIT_S else None
 
     def wait_after_drop(self, error: APIConnectionError, call: Call, attempt: int) -> float | None:
-        """Returns the seconds to wait after a try that got no answer.
+        """Returns the seconds to wait after a try that got no answer. `attempt` is the number of the try, from 0.
 
-        Returns None if there must be no next try, for example after a timeout. `attempt` is the number of the try, from
-        0.
+        Returns None if there must be no next try, for example after a timeout.
         """
         if attempt >= self.max_retries or isinstance(error, APITimeoutError):
             return None
