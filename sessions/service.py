@@ -35,7 +35,8 @@ RETENTION_S = 30 * 86_400.0
 _POLL_S = 0.25
 """Seconds between two checks of a turn that runs in another process."""
 _ABANDONED_AFTER_S = 3600.0
-"""The age in seconds at which a session is deleted that was made for a response but has none."""
+"""An age in seconds. A session that was made for a response, but to which no response refers, is deleted at this age.
+"""
 
 
 class ModelResolver(Protocol):
@@ -124,7 +125,9 @@ class SessionService:
     async def sweep(self) -> int:
         """Deletes the sessions whose time to live has passed, and returns how many.
 
-        Also marks interrupted turns as failed, and deletes sessions that were made for a response but have none.
+        Also marks interrupted turns as failed. Also deletes sessions that were made for a response, if no response
+        refers to
+        them any more.
         """
         await self.recover()
         for scope, session_id in await self.store.find_unused(self._clock.now() - _ABANDONED_AFTER_S):

@@ -63,7 +63,10 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
 
 
 def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundModule]:
-    """Returns the tensors by module. Raises ValidationFailed for a tensor without a place, or if two have one place."""
+    """Returns the tensors by module.
+
+    Raises ValidationFailed for a tensor that has no place in the model, or if two tensors have the same place.
+    """
     found: dict[tuple[int | None, str], FoundModule] = {}
     for entry in entries:
         place = find_place(entry.name)

@@ -39,7 +39,10 @@ def shown(text: str) -> str:
 
 
 def is_adapter_name(name: str) -> bool:
-    """Returns whether an adapter may have this name. A name that is not allowed need not be looked up."""
+    """Returns whether an adapter may have this name.
+
+    If False, no adapter has the name, so the caller can skip a lookup.
+    """
     return _NAME.fullmatch(name) is not None
 
 

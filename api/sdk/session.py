@@ -30,7 +30,7 @@ from graftwork.platform.answers.usage import Usage
 
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
-"""The default of the most turns in one `Session.run`."""
+"""How many turns one call of `Session.run` may have, unless the caller passes another number."""
 _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
 """Error codes of turns that ended because the server stopped. The client can start such a turn again."""
 

@@ -74,7 +74,7 @@ def _console() -> Console:
 
 
 async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
-    """Opens the services, which needs a running engine, and serves until the last connection ends."""
+    """Opens the services, and serves until the last connection ends. The engine must already answer."""
     async with open_resources(settings) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
         url = url_of(listening)

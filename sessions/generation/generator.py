@@ -83,7 +83,7 @@ class GenerationRequest:
     """The session that the prompt continues."""
     kv_limits: KvLimits = NO_KV_LIMITS
     prediction_token_ids: tuple[int, ...] = ()
-    """The expected answer. It changes the speed, never the output."""
+    """The token ids of the answer that the client expects. They change the speed, never the output."""
     grammar: OutputGrammar | None = None
     """The grammar that the answer must match."""
 

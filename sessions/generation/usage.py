@@ -1,6 +1,6 @@
 """Accounts for the tokens of a request: the quota reservation, the usage row and the metrics.
 
-Owns the order in which a request is reserved, recorded and settled.
+Owns the order of the steps: reserve quota, record the usage, settle the reservation.
 Never generates anything, and never computes a price.
 Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
 """

@@ -34,9 +34,9 @@ async def is_used(database: ReadSession, scope: TenantScope, session_id: Session
 
 
 async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
-    """Finds sessions that were made for a response but have none, run no turn, and are unchanged since `before`.
+    """Finds sessions of all tenants that were made for a response, but to which no response refers.
 
-    `before` is a time in Unix seconds. Searches all tenants.
+    Leaves out sessions that run a turn, that a fork uses, or that have changed since `before` (Unix seconds).
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         SessionRow.kind == SessionKind.RESPONSES.value,

@@ -231,10 +231,11 @@ class SessionStore:
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
-        """Deletes a response chain (a session that was made for responses) if no response and no fork uses it.
+        """Deletes a session that was made for responses, if no response and no fork uses it.
 
         Then does the same with the session from which it was forked, and so on. Keeps sessions of other kinds, and
-        sessions that run a turn.
+        sessions
+        that run a turn.
         """
         following: SessionId | None = session_id
         while following is not None:

@@ -33,9 +33,9 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> StopOutcome:
-        """Reads the next piece of text, and returns the text before a stop string, the stop string and the text after
-        it.
+        """Reads the next piece of text.
 
+        Returns the text before the first stop string, that string, and the text after it.
         After a match, the search starts from the beginning.
         """
         if not self._cursors:

@@ -100,7 +100,7 @@ def promote(
 
 @app.command()
 def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
-    """Point an alias back at the version before the one it points at.
+    """Point an alias back at the newest version that is older than its present one.
 
     Example: graftwork adapters rollback support
     """

@@ -35,7 +35,7 @@ class AdapterReport:
 
 
 def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
-    """Check whether the adapter in a folder fits the model in the folder `model`, by default the demo's model.
+    """Checks whether the adapter in a folder fits the model in the folder `model`, by default the demo's model.
 
     Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing.
     """
