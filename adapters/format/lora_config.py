@@ -83,7 +83,7 @@ class LoraConfig:
     target_modules: tuple[str, ...] | None
     """The names of the target modules, or ends of these names.
 
-    None if the file has a regular expression, "all-linear" or no value.
+    It is None if the file has a regular expression, "all-linear" or no value.
     """
     exclude_modules: tuple[str, ...]
     layers_to_transform: frozenset[int]

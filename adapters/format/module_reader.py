@@ -49,7 +49,10 @@ class ModuleReader:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
-        """Returns the LoRA of the module: one entry, or one for each target if the module is fused. Empty without LoRA."""
+        """Returns the LoRA of the module: one entry, or one for each target if the module is fused.
+
+        The result is empty if the module has no LoRA.
+        """
         place, entries = found.place, found.entries
         if not found.has_lora:
             self._refuse_lone(found)

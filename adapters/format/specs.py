@@ -227,7 +227,7 @@ class ResolvedModel:
     version: AdapterVersion | None
     """The adapter version; None for the base model and for a mixture of adapters."""
     mixture: tuple[tuple[AdapterVersion, float], ...] = ()
-    """The adapter versions of a mixture with their weights. Empty for the base model and for a single version."""
+    """The adapter versions of a mixture with their weights. It is empty for the base model and for a single version."""
 
     @property
     def digest(self) -> str | None:

@@ -79,7 +79,7 @@ class AdapterRegistry:
     ) -> Adapter:
         """Adds a version to the adapter `name`, and creates the adapter if it is new.
 
-        If it has an equal version, adds none.
+        If the adapter already has an equal version, adds no version.
         Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter.
         Raises BudgetSpent above a limit, and Unavailable while no engine answers. After an error nothing is kept.
         """

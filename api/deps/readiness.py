@@ -34,7 +34,7 @@ class Readiness:
     async def problems(self) -> dict[str, str]:
         """Returns the problem of each part of the server that does not work, by the part's name.
 
-        Empty if all parts work.
+        The result is empty if all parts work.
         """
         async with self._checking:
             now = self._resources.clock.monotonic()

@@ -28,7 +28,7 @@ class DemoTenant:
 
     name: str
     adapter: str | None
-    """The name to send as `model`. None if the adapter does not fit the served model."""
+    """The name to send as `model`. It is None if the adapter does not fit the served model."""
     key: str
 
 

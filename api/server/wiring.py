@@ -216,11 +216,8 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 def owner_name(settings: Settings) -> str | None:
     """Returns a name for this gateway, made of the machine and the address. No two running gateways have the same name.
 
-    The name stays the same after a restart, so that the gateway finds its own turns again. It does not depend on the
-    data
-    folder, because gateways may share one. Returns None if the system chooses the port: the gateway then gets a new
-    name at
-    each start.
+    The name stays the same after a restart, so that the gateway finds its own turns again. It does not contain the data
+    folder, because gateways may share one. Returns None if the system chooses the port: the next start gets a new name.
     """
     if settings.port == 0:
         return None

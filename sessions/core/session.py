@@ -157,7 +157,7 @@ class AgentSession:
     def ends_at(self) -> float | None:
         """The time at which the session's own time to live is over, in Unix seconds.
 
-        None while a turn runs, and for a session without its own limit.
+        It is None while a turn runs, and for a session without its own limit.
         """
         if self.retention_s is None or self.status is SessionStatus.RUNNING:
             return None
@@ -245,7 +245,7 @@ class Turn:
     made_with: Mapping[str, Any] | None = None
     """The sampling, and the digests of the weights, the chat template and the tokenizer that made the answer.
 
-    None for turns that an older version of the server stored.
+    It is None for turns that an older version of the server stored.
     """
 
 

@@ -76,7 +76,8 @@ class Checkpoint:
     opening: str | None = None
     """The digest of the instructions and tools of the turn.
 
-    None for checkpoints of an older server version, in which the instructions and tools of a session could not change.
+    It is None for checkpoints of an older server version, in which a session could not change its instructions and
+    tools.
     """
 
 

@@ -64,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue, and how to read the output."""
+    """One prompt to continue, with the rules for sampling and reading the output."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]

@@ -33,7 +33,7 @@ class TurnOutcome:
     status: TurnStatus
     drafts: Sequence[EventDraft]
     checkpoint: Checkpoint | None = None
-    """The checkpoint that the turn made, which becomes the session's latest one. None if the turn made no checkpoint.
+    """The checkpoint that the turn made, which becomes the session's latest one. It is None if the turn made no checkpoint.
 """
     items: Sequence[Item] = ()
     """The items of the checkpoint: the turn's input, then the answer."""

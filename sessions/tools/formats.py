@@ -47,7 +47,7 @@ class ToolCallFormat:
     list_opens: tuple[str, ...] = ()
     """The texts that may come between `open` and the first call, the usual one first.
 
-    Empty if the format has no list of calls.
+    It is empty if the format has no list of calls.
     """
     is_bare: bool = False
     """Whether `open` is the start of the call's JSON object instead of a marker."""

@@ -38,7 +38,7 @@ class CallFinished:
     arguments: str
     """All pieces of the arguments, joined."""
     complete: bool
-    """Whether the arguments are a JSON object. False if the text ended inside them, or if their JSON is wrong."""
+    """Whether the arguments are a JSON object. It is False if the text ended inside them, or if their JSON is wrong."""
 
 
 ParserEvent = PlainText | CallStarted | CallArguments | CallFinished

@@ -36,7 +36,7 @@ class ToolOutputsResult:
     turn: TurnHandle | None = None
     """The turn that uses the outputs, started by this request or earlier.
 
-    None while outputs are missing, and after `read`.
+    It is None while outputs are missing, and after `read`.
     """
 
 

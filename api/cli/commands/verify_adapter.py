@@ -1,6 +1,6 @@
 """Checks an adapter folder against a model folder, with the server's own checks, for `graftwork adapters verify`.
 
-It only reads files, and loads no weights of the base model.
+Never connects to a server, and never loads weights of the base model.
 """
 
 from dataclasses import asdict, dataclass

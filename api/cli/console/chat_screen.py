@@ -93,7 +93,7 @@ class ChatScreen:
         self._checkpoints: list[str | None] = []
         """For each message of this chat, the checkpoint of the session just before the message."""
         self._retry: Callable[[], None] | None = None
-        """A function that sends the last turn again. None if that turn succeeded."""
+        """A function that sends the last turn again. It is None if that turn succeeded."""
         self._commands: Mapping[str, Callable[[], None]] = {
             "/fork": self._fork,
             "/rewind": self._rewind,
