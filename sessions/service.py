@@ -126,8 +126,7 @@ class SessionService:
         """Deletes the sessions whose time to live has passed, and returns how many.
 
         Also marks interrupted turns as failed. Also deletes sessions that were made for a response, if no response
-        refers to
-        them any more.
+        refers to them any more.
         """
         await self.recover()
         for scope, session_id in await self.store.find_unused(self._clock.now() - _ABANDONED_AFTER_S):

@@ -40,7 +40,10 @@ class _Automaton:
         return len(self.free) - 1
 
     def add(self, node: Node, start: int) -> int:
-        """Adds the states that match `node`, beginning at the state `start`. Returns the state in which the match ends."""
+        """Adds the states that match `node`, beginning at the state `start`.
+
+        Returns the state in which the match ends.
+        """
         match node:
             case Characters(members):
                 end = self.add_state()

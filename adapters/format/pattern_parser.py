@@ -20,7 +20,10 @@ _QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None
 
 
 class PatternRefused(ValueError):
-    """Raised for a pattern with a feature that is not supported, or with wrong syntax. The message names the problem."""
+    """Raised for a pattern with a feature that is not supported, or with wrong syntax.
+
+    The message names the problem.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AliasChange:
-    """The effect of setting or removing an alias. `target` is None if the alias was removed, `previous` if it was new."""
+    """The effect of setting or removing an alias.
+
+    `target` is None if the alias was removed, `previous` if it was new.
+    """
 
     adapter: str
     alias: str

@@ -31,7 +31,10 @@ _INITIALISATIONS_THAT_KEEP_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
 
 @dataclass(frozen=True, slots=True)
 class UnservedSetting:
-    """A field of adapter_config.json that changes how an adapter is applied, but is not supported. `what` describes it."""
+    """A field of adapter_config.json that changes how an adapter is applied, but is not supported.
+
+    `what` describes it.
+    """
 
     field: str
     what: str

@@ -199,7 +199,10 @@ class ArtifactLedger:
         )
 
     async def lock_unreferenced(self, digest: str) -> bool:
-        """Locks the row of a digest. Returns whether the row exists and no version of any tenant refers to the digest."""
+        """Locks the row of a digest.
+
+        Returns whether the row exists and no version of any tenant refers to the digest.
+        """
         statement = select(ArtifactRow.digest).where(ArtifactRow.digest == digest).with_for_update()
         if (await self._session.execute(statement)).first() is None:
             return False

@@ -28,7 +28,10 @@ _KEPT_LAYOUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What is known about an adapter from its configuration and header. Adapters that differ only in values share it."""
+    """What is known about an adapter from its configuration and header.
+
+    Adapters that differ only in values share it.
+    """
 
     spec: AdapterSpec
     digest_prefix: bytes

@@ -28,7 +28,10 @@ class ServerTasks:
         return task
 
     async def close(self) -> None:
-        """Waits at most `patience_s` seconds for running tasks. Then cancels the remaining tasks, and waits once more."""
+        """Waits at most `patience_s` seconds for running tasks.
+
+        Then cancels the remaining tasks, and waits once more.
+        """
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=self._patience_s)

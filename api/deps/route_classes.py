@@ -151,7 +151,10 @@ class AuthenticatedRoute(APIRoute):
         raise NotImplementedError
 
     async def run(self, request: Request, handle: Handler) -> Response:
-        """Runs the handler. If the request's `Idempotency-Key` already has an answer, sends that answer again instead."""
+        """Runs the handler.
+
+        If the request's `Idempotency-Key` already has an answer, sends that answer again instead.
+        """
         if not self.is_idempotent:
             return await handle(request)
         principal = request.state.principal

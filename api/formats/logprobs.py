@@ -45,7 +45,10 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _key(token: TokenLogprob) -> str:
-    """Returns the token's text. If its bytes are not valid UTF-8, returns the bytes in hex, so that each key is unique."""
+    """Returns the token's text.
+
+    If its bytes are not valid UTF-8, returns the bytes in hex, so that each key is unique.
+    """
     try:
         return token.spelling.decode()
     except UnicodeDecodeError:

@@ -96,7 +96,10 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """Writes all events of the response with `write`. The stream ends with the response's last event, without `[DONE]`."""
+    """Writes all events of the response with `write`.
+
+    The stream ends with the response's last event, without `[DONE]`.
+    """
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
             async for event in events:

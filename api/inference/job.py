@@ -99,20 +99,29 @@ class InferenceJob:
         self._task.add_done_callback(self._finish)
 
     async def admitted(self) -> None:
-        """Waits until the engine starts the first answer. Raises the engine's error if the engine refuses the request."""
+        """Waits until the engine starts the first answer.
+
+        Raises the engine's error if the engine refuses the request.
+        """
         await self._has_news.wait()
         if self._failure is not None:
             raise self._failure
 
     async def deliver(self, take: Take) -> None:
-        """Calls `take` with every event until the job ends. Until this call, the events wait. Raises the job's error."""
+        """Calls `take` with every event until the job ends. Until this call, the events wait.
+
+        Raises the job's error.
+        """
         self._reader.set_result(take)
         await self._has_ended.wait()
         if self._failure is not None:
             raise self._failure
 
     async def answers(self) -> list[GenerationFinished]:
-        """Waits for all answers, and returns the last event of each answer, in order of index. Raises the job's error."""
+        """Waits for all answers, and returns the last event of each answer, in order of index.
+
+        Raises the job's error.
+        """
         finished: dict[int, GenerationFinished] = {}
 
         async def take(item: ChoiceEvent) -> None:

@@ -75,7 +75,10 @@ async def cancel_session(session_id: str, resources: ForSessions, principal: Inf
 
 @router.post("/{session_id}/suspend")
 async def suspend_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Suspend the session, so that its cached KV leaves the device. The next turn or tool output resumes the session."""
+    """Suspend the session, so that its cached KV leaves the device.
+
+    The next turn or tool output resumes the session.
+    """
     return session_answer(await resources.sessions.suspend(principal, session_id), resources.base_name)
 
 

@@ -21,7 +21,10 @@ from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
 
 
 class RequestBody(BaseModel):
-    """The base of all request bodies. JSON has only one type of number, so an integer field accepts 5.0, but not 5.5."""
+    """The base of all request bodies.
+
+    JSON has only one type of number, so an integer field accepts 5.0, but not 5.5.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 

@@ -16,7 +16,10 @@ from graftwork.platform.answers.models import Model
 
 
 class ChatParameters(TypedDict, total=False):
-    """The parameters of a chat completion besides `model`, `messages` and `stream`. OpenAI and vLLM use the same names."""
+    """The parameters of a chat completion besides `model`, `messages` and `stream`.
+
+    OpenAI and vLLM use the same names.
+    """
 
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]

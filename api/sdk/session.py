@@ -102,8 +102,9 @@ class Session(Resource[R]):
 
     @property
     def head(self) -> str | None:
-        """The id of the latest checkpoint, which is the state after the last turn. It is None if the session has no turns.
+        """The id of the latest checkpoint, which is the state after the last turn.
 
+        It is None if the session has no turns.
         The next turn continues from this checkpoint.
         """
         return self.state.head

@@ -107,7 +107,10 @@ def create_app(
 
 
 def operation_id(route: APIRoute) -> str:
-    """Returns the OpenAPI id of a route: the name of its function, so that generated clients have plain method names."""
+    """Returns the OpenAPI id of a route.
+
+    The id is the name of the route's function, so that generated clients have plain method names.
+    """
     return route.name
 
 

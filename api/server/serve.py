@@ -26,7 +26,10 @@ _MAX_SOCKET_PATH = 100
 
 
 def serve(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Blocks the caller until then. Raises a GraftworkError if the server cannot start."""
+    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+
+    Raises a GraftworkError if the server cannot start.
+    """
     settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing
     run_until_signalled(settings, _serve)

@@ -24,7 +24,10 @@ _KEEP_ALIVE_S = 75
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `stop` is called. The first call of `stop` lets running answers end, and the second call drops them."""
+    """Serves until `stop` is called.
+
+    The first call of `stop` lets running answers end, and the second call drops them.
+    """
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
@@ -90,7 +93,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Returns the URL of a listening socket. If the socket listens on every address, returns the URL for this machine."""
+    """Returns the URL of a listening socket.
+
+    If the socket listens on every address, returns the URL for this machine.
+    """
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"

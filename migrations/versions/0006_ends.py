@@ -1,4 +1,7 @@
-"""Adds the time at which a session's own retention ends, and indexes for the searches for old sessions and responses."""
+"""Adds the time at which a session's own retention ends.
+
+Also adds indexes for the searches for old sessions and old responses.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -64,7 +64,10 @@ class TurnStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The settings of a session's turns, in the forms of OpenAI's chat completions. A turn may override some of them."""
+    """The settings of a session's turns, in the forms of OpenAI's chat completions.
+
+    A turn may override some of them.
+    """
 
     instructions: str | None = None
     tools: tuple[ToolDefinition, ...] = ()
@@ -193,7 +196,10 @@ class AgentSession:
             )
 
     def check_head(self, if_head: str | None) -> None:
-        """Raises Conflict if the session's latest checkpoint (its head) is not `if_head`. None accepts any checkpoint."""
+        """Raises Conflict if the session's latest checkpoint (its head) is not `if_head`.
+
+        None accepts any checkpoint.
+        """
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
                 f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
@@ -207,8 +213,7 @@ class AgentSession:
         """Raises Conflict if a user's turn cannot start now.
 
         This is so if a turn runs, if the session is closed or awaits tool outputs, or if the session's latest
-        checkpoint is not
-        `if_head`. None as `if_head` accepts any checkpoint.
+        checkpoint is not `if_head`. None as `if_head` accepts any checkpoint.
         """
         self.check_at_rest()
         self.check_head(if_head)

@@ -54,7 +54,10 @@ class ToolCallFinished:
     arguments: str
     """All pieces of the arguments, joined: JSON as the model wrote it."""
     complete: bool
-    """Whether the arguments are a JSON object. It is False if the answer ended inside them, or if their JSON is wrong."""
+    """Whether the arguments are a JSON object.
+
+    It is False if the answer ended inside them, or if their JSON is wrong.
+    """
 
 
 @dataclass(frozen=True, slots=True)

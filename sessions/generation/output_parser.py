@@ -98,7 +98,10 @@ class OutputParser:
         return self._with_logprobs(self._flush())
 
     def finished(self, engine_reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
-        """Returns the last event. `engine_reason` is None if the request was cancelled before the engine finished it."""
+        """Returns the last event.
+
+        `engine_reason` is None if the request was cancelled before the engine finished it.
+        """
         logprobs = self._logprobs
         if logprobs is not None and self._stop_string is not None:
             logprobs.drop_rest()

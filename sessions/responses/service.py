@@ -182,7 +182,7 @@ class ResponseService:
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether the session only holds responses, runs no turn, and has `checkpoint_id` as its latest checkpoint."""
+    """Returns whether the session only holds responses, runs no turn, and ends with the checkpoint `checkpoint_id`."""
     rests = session.status in (SessionStatus.IDLE, SessionStatus.AWAITING_TOOL)
     return session.kind is SessionKind.RESPONSES and rests and session.head_id == checkpoint_id
 

@@ -127,7 +127,10 @@ class SessionStore:
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Stores the outputs that are not stored yet. After an error no output is stored. Raises NotFound or Conflict."""
+        """Stores the outputs that are not stored yet. After an error no output is stored.
+
+        Raises NotFound or Conflict.
+        """
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -233,9 +236,8 @@ class SessionStore:
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
         """Deletes a session that was made for responses, if no response and no fork uses it.
 
-        Then does the same with the session from which it was forked, and so on. Keeps sessions of other kinds, and
-        sessions
-        that run a turn.
+        Then does the same with the session from which it was forked, and so on.
+        Keeps sessions of other kinds, and sessions that run a turn.
         """
         following: SessionId | None = session_id
         while following is not None:

@@ -144,7 +144,10 @@ class EventRow(Base):
 
 
 class ResponseRow(Base):
-    """A response of the Responses API: its session and its request. Its id is the id of its turn with another prefix."""
+    """A response of the Responses API: its session and its request.
+
+    Its id is the id of its turn with another prefix.
+    """
 
     __tablename__ = "responses"
     __table_args__ = (Index(None, "session_id"), Index(None, "created_at"))

@@ -33,8 +33,10 @@ class TurnOutcome:
     status: TurnStatus
     drafts: Sequence[EventDraft]
     checkpoint: Checkpoint | None = None
-    """The checkpoint that the turn made, which becomes the session's latest one. It is None if the turn made no checkpoint.
-"""
+    """The checkpoint that the turn made, which becomes the session's latest one.
+
+    It is None if the turn made no checkpoint.
+    """
     items: Sequence[Item] = ()
     """The items of the checkpoint: the turn's input, then the answer."""
     finish_reason: str | None = None
@@ -193,8 +195,7 @@ class TurnStore:
         """Finds turns of all tenants that are marked as running, but that no process runs.
 
         `running_here` returns the turns of this process. The function is called after the search, so that its result
-        includes a
-        turn that began during the search.
+        includes a turn that began during the search.
         """
         async with self._database.read() as database:
             found = await session_rows.find_interrupted(database, self._owner, self._clock.now())

@@ -83,7 +83,10 @@ class PromptEncoder:
 
 @dataclass(frozen=True, slots=True)
 class PublicPrefixes:
-    """The token ids of the system prompts that the operator declares as public. Each is the start of a rendered prompt."""
+    """The token ids of the system prompts that the operator declares as public.
+
+    Each is the start of a rendered prompt.
+    """
 
     prefixes: tuple[tuple[int, ...], ...]
 

@@ -138,7 +138,10 @@ class TextTokenizer:
 
 
 def well_formed(text: str) -> str:
-    """Returns the text with U+FFFD in place of each lone surrogate. JSON can contain lone surrogates, but UTF-8 cannot."""
+    """Returns the text with U+FFFD in place of each lone surrogate.
+
+    JSON can contain lone surrogates, but UTF-8 cannot.
+    """
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

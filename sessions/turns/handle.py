@@ -30,7 +30,10 @@ class TurnReader:
         self._poll_s = poll_s
 
     async def find(self, scope: TenantScope, turn_id: TurnId) -> "TurnHandle | None":
-        """Finds a turn that was started earlier, in this process or another. Returns None if the turn does not exist."""
+        """Finds a turn that was started earlier, in this process or another.
+
+        Returns None if the turn does not exist.
+        """
         turn = await self.store.find_turn(scope, turn_id)
         return None if turn is None else TurnHandle(scope, turn, self)
 
@@ -114,7 +117,10 @@ class TurnHandle:
                     return
 
     async def result(self) -> Turn:
-        """Waits for the turn's end, and returns the stored turn. Raises Unavailable if its outcome could not be stored."""
+        """Waits for the turn's end, and returns the stored turn.
+
+        Raises Unavailable if its outcome could not be stored.
+        """
         if self._started is None:
             async with aclosing(self.events()) as events:
                 async for _ in events:

@@ -111,7 +111,10 @@ class RunningTurns:
         return True
 
     async def close(self) -> None:
-        """Ends the running turns as failed, and waits until their outcomes are stored. After this, no turn can start."""
+        """Ends the running turns as failed, and waits until their outcomes are stored.
+
+        After this, no turn can start.
+        """
         self._is_closing = True
         if self._launches:
             await asyncio.wait(self._launches)

@@ -32,7 +32,10 @@ class TurnOverrides:
     sampling: Mapping[str, Any] | None = None
 
     def over(self, settings: SessionSettings) -> SessionSettings:
-        """Returns the session's settings with these overrides. Raises ValidationFailed if the result cannot be served."""
+        """Returns the session's settings with these overrides.
+
+        Raises ValidationFailed if the result cannot be served.
+        """
         return checked_settings(
             replace(
                 settings,
@@ -95,7 +98,9 @@ def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: i
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValidationFailed, with the field's name, if a token id in the sampling fields is outside the vocabulary."""
+    """Raises ValidationFailed if a token id in the sampling fields is outside the vocabulary. The error names the
+    field.
+    """
     named = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token_id for token_id, _ in params.logit_bias]}
     for field, token_ids in named.items():
         if any(token_id >= vocab_size for token_id in token_ids):

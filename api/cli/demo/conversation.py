@@ -85,7 +85,10 @@ class Talk:
             await self.say(ask)
 
     async def say(self, ask: Ask) -> Exchange:
-        """Sends a message, runs the tools that the model calls, and returns the record. Runs at most MAX_ROUNDS turns."""
+        """Sends a message, runs the tools that the model calls, and returns the record.
+
+        Runs at most MAX_ROUNDS turns.
+        """
         exchange = Exchange(ask)
         self.exchanges.append(exchange)
         stream = self.session.turn(ask.text, stream=True)

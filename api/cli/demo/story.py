@@ -66,7 +66,10 @@ async def _running(server: DemoServer) -> AsyncGenerator[DemoServer, None]:
 
 
 class Story:
-    """Runs the three steps of the demo. Collects the conversations, and the statements that the demo checks (claims)."""
+    """Runs the three steps of the demo.
+
+    Collects the conversations, and the statements that the demo checks (claims).
+    """
 
     def __init__(self, server: DemoServer, clock: Clock, quiet: bool) -> None:
         self.talks: list[Talk] = []

@@ -82,7 +82,10 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Runs the user's functions, all at the same time. The result is a list of ToolOutput, in the order of the calls."""
+    """Runs the user's functions, all at the same time.
+
+    The result is a list of ToolOutput, in the order of the calls.
+    """
 
     calls: tuple[PendingCall, ...]
     tools: Tools

@@ -84,13 +84,19 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Sends a call, and sends it again as the policy allows. Returns the response, or raises the error of the last try."""
+    """Sends a call, and sends it again as the policy allows.
+
+    Returns the response, or raises the error of the last try.
+    """
     call = with_key(call)
     return (yield from _try_until_answered(Send(call), call, policy))
 
 
 def open_stream(call: Call, connection: Connection, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Sends a call with retries, as `send` does, but opens the answer as a stream. `connection` then has this stream."""
+    """Sends a call with retries, as `send` does, but opens the answer as a stream.
+
+    `connection` then has this stream.
+    """
     call = with_key(call)
     return (yield from _try_until_answered(OpenStream(call, connection), call, policy))
 

@@ -65,7 +65,10 @@ class AsyncStream(AsyncIterator[E]):
         self._is_open = False
 
     async def open(self) -> Self:
-        """Sends the request, unless it was already sent. Raises the server's error if the server refuses the request."""
+        """Sends the request, unless it was already sent.
+
+        Raises the server's error if the server refuses the request.
+        """
         if not self._is_open:
             self._is_open = True
             await self._runtime.advance(self._steps)
