@@ -92,7 +92,7 @@ class ModuleReader:
         return BiasSpec(place.layer, place.target, entry)
 
     def read_saved(self, found: FoundModule) -> SavedSpec | None:
-        """Returns the matrix that replaces the base model's matrix of this module. Returns None if the file has none."""
+        """Returns the matrix that replaces the base model's matrix of this module; None if the file has none."""
         alone, beneath = found.entries.get(Part.MATRIX), found.entries.get(Part.BASE_MATRIX)
         if alone is not None and (found.has_lora or beneath is not None):
             refuse(alone, "the file changes this module in another way as well, and PEFT would apply only one of them.")
