@@ -1,7 +1,7 @@
 """Defines the bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Owns the names of Anthropic's fields, and the list of fields that this server does not support. After the translation,
-the checks of chat.completions apply to the values. `messages.py` reads the messages and their blocks.
+Owns the names of Anthropic's fields, and the list of fields that this server does not support. Never reads messages and
+their blocks: `messages.py` does. After the translation, the checks of chat completions apply to the values.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,9 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""Fields that this server does not support. Each function returns whether a value asks for nothing.
+"""The fields that this server does not support.
 
+Each function returns whether a value has no effect and is thus accepted.
 The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
 """
 

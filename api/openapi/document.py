@@ -48,11 +48,11 @@ TAGS = {
 _RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
-"""Tags whose POST routes use up the tenant's limits. The document adds the headers of these limits to their answers."""
+"""Tags whose POST routes use up the tenant's limits. The answers of these routes have the headers of the limits."""
 
 
 def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:
-    """Complete FastAPI's document for these routes, and return it. Changes `document` itself."""
+    """Completes FastAPI's document for these routes, and returns the result. Changes `document` itself."""
     by_operation = {route.operation_id or route.name: route for route in routes}
     document["info"] |= {
         "description": DESCRIPTION,
@@ -99,7 +99,7 @@ def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
 
 
 def _drop_null(schema: dict[str, Any]) -> None:
-    """Remove null from a parameter's type. A client leaves the parameter out instead."""
+    """Removes null from a parameter's type. A client leaves the parameter out instead."""
     alternatives = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(alternatives) == 1:
         del schema["anyOf"]
@@ -107,7 +107,7 @@ def _drop_null(schema: dict[str, Any]) -> None:
 
 
 def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
-    """Return every error status of a route. The route declares some, and its class implies the others."""
+    """Returns every error status of a route. The route declares some, and its class implies the others."""
     declared = {int(status) for status in route.responses if int(status) >= 400}
     if not isinstance(route, AuthenticatedRoute):
         return declared | {500}
@@ -122,7 +122,7 @@ def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
 
 
 def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
-    """Return whether the route supports `Idempotency-Key`. Only POSTs of some route classes do."""
+    """Returns whether the route supports `Idempotency-Key`. Only POSTs of some route classes do."""
     return "POST" in (route.methods or ()) and getattr(route, "is_idempotent", False)
 
 
@@ -175,7 +175,7 @@ def _complete_components(document: dict[str, Any]) -> None:
 
 
 def _drop_unused(document: dict[str, Any]) -> None:
-    """Remove errors that no operation returns, and headers that nothing uses."""
+    """Removes errors that no operation returns, and headers that nothing uses."""
     components = document["components"]
     for kind in ("responses", "headers"):
         used = set(_references(document["paths"])) | set(_references(components["responses"]))
@@ -184,7 +184,7 @@ def _drop_unused(document: dict[str, Any]) -> None:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """Convert limits back to integers. FastAPI has converted them to floats."""
+    """Converts limits back to integers. FastAPI has converted them to floats."""
     if isinstance(value, dict):
         return {
             key: int(each)
@@ -196,7 +196,7 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 def _references(value: Any) -> Iterator[str]:
-    """Yield every `$ref` inside a value."""
+    """Yields every `$ref` inside a value."""
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "$ref" and isinstance(each, str):
@@ -216,7 +216,7 @@ def _subclasses(*bases: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _describe_fields(properties: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add descriptions to the properties of a schema. They are the docstrings below the fields of its class."""
+    """Adds descriptions to the properties of a schema. A description is the docstring below the field in the class."""
     for base in model.__mro__:
         if base.__module__.startswith("graftwork."):
             for name, text in _field_docstrings(base).items():
@@ -240,7 +240,7 @@ def _field_docstrings(model: type[Any]) -> dict[str, str]:
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:
-    """Give schemas better names: `XList` for a page of `X`, and the names of _RENAMED_SCHEMAS for upload forms."""
+    """Gives schemas better names: `XList` for a page of `X`, and the names in _RENAMED_SCHEMAS for upload forms."""
     names = {name: _RENAMED_SCHEMAS.get(name, name) for name in document["components"]["schemas"]}
     for name in names:
         if name.startswith("Page_"):

@@ -29,7 +29,7 @@ async def create_adapter(
     resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Upload an adapter. If the name already exists, it gets a new version. The server checks the files at once."""
+    """Upload an adapter. An existing adapter with this name gets a new version. The server checks the files at once."""
     return await _publish(name, config, weights, resources, principal)
 
 
@@ -75,7 +75,7 @@ async def delete_version(
 async def _publish(
     name: str, config: UploadFile, weights: UploadFile, resources: AccountResources, principal: Principal
 ) -> Adapter:
-    """Publish the files as a version of the adapter. Ignores the file names in the upload."""
+    """Publishes the files as a version of the adapter. The file names in the upload have no effect."""
     quota = await resources.tenancy.get_quota(principal.tenant_id)
     adapter = await resources.registry.publish(
         principal.scope(), name, await config.read(), await weights.read(), resources.description, quota

@@ -1,4 +1,7 @@
-"""Defines the body of the alias route, and converts adapters and aliases to answers."""
+"""Defines the body of the alias route, and converts adapters and aliases to answers.
+
+Owns these shapes. Never changes an adapter: the registry does.
+"""
 
 import math
 from typing import Annotated, Self, cast
@@ -44,7 +47,7 @@ class AliasBody(NativeBody):
 
 
 def adapter_answer(adapter: Adapter) -> answers.Adapter:
-    """Convert an adapter, with its versions and aliases, to an answer."""
+    """Converts an adapter, with its versions and aliases, to the body of an answer."""
     return answers.Adapter(
         id=adapter.id,
         name=adapter.name,
@@ -55,7 +58,7 @@ def adapter_answer(adapter: Adapter) -> answers.Adapter:
 
 
 def alias_answer(change: AliasChange) -> answers.AliasChange:
-    """Convert the change of an alias to an answer, with the new and the old target."""
+    """Converts the change of an alias to the body of an answer, with the new and the old target."""
     return answers.AliasChange(
         adapter=change.adapter,
         alias=change.alias,

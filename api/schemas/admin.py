@@ -18,7 +18,10 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def unix_seconds(value: object) -> object:
-    """Convert ISO 8601 text to unix seconds. Text without a time zone means UTC. Return other values unchanged."""
+    """Converts ISO 8601 text to Unix seconds. Text without a time zone means UTC. Returns other values unchanged.
+
+    Raises ValueError for any other text.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -66,11 +69,11 @@ QuotaBody = Annotated[
         }
     ),
 ]
-"""The body of a new quota: limits by name. `Quota` checks the values."""
+"""The body of a new quota: a mapping from the names of limits to numbers or null. `Quota` checks the values."""
 
 
 def tenant_answer(tenant: Tenant) -> answers.Tenant:
-    """Convert a tenant to an answer for the operator."""
+    """Converts a tenant to the body of an answer for the operator."""
     return answers.Tenant(
         id=tenant.id,
         name=tenant.name,
@@ -82,7 +85,7 @@ def tenant_answer(tenant: Tenant) -> answers.Tenant:
 
 
 def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
-    """Convert a key's record to an answer. Pass `plaintext` only when the key is new."""
+    """Converts a key to the body of an answer. `plaintext` is the secret key, and is given only for a new key."""
     return answers.TenantKey(
         id=key.id,
         tenant_id=key.tenant_id,
@@ -98,12 +101,12 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
 
 
 def quota_answer(quota: Quota) -> answers.Quota:
-    """Convert a quota to an answer with every limit. None means no limit."""
+    """Converts a quota to the body of an answer with every limit. None means no limit."""
     return answers.Quota(**quota.as_mapping())
 
 
 def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
-    """Convert an audit entry to an answer."""
+    """Converts an audit entry to the body of an answer."""
     return answers.AuditEntry(
         id=entry.id,
         at=entry.at,

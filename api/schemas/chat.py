@@ -64,12 +64,15 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
 
     @property
     def token_limit(self) -> int | None:
-        """Return the longest answer in tokens. `max_completion_tokens` is the newer name and has priority."""
+        """The longest answer in tokens; None if the request sets no limit.
+
+        `max_completion_tokens` is the newer name of `max_tokens` and has priority.
+        """
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def shows_tools(self) -> bool:
-        """Return whether the prompt shows the tools. It does not if the model must not call any."""
+        """Whether the prompt shows the tools. The prompt leaves them out if the model must not call any tool."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def output_constraints(self) -> OutputConstraints:

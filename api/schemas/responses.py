@@ -37,7 +37,7 @@ class ResponseTool(OpenAiBody):
     strict: bool | None = None
 
     def chat_form(self) -> dict[str, Any]:
-        """Return the tool in the form of chat.completions. Leave out `strict: false`, because it changes nothing."""
+        """Returns the tool in the form of chat completions. Leaves out `strict: false`, because it changes nothing."""
         given = {field: getattr(self, field) for field in _TOOL_FIELDS}
         function = {field: value for field, value in given.items() if value is not None and value is not False}
         return {"type": "function", "function": function}
@@ -50,7 +50,7 @@ class TextOptions(OpenAiBody):
     format: dict[str, Any] | None = None
 
     def chat_form(self) -> dict[str, Any] | None:
-        """Return the format in the form of chat.completions, which puts a schema in an object `json_schema`."""
+        """Returns the format in the form of chat completions, which puts a schema in an object `json_schema`."""
         if self.format is None or self.format.get("type") != "json_schema":
             return self.format
         return {
@@ -113,7 +113,7 @@ class ResponseRequest(SamplingBody):
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     def order(self, service_tier: str) -> NewResponse:
-        """Convert the request for the response service. Raises ValidationFailed if `input` is invalid."""
+        """Converts the request to the form for the response service. Raises ValidationFailed if `input` is invalid."""
         return NewResponse(
             model=self.model,
             items=read_input(self.input),
@@ -140,7 +140,7 @@ class ResponseRequest(SamplingBody):
         )
 
     def _echo(self, service_tier: str) -> dict[str, Any]:
-        """Return the fields of the request that the answer repeats, with the defaults filled in."""
+        """Returns the fields of the request that the answer repeats, with the defaults filled in."""
         text_format = None if self.text is None else self.text.format
         return {
             "background": bool(self.background),
@@ -170,7 +170,7 @@ class ConversationBody(OpenAiBody):
     metadata: Metadata | None = None
 
     def first_items(self) -> tuple[Item, ...]:
-        """Return the conversation's first items. Raises ValidationFailed for invalid items."""
+        """Returns the conversation's first items. Raises ValidationFailed for invalid items."""
         return read_input(self.items, "items") if self.items else ()
 
 

@@ -22,7 +22,10 @@ Metadata = Annotated[
 
 
 class RetentionBody(NativeBody):
-    """The time for which the server keeps the session after its last change. `ttl_s` is in seconds."""
+    """How long the server keeps the session.
+
+    `ttl_s` is the time in seconds since the session's last change or its close.
+    """
 
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
 
@@ -61,9 +64,9 @@ class SessionPatch(NativeBody):
 
 
 class ToolHintBody(NativeBody):
-    """What the client knows about a tool: how long it takes, and when its output is due.
+    """What the client knows about a tool: how long the tool takes, and when its output is due.
 
-    The server only stores the deadline. It still accepts a late output.
+    The server only stores the deadline. It still accepts an output that comes later.
     """
 
     expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
@@ -91,7 +94,7 @@ class TurnBody(TurnOptions):
     sampling: dict[str, Any] | None = None
 
     def hints(self) -> dict[str, ToolHint]:
-        """Return the hints by tool name."""
+        """Returns the hints by the names of the tools."""
         given = (self.tool_hints or {}).items()
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 

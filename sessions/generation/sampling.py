@@ -1,8 +1,8 @@
 """Reads the sampling fields of every API, and converts them to the engine's parameters.
 
 Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions.
-Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API
-spells the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
+Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API spells
+the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
 """
 
 import math
@@ -123,12 +123,12 @@ class SamplingFields(BaseModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Returns how many of the likeliest tokens to report for each chosen token; None to report none."""
+        """How many of the likeliest tokens to report for each chosen token; None to report none."""
         return None
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens that the request wants; None if it does not say."""
+        """The most tokens that the answer may have; None if the request sets no limit."""
         return self.max_tokens
 
     def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
@@ -174,7 +174,7 @@ class SessionSampling(SamplingFields):
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """How many tokens an answer may have."""
+    """How many tokens an answer may have, and how many the quota reserves for it."""
 
     max_tokens: int
     expected_tokens: int
@@ -182,9 +182,9 @@ class TokenBudget:
 
 
 def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
-    """Returns the budget of an answer: the requested tokens, or all tokens of the context that the prompt does not use.
+    """Returns the budget of an answer: `asked` tokens, or all tokens of the context that the prompt does not use.
 
-    Raises ContextLengthExceeded with both numbers if they do not fit. `param` is the field of the prompt.
+    Raises ContextLengthExceeded, which names the field `param`, if prompt and answer are longer than the context.
     """
     if prompt_tokens + (asked or 1) <= context_tokens:
         left = context_tokens - prompt_tokens

@@ -1,8 +1,8 @@
 """Reads the `input` of a response, or the `items` of a conversation, into items of a history.
 
-Owns the list of supported items and fields. Refuses all other items and fields, with an error that names them, and
-ignores fields without an effect (`status`, …).
-Never reads the database: the caller passes the calls that still need an output.
+Owns the list of supported items and fields. Refuses an unsupported item with an error that names it. Ignores fields
+that have no effect, for example `status`.
+Never reads the database: the caller passes the tool calls that still need an output.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +19,10 @@ _MAX_CALL_ID_CHARACTERS = 64
 
 
 def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Returns the items of a list, or a text as a user's message. Raises ValidationFailed with the field's name."""
+    """Returns the items of a list. A text becomes one message of the user.
+
+    Raises ValidationFailed, with the name of the wrong field.
+    """
     if isinstance(raw, str):
         return (message("user", raw),)
     if not isinstance(raw, Sequence) or not 0 < len(raw) <= _MAX_ITEMS:
@@ -28,7 +31,7 @@ def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
-    """Checks that each call in `awaited` or in `items` has exactly one output after it.
+    """Checks that each tool call in `awaited` or in `items` has exactly one output after it.
 
     Raises ValidationFailed if not.
     """

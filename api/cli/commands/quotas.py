@@ -31,7 +31,11 @@ LIMITS = (
 
 
 def _limit(text: str | None) -> str | None:
-    """Check the form of a limit and return it as text. It stays text, because `none` differs from a missing limit."""
+    """Checks the form of a limit, and returns the text.
+
+    The text is not converted yet, because `none` differs from a missing limit. Raises typer.BadParameter for a wrong
+    form.
+    """
     if text is None:
         return None
     try:
