@@ -19,6 +19,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from graftwork.platform.tenancy.wrong_keys import client_network
+
 MAX_HEAD_BYTES = 64 * 1024
 """The largest head of a request: the request line and all headers, with the trailers of a chunked body."""
 
@@ -53,7 +55,7 @@ class HttpConnections:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._number_by_address: Counter[str] = Counter()
+        self._number_by_network: Counter[str] = Counter()
 
     def __call__(
         self,
@@ -65,14 +67,16 @@ class HttpConnections:
         return HttpConnection(config, server_state, app_state, _loop, connections=self)
 
     def enter(self, address: str) -> bool:
-        """Counts a new connection. Returns False if its address holds too many."""
-        self._number_by_address[address] += 1
-        return not 0 < self.limits.per_address < self._number_by_address[address] or ip_address(address).is_loopback
+        """Counts a new connection. Returns False if its address, or its /64 network of IPv6, holds too many."""
+        network = client_network(address)
+        self._number_by_network[network] += 1
+        return not 0 < self.limits.per_address < self._number_by_network[network] or ip_address(address).is_loopback
 
     def leave(self, address: str) -> None:
-        self._number_by_address[address] -= 1
-        if not self._number_by_address[address]:
-            del self._number_by_address[address]
+        network = client_network(address)
+        self._number_by_network[network] -= 1
+        if not self._number_by_network[network]:
+            del self._number_by_network[network]
 
 
 class HttpConnection(HttpToolsProtocol):
