@@ -78,6 +78,8 @@ class Settings:
     """Sequences that one step may hold, at least 1."""
     max_waiting: int = 256
     """Requests that may queue before new ones are refused with 429, at least 1."""
+    max_connections_per_address: int = 512
+    """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step. 0 switches speculation off. Answers do not depend on it."""
     tool_call_form: str = "auto"
@@ -231,6 +233,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),
+    "max_connections_per_address": _whole(0),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "fleet": _one_of("static", "ray"),

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, presented_key
+from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, client_address, presented_key
 from graftwork.api.http.streaming import EventStream
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InvalidRequest, NotFound, ValidationFailed
@@ -189,7 +189,7 @@ class NativeRoute(AuthenticatedRoute):
     """A route of Graftwork's own API. It accepts a tenant's key."""
 
     async def authenticate(self, request: Request) -> Principal:
-        return await resources_of(request).server.gate.authenticate(presented_key(request))
+        return await resources_of(request).server.gate.authenticate(presented_key(request), client_address(request))
 
 
 class UploadRoute(NativeRoute):
@@ -211,7 +211,9 @@ class AdminRoute(AuthenticatedRoute):
     """A route that accepts only the operator's key."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
-        return await resources_of(request).server.gate.authenticate_admin(presented_key(request))
+        return await resources_of(request).server.gate.authenticate_admin(
+            presented_key(request), client_address(request)
+        )
 
 
 class SecretRoute(AdminRoute):

@@ -164,3 +164,8 @@ def presented_key(request: Request) -> str:
     if key := request.headers.get("x-api-key", "").strip():
         return key
     raise NotAuthenticated("Send your API key as `Authorization: Bearer gw_…`.", code="missing_api_key")
+
+
+def client_address(request: Request) -> str:
+    """Returns the client's address. Behind a trusted proxy, it is the address that the proxy saw."""
+    return "" if request.client is None else request.client.host

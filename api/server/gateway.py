@@ -15,6 +15,7 @@ from rich.table import Table
 
 from graftwork.api.server.app import create_app
 from graftwork.api.server.demo_seed import DemoTenant, seed_demo
+from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import open_resources
@@ -84,7 +85,8 @@ async def serve_gateway(settings: Settings, listening: socket.socket, console: C
             if tenants:
                 show_demo(console, url, resources.inference.base_name, tenants)
 
-        server = HttpServer(create_app(settings, resources=resources), on_ready)
+        limits = ConnectionLimits(per_address=settings.max_connections_per_address)
+        server = HttpServer(create_app(settings, resources=resources), on_ready, limits)
         signals.direct_to(server)
         gc.collect()
         gc.freeze()  # what start-up made lives to the end, so no collection while serving needs to visit it

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from graftwork.api.server.http_connection import HttpConnection
+from graftwork.api.server.http_connection import ConnectionLimits, HttpConnections
 from graftwork.platform.errors import Conflict
 
 _DRAIN_S = 10
@@ -29,10 +29,10 @@ class HttpServer(uvicorn.Server):
     The first call of `stop` lets running answers end, and the second call drops them.
     """
 
-    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None], limits: ConnectionLimits | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http=HttpConnection,
+            http=HttpConnections(limits or ConnectionLimits()),  # type: ignore[arg-type]  # a factory of connections
             log_config=None,
             access_log=False,
             server_header=False,

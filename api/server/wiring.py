@@ -36,6 +36,7 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -163,7 +164,7 @@ async def _assemble(
             settings=settings,
             clock=clock,
             database=database,
-            gate=Authenticator(tenancy, admin_key),
+            gate=Authenticator(tenancy, admin_key, WrongKeyLimit(clock)),
             idempotency=IdempotencyStore(database, clock),
             quotas=quotas,
             telemetry=telemetry,

@@ -22,6 +22,7 @@ from graftwork.platform.tenancy import repository
 from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key, make_key, matches, parse_key, with_new_secret
 from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
+from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
 
 _MAX_NAME_CHARACTERS = 200
 
@@ -286,27 +287,38 @@ def _checked_time(at: float | None) -> float | None:
 
 
 class Authenticator:
-    """Turns a bearer token into the principal that holds it."""
+    """Turns a bearer token into the principal that holds it.
 
-    def __init__(self, tenancy: Tenancy, admin_key: str) -> None:
+    `address` is the client's address: an address that sends many wrong keys is slowed down (see `wrong_keys.py`).
+    """
+
+    def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit) -> None:
         self._tenancy = tenancy
         self._admin_digest = _digest(admin_key)
+        self._wrong_keys = wrong_keys
 
-    async def authenticate(self, token: str) -> Principal:
-        """Authenticate a tenant's key.
+    async def authenticate(self, token: str, address: str) -> Principal:
+        """Authenticates a tenant's key.
 
-        Raises NotAuthenticated; NotPermitted for the admin key and for suspended tenants.
+        Raises NotAuthenticated or LimitExceeded; NotPermitted for the admin key and for suspended tenants.
         """
         if self._is_admin(token):
             raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
-        return await self._tenancy.authenticate(token)
+        await self._wrong_keys.check(address, token)
+        try:
+            principal = await self._tenancy.authenticate(token)
+        except NotAuthenticated:
+            self._wrong_keys.note_wrong(address, token)
+            raise
+        self._wrong_keys.note_right(token)
+        return principal
 
-    async def authenticate_admin(self, token: str) -> AdminPrincipal:
-        """Authenticate the admin key. Raises NotAuthenticated; NotPermitted for a tenant's key."""
+    async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:
+        """Authenticates the admin key. Raises NotAuthenticated or LimitExceeded; NotPermitted for a tenant's key."""
         if self._is_admin(token):
             return AdminPrincipal()
         try:
-            await self._tenancy.authenticate(token)
+            await self.authenticate(token, address)
         except NotAuthenticated as error:
             raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
         raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
