@@ -30,9 +30,10 @@ class EngineClient(Protocol):
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
-        """Carries out a command for the KV of a session between its turns. Returns where the KV is afterwards.
+        """Runs a command on the KV of a session between its turns. Returns where the KV is afterwards.
 
-        Raises Unavailable while no engine answers. The session still works then, but more slowly.
+        Raises Unavailable while no engine answers. The session works without the command, but its next turn starts
+        later.
         """
         ...
 

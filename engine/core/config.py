@@ -37,11 +37,14 @@ class EngineConfig:
     overlap_loads: bool | None = None
     """Whether a step starts while its KV is still loaded from the host, layer by layer. None: on CUDA only."""
     kv_reserve_share: float = 0.5
-    """The fraction of each tier, 0 to 1, that is reserved. Each domain with pages has an equal part of it."""
+    """The fraction of each tier, 0 to 1, that is reserved for domains. The domains that have pages on the tier share it
+    equally.
+    """
     lora_floor_share: float = 0.125
-    """The fraction of the device, 0 to 1, that is reserved for adapters.
+    """The fraction of the device memory, 0 to 1, that is reserved for adapters. KV always keeps room for one full
+    context.
 
-    KV always has room for one context and its reserve.
+    If both reservations do not fit beside that, `kv_reserve_share` gets less.
     """
     lora_pool_bytes: int | None = None
     """The most bytes of adapter weights on the device; None sets no limit besides the device."""
@@ -53,12 +56,12 @@ class EngineConfig:
     (CUDA), or `torch`.
     """
     max_batch_tokens: int = 512
-    """Tokens of one step over all requests. Large steps prefill faster; small ones delay decoding less."""
+    """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less."""
     max_running: int = 64
-    """Requests in one batch; at most `max_batch_tokens`."""
+    """The most requests in one batch; at most `max_batch_tokens`."""
     max_waiting: int = 256
     """The most requests in the queue. A further request is refused with a time to retry."""
     max_draft_tokens: int = 16
-    """The most draft tokens of one request in one step; 0 turns drafting off. It does not change answers."""
+    """The most draft tokens of one request in one step; 0 turns drafting off. Drafting does not change answers."""
     draft_cache_bytes: int = 32 * 2**20
     """Bytes of earlier answers to draft from, over all domains. A domain never drafts from another domain's answers."""

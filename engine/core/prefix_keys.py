@@ -1,14 +1,13 @@
-"""Names a page of KV by its content, and counts how often a request has generated each token.
+"""Derives two things from the tokens of a request: the keys of its KV pages, and the token counts for penalties.
 
-A page's key is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from its
-parent's key, so the keys of one prompt form a chain. Two pages with the same key hold the same KV, in any process and
-on any tier.
+Owns the format of page keys and the counts. Never holds KV, text or draft tokens.
 
-Every part of a digest is preceded by its length and by a tag, so two different chains never hash the same bytes.
+A page's key is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from the key
+of the page before. Invariant: two pages with the same key hold the same KV, in any process and on any tier. Every part
+of a digest is preceded by its length, and the whole by a tag, so two different prefixes never hash the same bytes.
 
-TokenHistory owns the token counts of one request; penalties use them. It extends two flat arrays token by token, so a
-step never counts a context again. The arrays count known tokens only. Draft tokens are added to the copy that a step
-makes, never to the arrays of TokenHistory.
+A TokenHistory counts the known tokens of one request. It extends two flat arrays token by token, so a step never counts
+a context again. Draft tokens are counted only in the copy that a step makes.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ _PAGE_TAG = b"graftwork/page-key/1"
 
 
 def root_key(scope: bytes) -> PageKey:
-    """Returns the parent key of a scope's first page. It covers no tokens."""
+    """Returns the parent key of a scope's first page. This key covers no tokens."""
     return PageKey(hashlib.sha256(_framed(_ROOT_TAG) + _framed(scope)).digest())
 
 
@@ -149,7 +148,7 @@ class TokenHistory:
     def copy_to(self, target: TokenCounts, draft_token_ids: Iterable[int] = ()) -> int:
         """Appends each distinct token and its count to `target`. Returns how many tokens were appended.
 
-        Draft tokens count as generated.
+        Tokens in `draft_token_ids` count as generated in `target`. This history does not change.
         """
         base = len(target)
         target.token_ids.extend(self._counted.token_ids)

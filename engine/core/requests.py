@@ -91,7 +91,7 @@ class SessionUse:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt to continue."""
+    """One prompt to continue, with its sampling parameters, its adapters and the limits of its domain."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
@@ -104,7 +104,9 @@ class EngineRequest:
     weight: float = 1.0
     """The weight of the domain's fair share, relative to other domains."""
     session: SessionUse | None = None
-    """None for a request outside sessions. Its pages then stay cached as long as there is room."""
+    """The session that this request continues; None for a request outside sessions. The pages of such a request stay
+    cached until their room is needed.
+    """
     kv_limits: KvLimits = NO_KV_LIMITS
     grammar: GrammarSource | None = None
     """The grammar that the answer must match; None allows any answer."""
