@@ -22,7 +22,7 @@ _EXACT = {
 
 
 def is_plain(core: dict[str, Any]) -> bool:
-    """Whether every part of a core schema is plain."""
+    """Returns whether every part of a core schema is plain: xgrammar enforces it exactly."""
     top = {key: value for key, value in core.items() if key != "$defs"}
     return _is_plain(top) and all(_is_plain(one) for one in core.get("$defs", {}).values())
 
