@@ -122,7 +122,7 @@ class SessionCache:
         self._kv_cache.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
-        """Records how long tools took that have answered. When the last tool has answered, the lease ends."""
+        """Records how long the answered tools took. When the session waits for no further tool, its lease ends."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
             for tool in answered.intersection(record.tools):

@@ -1,20 +1,17 @@
 """Estimates how long tools take, and decides how long a session that waits for tools keeps its pages on the device.
 
-A lease keeps pages on the device for a limited time. A lease of tau seconds is worth P(T <= tau) * benefit - cost *
-E[min(T, tau)], where T is the time at which the last tool answers. An answer within the lease saves the time to load or
-compute the pages and to wait for room. Every second of the lease takes room from other sessions. ToolLatencyModel
-learns T for each tool of each domain and returns the best tau. Source: the time-to-live of Continuum / CacheTTL (arXiv
-2511.02230), extended by the expected cost of the time held.
+Owns the latency histograms of each tool of each domain. Never keeps a page itself: a lease only raises the rank of
+pages, so it never makes an allocation fail. Clients can only shorten a lease.
 
-A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is limited per domain
-and in total, so a domain that invents tool names cannot evict the histograms of other domains.
+A lease of tau seconds is worth P(T <= tau) * benefit - cost * E[min(T, tau)], where T is the time at which the last
+tool answers. An answer within the lease saves the time to load or compute the pages. Every second of the lease takes
+room from other sessions. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected
+cost of the time held.
 
-LatencyHistogram estimates how long a tool will take from how long it took before. It owns the weights of logarithmic
-buckets, and older observations lose weight. There are four buckets per octave from 1 ms to 10 h, so a quantile is wrong
-by at most a factor of 2^(1/4) (19 %). This is exact enough for a lease. A histogram takes 0.8 KiB.
-
-Inside a bucket the logarithm of the time is uniform. In the first bucket the time itself is uniform. A time above the
-last edge counts as "never".
+A histogram has four buckets per octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %).
+Inside a bucket the logarithm of the time is uniform; inside the first bucket the time itself. A time above the last
+edge counts as "never". The number of histograms is limited per domain and in total, so that no domain can fill the
+memory by inventing tool names.
 """
 
 import math
@@ -118,7 +115,9 @@ def _waits(edges: Floats, cdf: Floats) -> Floats:
 
 
 class LatencyHistogram:
-    """Latencies of one kind of event. An observation has half its weight after `half_life` newer ones."""
+    """The latencies of one kind of event, as weights of logarithmic buckets (0.8 KiB). An observation has half its
+    weight after `half_life` newer ones.
+    """
 
     def __init__(self, half_life: float = 256.0) -> None:
         self._decay = 0.5 ** (1.0 / half_life)

@@ -41,7 +41,7 @@ class DamagedFile(Exception):
 
 
 class ForeignFile(Exception):
-    """A valid header of another version of this format."""
+    """The file is no page file of this engine: it has another version or layout, or a name that the store does not use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ class FileSystem(Protocol):
         ...
 
     def read(self, name: str, offset: int, into: memoryview) -> int:
-        """Reads into `into` from `offset` on. Returns how many bytes were read."""
+        """Fills `into` with the file's bytes from `offset` on. Returns how many bytes were read: fewer at the end of
+        the file.
+        """
         ...
 
     def stamp(self, name: str, used_at_ns: int) -> None:
@@ -156,7 +158,9 @@ class FaultTolerantFiles:
         return True
 
     def read(self, name: str, offset: int, into: memoryview) -> int | None:
-        """Reads into `into`. Returns how many bytes were read: 0 for a missing file, None if the disk failed."""
+        """Fills `into` with the file's bytes from `offset` on. Returns how many bytes were read: 0 for a missing file,
+        None if the disk failed.
+        """
         try:
             return self._files.read(name, offset, into)
         except FileNotFoundError:

@@ -168,9 +168,7 @@ class DiskIndex:
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
         """Publishes a retired file again, without pages or domain, because it could not be removed.
 
-        The file's bytes stay counted.
-
-        The store tries to remove it again when it needs room.
+        The file's bytes stay counted. The store tries to remove the file again when it needs room.
         """
         with self._lock:
             del self._hidden[file.name]
@@ -236,7 +234,7 @@ class DiskIndex:
             return list(self._empty.values())
 
     def victims_for(self, domain: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageFile] | None:
-        """Returns the files to remove so that `domain` can have `num_bytes` more; None if that is impossible.
+        """Returns the files to remove so that `domain` can have `num_bytes` more bytes; None if that is impossible.
 
         Files named in `kept` are not chosen. Changes nothing.
         """

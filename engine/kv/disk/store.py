@@ -56,8 +56,8 @@ class DiskStore:
         clock: Clock | None = None,
         reserve_share: float = 0.0,
     ) -> None:
-        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, the page size
-        included.
+        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, including the page
+        size.
 
         `reserve_share` of `max_bytes` is divided equally among the domains that have files.
         """
@@ -252,9 +252,9 @@ class DiskStore:
         return False
 
     def _finish_write(self, path: Sequence[PageKey], files: list[PageFile]) -> None:
-        """Marks all files of a path as used, the first file last, so that it is evicted last.
+        """Marks the files of all pages in `path` as just used, the first file last, so that it is evicted last.
 
-        Syncs new names to disk.
+        Syncs the names of new files to disk.
         """
         self._touch([*(span.file for span in self._index.spans(path)), *files])
         if files:

@@ -258,16 +258,18 @@ class Evictable(Protocol):
 
 
 class FrameUser(Evictable, Protocol):
-    """What uses frames of the device besides KV pages: the adapters. They are ranked together with the pages."""
+    """The user of device frames besides KV pages: the adapters. A frame is the memory of one page. Adapters are ranked
+    for eviction together with the pages.
+    """
 
     @property
     def evictable_pages(self) -> int:
-        """How many pages would become free if the frame user evicted as much as possible."""
+        """How many pages would become free if as many adapters as possible were evicted."""
         ...
 
     @property
     def claimed_pages(self) -> int:
-        """How many pages no new request may take, because the frame user has waited too long for them."""
+        """How many pages no new request may take, because adapters have waited too long for them."""
         ...
 
 
@@ -281,7 +283,7 @@ class NoFrameUser:
         return None
 
     def evict_next(self) -> None:
-        """Has nothing to evict."""
+        """Does nothing, because there is nothing to evict."""
 
 
 def evict_one(candidates: Sequence[Evictable]) -> bool:
@@ -303,7 +305,7 @@ _REUSE_WITHOUT_LEASE = 0.1
 
 
 class EvictionClass(IntEnum):
-    """The lowest class is evicted first."""
+    """The classes in which pages are evicted; see the table in the module docstring. The lowest class is evicted first."""
 
     REDUNDANT = 0
     SUPERSEDED = 1
@@ -319,7 +321,7 @@ class EvictionPolicy:
     costs: CostTracker
     page_tokens: int
     is_in_history: Callable[[PageKey], bool]
-    """Whether the history of some session contains a page."""
+    """Returns whether the history of some session contains a page."""
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
     """Returns whether a running request holds a page. Such a page is not superseded, even if no history contains it."""

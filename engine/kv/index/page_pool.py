@@ -117,7 +117,9 @@ class PagePool:
             self._holders[page] += 1
 
     def release(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Removes one holder from each page and frees pages without one. Returns the pages that became idle."""
+        """Removes one holder from each page, and frees each page that has no holder left. Returns the pages that became
+        idle.
+        """
         became_num_idle: list[PageId] = []
         for page in pages:
             assert self._holders[page] > 0, f"page {page} was released twice"
@@ -221,7 +223,7 @@ class PagePool:
             self._in_free_heap[page] = True
 
     def check_integrity(self) -> None:
-        """Recounts all states."""
+        """Recounts the pages of each state and compares the counts."""
         assert sorted(self._free_heap) == [page for page in range(self.num_pages) if self._in_free_heap[page]]
         free = idle = in_flight = 0
         for page in map(PageId, range(self.num_pages)):

@@ -62,7 +62,7 @@ class DiskPages(Protocol):
 
 
 class NoDisk:
-    """A disk of zero bytes."""
+    """Stands for the disk on an engine without a disk tier. It holds no page."""
 
     num_pages = 0
     bytes_used = 0
@@ -72,7 +72,7 @@ class NoDisk:
         return False
 
     def forget(self, key: PageKey) -> None:
-        """Has nothing to forget."""
+        """Does nothing, because there is nothing to forget."""
 
     def forget_domain(self, domain: bytes) -> int:
         return 0
@@ -134,7 +134,7 @@ _MAX_REMEMBERED_REASONS = 1 << 16
 
 
 class PageStore:
-    """The pages of the device and the host."""
+    """Owns the pages of the device and the host: their allocation, their order of eviction and the prefix tree."""
 
     def __init__(self, sizes: KvSizes, ranking: Ranking, disk: DiskPages, clock: Clock) -> None:
         self.sizes = sizes

@@ -25,7 +25,7 @@ PUBLIC: Domain = b""
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One page of tokens after a prefix."""
+    """A node of the prefix tree: one page of tokens after a prefix."""
 
     parent: "Node | None"
     scope: CacheScope
@@ -85,7 +85,7 @@ class RadixTree:
         return len(self._nodes[tier])
 
     def node_of(self, tier: Tier, page: PageId) -> Node | None:
-        """Returns the node whose copy this page is; None if there is none."""
+        """Returns the node that has this page as its copy on the tier; None if there is none."""
         return self._nodes[tier].get(page)
 
     def nodes_on(self, tier: Tier) -> list[Node]:

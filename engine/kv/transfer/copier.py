@@ -4,8 +4,8 @@ Owns the two threads and their queues. Never chooses or owns a page: a plan name
 planner keeps them in flight until the transfer is reported as done. Each thread runs urgent plans first.
 
 On CUDA the copies run on their own stream. The stream waits for the compute that wrote the sources. The report waits
-for the stream, so a reported copy is complete. Steps can read a load from the host earlier: its layers are copied in
-groups, and the step waits for each layer (see layer_gates).
+for the stream, so a reported copy is complete. A step can read a load from the host before the report: the layers are
+copied in groups, and the step waits for each layer (see LayerGates).
 """
 
 import logging

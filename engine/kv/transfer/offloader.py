@@ -2,7 +2,8 @@
 
 Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends. Other pages are copied
 in the background when few pages are free. So most evicted pages already have a copy on a lower tier.
-Invariant: a page is on the host only if its parent is.
+
+Invariant: a page is on the host only if its parent page is on the host.
 """
 
 from collections import OrderedDict
