@@ -1,6 +1,6 @@
-"""A LoRA adapter as it is read: pairs of matrices by layer and target, with their scales.
+"""Defines a LoRA adapter as it is read: pairs of matrices by layer and target, with their scales.
 
-The engine does not read artifact files. It asks an `AdapterSource` for a digest.
+Never reads a file. The engine asks an `AdapterSource` for the adapter with a digest.
 """
 
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class AdapterSource(Protocol):
     """Reads adapter weights by digest."""
 
     def load(self, digest: str) -> AdapterWeights:
-        """Read one adapter version into CPU memory, in the dtype of its file.
+        """Reads one adapter version into CPU memory, in the dtype of its file.
 
         Raises NotFound if there is no such artifact and ValidationFailed if its bytes no longer match the digest.
         """
