@@ -123,13 +123,13 @@ class LoraPlan:
         return -(-rank // self.block_rank)
 
     def span_features(self, in_features: int) -> int:
-        """Input features of a span: whole blocks."""
+        """Returns the number of input features of a span, rounded up to whole blocks."""
         per_span = -(-in_features // self.num_spans)
         return -(-per_span // self.block_in) * self.block_in
 
 
 def plan_for(shape: LaunchShape) -> LoraPlan:
-    """Returns how to launch the kernels for one layer in one step."""
+    """Returns the plan by which the kernels are launched for one layer in one step."""
     is_row_wise = shape.tile_rows == ROW_WISE
     is_narrow = shape.element_bytes <= 2
     if is_row_wise:
