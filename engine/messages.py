@@ -2,7 +2,8 @@
 
 Owns the messages from gateways. Messages from background threads (about loads, compiled grammars and transfers) are
 defined beside these threads.
-Invariant: a callback in a message only passes its argument on; it must not block the thread that calls it.
+
+Invariant: a callback in a message only passes its argument on. It must not block the thread that calls it.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,9 @@ class CancelSink:
 
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
-    """Asks the engine to free an adapter's memory, and to drop all KV and answers that were cached under it."""
+    """Asks the engine to free an adapter's memory, and to drop the earlier answers under it from which drafts are
+    taken.
+    """
 
     digest: str
 

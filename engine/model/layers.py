@@ -29,14 +29,14 @@ class Linear:
     __slots__ = ("_packed", "_weight", "bias")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """weight: [out_features, in_features], bias: [out_features]."""
+        """`weight` is [out_features, in_features] and `bias` is [out_features]."""
         self.bias = bias
         self._weight: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out_features, in_features]; a copy if the weight is stored in blocks."""
+        """The weight, [out_features, in_features]; a copy if it is stored in blocks."""
         if self._weight is not None:
             return self._weight
         assert self._packed is not None
@@ -99,8 +99,9 @@ class RotaryTable:
 
 
 def rotary_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Returns the rotation of each pair of features from one position to the next, in radians.  # [head_dim / 2] fp32
-    on CPU
+    """Returns, in radians, the rotation of each pair of features from one position to the next.
+
+    # [head_dim / 2] fp32 on CPU
     """
     wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # in positions / 2 pi
     frequencies = 1.0 / wavelengths

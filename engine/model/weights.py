@@ -53,7 +53,9 @@ class DecoderWeights:
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """(out_features, in_features) of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
+        """Returns (out_features, in_features) of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the
+        output head.
+        """
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
         return self.target_shapes[target]

@@ -1,4 +1,4 @@
-"""An EngineClient that reaches an engine by gRPC.
+"""Implements EngineClient over gRPC.
 
 Owns the connection, and one stream for all requests. The stream is opened at first use, and again after it was lost.
 Never retries a request: if the engine is lost, raises Unavailable, and the caller decides whether to try again.
@@ -130,7 +130,7 @@ class _Conversation:
         self._call = call
         self._address = address
         self._inboxes: dict[str, _Inbox] = {}
-        """By request id."""
+        """The queue of each request's events, by request id."""
         self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
         self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())

@@ -25,7 +25,7 @@ from graftwork.engine.lora.torch_backend import padded_rows
 _KEY_BLOCK = 32
 """Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order."""
 _PAGES_WORTH_A_CALL = 96
-"""The number of pages that are gathered in the time of one more attention call."""
+"""The number of pages whose copy takes as long as one more attention call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class BatchTensors:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """One decoding row, over the first pages of its request."""
+    """One decoding row, and how many of its request's pages it attends to."""
 
     row: int
     start_row: int

@@ -1,7 +1,7 @@
-"""Carries out steps on the device, and measures how long the computation of prompts (prefill) takes.
+"""Runs steps on the device, and measures how long prefills take.
 
-A step builds its tensors, runs the forward pass and chooses tokens. Owns the decoder and the present measurement, and
-reads the adapter pool. Keeps no state of a request between steps: the scheduler has it.
+Owns the decoder and the present measurement, and reads the adapter pool. For each step it builds tensors, runs the
+forward pass and chooses tokens. Keeps no state of a request between steps: the scheduler has it.
 
 The measurement never waits for the device: it reads the clock around steps that sample tokens, and the host has waited
 for these tokens anyway. The cost model gets the time of a prefill only if its steps did nothing else: no decoding, no
@@ -44,9 +44,7 @@ class _Prefill:
 
 
 class PrefillMeter:
-    """Measures prefills. The engine loop calls it around each step; it adds up the steps of a prompt that needs
-    several.
-    """
+    """Measures prefills. The engine loop calls it around each step. The times of a prompt's steps are added up."""
 
     def __init__(self, costs: CostTracker, clock: Clock) -> None:
         self._costs = costs
