@@ -187,10 +187,9 @@ def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tens
 
 
 def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Returns, for each row, the index of the cumulative weights that its number falls on; never one of weight 0.  #
-    [rows]
+    """Returns, for each row, the index at which the cumulative weights pass the row's number.  # [rows]
 
-    A row of NaN gets some valid index; its request ends with an error elsewhere.
+    Never returns an index of weight 0. A row of NaN gets some valid index; its request ends with an error elsewhere.
     """
     aims = uniforms[:, None] * cumulative[:, -1:]
     found = torch.searchsorted(cumulative, aims, right=True).squeeze(1)

@@ -58,9 +58,9 @@ class RequestState:
     priority: int = 0
     """The priority at admission; 0 is the highest. See FairShare.priority."""
     is_admitted: bool = False
-    """Whether its admission has been reported. It stays true when the request is preempted."""
+    """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None
-    """Its drafters and their counts; None until the request first runs."""
+    """The request's drafters and their counts; None until the request first runs."""
     history: TokenHistory | None = None
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
 
@@ -70,7 +70,7 @@ class RequestState:
 
     @property
     def domain(self) -> IsolationDomain:
-        """The domain that its pages and its work are charged to."""
+        """The domain that the request's pages and work are charged to."""
         return self.request.domain
 
     @property
@@ -87,7 +87,7 @@ class RequestState:
         return len(self.token_ids) - self.num_computed
 
     def path(self, num_tokens: int) -> TokenPath:
-        """Returns its first `num_tokens` tokens as a path for the prefix cache."""
+        """Returns the request's first `num_tokens` tokens as a path for the prefix cache."""
         return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
 
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:

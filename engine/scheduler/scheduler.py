@@ -43,7 +43,7 @@ _NOT_LOADED = (
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill under a token budget."""
+    """Schedules requests by continuous batching, with chunked prefill under a token budget."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Scheduler:
 
     @property
     def running_ids(self) -> Collection[RequestId]:
-        """The requests that have pages and a place in the batch."""
+        """The ids of the running requests. A running request has pages and is in the batch."""
         return self._running.keys()
 
     def running_adapters(self) -> set[str]:
@@ -173,7 +173,7 @@ class Scheduler:
     def _allocate(self, state: RequestState) -> bool:
         """Allocates pages for all known tokens, with one page to spare for each running request.
 
-        Returns False without room.
+        Returns False if there is no room.
         """
         path = state.path(len(state.token_ids) - 1)  # the last token is always computed, because its logits are needed
         match = self._kv_cache.match(path)
@@ -235,7 +235,7 @@ class Scheduler:
     def finish_transfer(self, done: TransferDone) -> list[RequestOutput]:
         """Starts the requests that waited for a load.
 
-        Fails the requests that were computed with pages it could not read.
+        Fails the requests that were computed with pages that the load could not read.
         """
         outcome = self.pending_loads.finish(done)
         outputs = self.fail(outcome.failed, InternalFailure(_NOT_LOADED))

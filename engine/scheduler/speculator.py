@@ -65,10 +65,10 @@ class Speculator:
         self.counts = DraftCounts()
 
     def draft(self, states: list[RequestState], spare_rows: int) -> dict[RequestId, TokenIds]:
-        """Returns the draft tokens of a step by request, at most `spare_rows` in all. Leaves out requests without a
-        draft.
+        """Returns the draft tokens of a step by request, at most `spare_rows` in all.
 
-        states: the requests that generate a token in this step.
+        `states` are the requests that generate a token in this step. Requests without a draft are left out of the
+        result.
         """
         if not states or not self._limits.max_draft_tokens:
             return {}

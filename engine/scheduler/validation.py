@@ -104,7 +104,7 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
 
 
 class ThroughputEstimate:
-    """The average time between two finished requests. From it a refused client learns when to try again."""
+    """Estimates the average time between two finished requests. A refused client is told to try again after this time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -34,7 +34,7 @@ class DraftSpan:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Consecutive spans."""
+    """Guessed next tokens of a request, as consecutive spans."""
 
     spans: tuple[DraftSpan, ...] = ()
 

@@ -129,7 +129,7 @@ class StepCost:
 
     @property
     def slope(self) -> float:
-        """Returns the seconds of one more row, between zero and the mean seconds per row."""
+        """The seconds of one more row, between zero and the mean seconds per row."""
         doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows; a smaller variance is too little to fit a slope
         most = self._mean_seconds / self._mean_rows
         guess = self._mean_seconds / (self._mean_rows + _SHARED_ROWS)

@@ -36,8 +36,9 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class SuffixMatch:
-    """The `match_length` tokens before `position` equal the last tokens of the text; 3, 8, 16 or 32, the most that are
-    equal.
+    """A place in a text. The `match_length` tokens before `position` equal the last tokens of the request.
+
+    `match_length` is 3, 8, 16 or 32: the largest of these for which the tokens are known to be equal.
     """
 
     position: int
@@ -136,7 +137,7 @@ class AnswerCache:
 
     @property
     def scopes(self) -> tuple[CacheScope, ...]:
-        """Returns all scopes, the least recently used first."""
+        """All scopes, the least recently used first."""
         return tuple(self._answers)
 
     def remember(self, scope: CacheScope, adapter_digests: Iterable[str], answer: Sequence[int]) -> None:
@@ -187,7 +188,7 @@ _TOKENS_PER_STEP = 16384
 
 
 class PromptLookup:
-    """Finds quoted tool results, edited files and repeated calls."""
+    """Drafts from the request's own prompt and answer: quoted tool results, edited files and repeated calls."""
 
     def __init__(self, token_ids: list[int]) -> None:
         """`token_ids` is the request's own list, which grows."""
@@ -209,7 +210,7 @@ class PromptLookup:
 
 
 class AnswerLookup:
-    """Finds answers that repeat an earlier one of the same domain and adapters."""
+    """Drafts from earlier answers of the same domain and adapters."""
 
     def __init__(self, token_ids: list[int], scope: CacheScope, cache: AnswerCache) -> None:
         """`token_ids` is the request's own list, which grows."""

@@ -15,7 +15,7 @@ _RESYNC_LENGTHS = (4, 2)
 
 
 class PredictionFollower:
-    """The cursor of one request in its prediction."""
+    """Follows one request's answer in the client's prediction of the answer, and drafts from the prediction."""
 
     def __init__(self, token_ids: list[int], prediction: tuple[int, ...]) -> None:
         """`token_ids` is the request's own list, which grows; so far it holds the prompt."""

@@ -99,7 +99,7 @@ class DraftCounts:
 
 @dataclass(slots=True, eq=False)
 class RequestDrafts:
-    """The drafters of one request, the most trusted first."""
+    """Makes the drafts of one request from its drafters, which are ordered from the most trusted one."""
 
     token_ids: list[int]
     """The request's own list, which grows; read only."""
