@@ -28,15 +28,15 @@ _MAX_LIMIT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant may use. None is no limit; 0 allows nothing."""
+    """The limits of a tenant. None means no limit; 0 allows nothing."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Prompt and completion tokens together, cached ones included."""
+    """Prompt and completion tokens together, including cached tokens."""
     max_concurrent_requests: int | None = None
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
-    """All versions of all its adapters together."""
+    """Bytes of all versions of all the tenant's adapters together."""
     max_adapter_rank: int | None = None
     max_sessions: int | None = None
     max_device_kv_bytes: int | None = None
@@ -70,7 +70,7 @@ class Standing:
     requests: int
     tokens: int
     empty_in_s: float
-    """Returns the seconds until no request of the last minute counts any more, if no further request comes."""
+    """The seconds until no request of the last minute counts any more, if no further request comes."""
 
     def headers(self, quota: Quota) -> dict[str, str]:
         """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
@@ -128,7 +128,7 @@ def _fits(value: int) -> bool:
 
 
 class TokenLedger(Protocol):
-    """Knows what a tenant has spent."""
+    """Reads how many tokens a tenant has spent."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
         """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
@@ -149,7 +149,7 @@ class MonthlyBudget:
         self._clock = clock
 
     async def check(self, tenant_id: TenantId, quota: Quota, tokens_in_flight: int, reservation: Refundable) -> None:
-        """Check a reservation whose tokens are already in `tokens_in_flight`. Raises BudgetSpent after refunding it."""
+        """Checks a reservation whose tokens are already in `tokens_in_flight`. Raises BudgetSpent after refunding it."""
         if quota.monthly_tokens is None:
             return
         kept = False
