@@ -1,7 +1,8 @@
 """Shows an engine's own figures to Prometheus, under Graftwork's names and those that inference gateways read.
 
 Keeps the last reading, and turns it into metrics when Prometheus asks for them. Counts nothing. The fields of the
-reading define which figures are shown and how (see platform/metrics.py); one figure only is defined here.
+reading define which figures are shown and how (see platform/metrics.py). Only the metric of the adapters in use is
+defined here.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@
     ├── ValidationFailed          422  a body on a native or admin route, or an adapter's files
     ├── NotAuthenticated          401  the key is wrong, expired or revoked
     ├── NotPermitted              403  the key is right, but not for this
-    ├── NotFound                  404  unknown, or another tenant's: both answer alike
+    ├── NotFound                  404  unknown, or another tenant's; the answer is the same
     ├── Conflict                  409  the state has moved on; `details` says where it is now
     ├── PayloadTooLarge           413
     ├── LimitExceeded             429  your own limit
@@ -27,7 +27,9 @@ from typing import Any, ClassVar
 
 
 class GraftworkError(Exception):
-    """The base class of all these errors. `message` tells the caller what is wrong and what to do about it."""
+    """The base class of all errors that a caller can receive. `message` tells the caller what is wrong and what to do
+    about it.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
@@ -51,7 +53,7 @@ class GraftworkError(Exception):
 
     @property
     def should_retry(self) -> bool:
-        """Returns whether sending the same request again may succeed."""
+        """Whether sending the same request again may succeed."""
         return self.retry_after_s is not None
 
     def body(self) -> dict[str, Any]:
@@ -114,7 +116,10 @@ class PayloadTooLarge(GraftworkError):
 
 
 class LimitExceeded(GraftworkError):
-    """`rate_limit_headers` tell how much of each limit is used. The quota keeper sets them."""
+    """A limit of the caller is reached.
+
+    `rate_limit_headers` tell how much of each limit is used. The quota keeper sets them.
+    """
 
     status = 429
     type = "rate_limit_error"

@@ -1,6 +1,7 @@
 """Defines how a figure is shown to Prometheus: its name, kind, help text and labels.
 
-Counts nothing itself. Modules that count describe their figures with it, and the collector shows these figures.
+Counts nothing itself. Other modules count, and describe their figures with `counter` and `gauge`. EngineCollector shows
+these figures.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ _KEY = "metrics"
 
 
 class MetricKind(StrEnum):
-    """A counter only grows; a gauge goes up and down."""
+    """The kind of a metric. A counter only grows; a gauge goes up and down."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -27,7 +28,7 @@ class Metric:
     kind: MetricKind
     help: str
     labels: tuple[tuple[str, str], ...] = ()
-    """(label, value); metrics of one name have the same labels in the same order."""
+    """Pairs (label, value). Metrics of one name have the same labels in the same order."""
 
 
 class HasFields(Protocol):

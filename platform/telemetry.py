@@ -22,10 +22,10 @@ from graftwork.platform.logs import JsonFormatter, configure_logging
 
 
 class LocalHistogram(Collector):
-    """Shows the same metrics as prometheus_client's `Histogram` without labels, in a quarter of the time for each
-    value.
+    """Shows the same metrics as prometheus_client's `Histogram` without labels, and takes a quarter of its time for
+    each value.
 
-    It has no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
+    There is no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
     each recorded value either completely or not at all.
     """
 

@@ -37,7 +37,7 @@ class KeyParts:
 
     @property
     def plaintext(self) -> str:
-        """Returns the whole key. Show it once; never store or log it."""
+        """The whole key. Show it once; never store or log it."""
         return f"{self.kind}_{self.public_id}_{self.secret}"
 
 

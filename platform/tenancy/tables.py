@@ -1,4 +1,4 @@
-"""The platform's tables. Times are seconds since the Unix epoch; ids are prefixed text that sorts by time."""
+"""Defines the platform's SQL tables. Times are seconds since the Unix epoch; ids are prefixed text that sorts by time."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class ApiKeyRow(Base):
 
 
 class QuotaRow(Base):
-    """A tenant's limits. A null is no limit; without a row there are no limits."""
+    """A tenant's limits. NULL means no limit. A tenant without a row has no limits."""
 
     __tablename__ = "quotas"
 

@@ -30,7 +30,7 @@ _LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so tha
 
 
 class Tenancy:
-    """The register of tenants. `actor` names the administrator in the audit log."""
+    """Changes and reads tenants, keys and quotas. `actor` names the administrator in the audit log."""
 
     def __init__(self, database: Database, pepper: bytes, clock: Clock) -> None:
         self._database = database
@@ -86,7 +86,7 @@ class Tenancy:
         return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
 
     async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
-        """Remove the tenant with its keys and quota; its usage and audit entries stay. Raises NotFound."""
+        """Deletes the tenant with its keys and quota. Its usage and audit entries stay. Raises NotFound."""
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.change_tenant(session, tenant_id, {"status": str(TenantStatus.DELETED)})
@@ -104,7 +104,8 @@ class Tenancy:
         expires_at: float | None = None,
         actor: str = "admin",
     ) -> tuple[ApiKey, str]:
-        """Make a key. Returns it with its plaintext, which is never shown again. With `scopes` None it has all scopes.
+        """Makes a key. Returns it with its plaintext, which is never shown again. If `scopes` is None, the key has all
+        scopes.
 
         Raises NotFound or ValidationFailed.
         """
@@ -162,7 +163,7 @@ class Tenancy:
         return revoked
 
     async def authenticate(self, token: str) -> Principal:
-        """Find the tenant of a key. Raises NotAuthenticated, or NotPermitted if the tenant is suspended."""
+        """Returns the principal of a tenant's key. Raises NotAuthenticated, or NotPermitted if the tenant is suspended."""
         parts = parse_key(token)
         if parts is None or parts.kind is not KeyKind.TENANT:
             raise _wrong_key()
@@ -201,7 +202,7 @@ class Tenancy:
             return await repository.list_audit_entries(session, page)
 
     async def _prove(self, session: ReadSession, parts: KeyParts) -> tuple[ApiKey, Tenant]:
-        """Check a key's secret and return the key with its tenant.
+        """Checks a key's secret and returns the key with its tenant.
 
         Takes the same time for an unknown key as for a wrong secret.
         """
@@ -231,7 +232,7 @@ async def _tenant(session: ReadSession, tenant_id: TenantId) -> Tenant:
 
 
 async def _hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant:
-    """Lock the tenant's row until the transaction ends, so that rows that belong to it may be written."""
+    """Locks the tenant's row until the transaction ends, so that rows that belong to it may be written."""
     return _existing(await repository.hold_tenant(session, tenant_id), tenant_id)
 
 
@@ -293,16 +294,16 @@ class Authenticator:
         self._admin_digest = _digest(admin_key)
 
     async def authenticate(self, token: str) -> Principal:
-        """Authenticate a tenant's key.
+        """Authenticates a tenant's key.
 
-        Raises NotAuthenticated; NotPermitted for the admin key and for suspended tenants.
+        Raises NotAuthenticated, or NotPermitted for the admin key and for a suspended tenant.
         """
         if self._is_admin(token):
             raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
         return await self._tenancy.authenticate(token)
 
     async def authenticate_admin(self, token: str) -> AdminPrincipal:
-        """Authenticate the admin key. Raises NotAuthenticated; NotPermitted for a tenant's key."""
+        """Authenticates the admin key. Raises NotAuthenticated, or NotPermitted for a tenant's key."""
         if self._is_admin(token):
             return AdminPrincipal()
         try:
